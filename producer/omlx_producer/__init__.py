@@ -1,0 +1,1 @@
+"""Submit generation jobs to omlx-queue workers and read their tokens; never imports MLX."""

@@ -1,0 +1,131 @@
+"""What the service and an engine say to each other. This module imports no MLX.
+
+The service prepares rows from requests on any thread, then drives one engine from one thread:
+``add``, ``prefill`` until nothing is left of the prompt, then ``step`` again and again. A row
+leaves by itself with the `Emission` that carries its finish reason, or by ``remove``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from omlx_producer.protocol import FinishReason, GenerationRequest, ModelInfo, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one row samples, every default resolved. See `omlx_worker.engine.sampling`.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_p: 1 keeps every token.
+        top_k: 0 keeps every token.
+        min_p: 0 keeps every token.
+        repetition_penalty: 1 changes nothing.
+        logit_bias: added to the logits, by token id.
+        seed: 64 bits; the same seed gives the same tokens in any batch.
+        top_logprobs: alternatives reported per token; None reports no log-probabilities.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    top_logprobs: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence to generate: a job of ``n`` choices becomes ``n`` rows.
+
+    Attributes:
+        row_id: unique among the engine's rows.
+        prompt: token ids, at least one.
+        max_tokens: at least 1, and fits the context together with the prompt.
+        stop_strings: text that ends the row and is not part of its text.
+        stop_tokens: token ids that end the row and are not part of its text.
+    """
+
+    row_id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop_strings: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step added to one row.
+
+    Attributes:
+        tokens: committed token ids, without the stop token that ended the row.
+        text: text that is final: never half a character, never part of a stop string.
+        logprobs: one a token, where asked for.
+        finish_reason: set once, with the row's last emission.
+    """
+
+    row_id: str
+    tokens: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Engine(Protocol):
+    """A model that decodes many rows at once. Only `prepare` may be called from any thread."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's name and limits."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows may be added at the same time."""
+        ...
+
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``.
+
+        Raises:
+            InvalidRequest: when this model can never serve it.
+        """
+        ...
+
+    def add(self, row: Row) -> None:
+        """Take a row in; its prompt is not yet read."""
+        ...
+
+    def prefill(self, row_id: str, tokens: int) -> int:
+        """Read up to ``tokens`` more of a row's prompt.
+
+        Returns:
+            How many prompt tokens are left to read; at 0 the row decodes from the next step.
+        """
+        ...
+
+    def step(self) -> list[Emission]:
+        """Run one decode step for all rows whose prompts are read.
+
+        Emissions may lag one step behind. Rows whose finish reason is set have left.
+        """
+        ...
+
+    def remove(self, row_id: str) -> None:
+        """Drop a row at any point; unknown ids are ignored. Nothing more is emitted for it."""
+        ...
