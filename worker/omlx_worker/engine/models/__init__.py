@@ -1,0 +1,51 @@
+"""Model families that run on the ragged batch, by the class that mlx-lm loads them into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.qwen3_5 import Model as Qwen35
+from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
+
+from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
+from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+
+
+class RaggedModel(Protocol):
+    """What the batch asks of a model: prefill one row, decode windows of many."""
+
+    dtype: mx.Dtype
+    vocabulary: int
+
+    def new_prompt_cache(self) -> list[Any]: ...
+
+    def prefill(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array: ...
+
+    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
+
+    def new_caches(self, slots: int, capacity: int) -> list[AttentionCache | RecurrentCache]: ...
+
+    def wrap(
+        self, arrays: Sequence[Sequence[mx.array]]
+    ) -> list[AttentionCache | RecurrentCache]: ...
+
+    def forward(
+        self, tokens: mx.array, caches: Sequence[AttentionCache | RecurrentCache], window: Window
+    ) -> mx.array: ...
+
+    def logits(self, hidden: mx.array) -> mx.array: ...
+
+
+_FAMILIES: dict[type[nn.Module], Callable[[nn.Module], RaggedModel]] = {
+    Qwen35: RaggedQwen35,
+    Qwen35Moe: RaggedQwen35,
+}
+
+
+def as_ragged(model: nn.Module) -> RaggedModel | None:
+    """The ragged form of a loaded model, or None where its family has none."""
+    family = _FAMILIES.get(type(model))
+    return family(model) if family else None

@@ -1,0 +1,195 @@
+"""Sampling for every row of a batch at once, on the device, each row by its own settings.
+
+The order is mlx-lm's: logit bias and penalties change the logits; top-p, min-p and top-k keep
+the likeliest tokens of the untempered distribution (the definitions of `make_sampler`); the
+kept log-probabilities are divided by the temperature and sampled. All three filters keep the
+tokens above some log-probability, so together they are one threshold and their order does not
+matter. Tokens tied with the threshold are kept.
+
+Sampling adds Gumbel noise and takes the largest (the Gumbel-max trick, exact up to float32).
+The noise is a function of the row's seed, the position and the token id and of nothing else,
+so a seeded row draws the same tokens whatever batch, slot or step it finds itself in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from omlx_producer.protocol import MAX_TOP_LOGPROBS
+from omlx_worker.engine.interface import Sampling
+
+Knobs = dict[str, mx.array]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rows of a batch need computed: static, one compiled step per plan.
+
+    Attributes:
+        noise: some row has a temperature.
+        filters: some row with a temperature has top-p, top-k or min-p.
+        penalties: some row has a penalty, so token counts are kept.
+        biases: entries of the longest logit bias, rounded up to a power of two.
+        chosen: some row wants log-probabilities of its tokens.
+        alternatives: some row wants those of the likeliest tokens as well.
+    """
+
+    noise: bool = False
+    filters: bool = False
+    penalties: bool = False
+    biases: int = 0
+    chosen: bool = False
+    alternatives: bool = False
+
+    @classmethod
+    def of(cls, rows: Sequence[Sampling]) -> Plan:
+        longest = max((len(row.logit_bias) for row in rows), default=0)
+        sampled = [row for row in rows if row.temperature > 0]
+        return cls(
+            noise=bool(sampled),
+            filters=any(row.top_p < 1 or row.top_k > 0 or row.min_p > 0 for row in sampled),
+            penalties=any(row.penalises for row in rows),
+            biases=1 << (longest - 1).bit_length() if longest else 0,
+            chosen=any(row.top_logprobs is not None for row in rows),
+            alternatives=any(bool(row.top_logprobs) for row in rows),
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The outcome of one sampling call.
+
+    Attributes:
+        tokens: ``[S, W]`` int32.
+        logprobs: ``[S, W]`` float32, of the tokens, after penalties and before filters; empty
+            unless the plan asks for it.
+        top_tokens, top_logprobs: ``[S, W, MAX_TOP_LOGPROBS]``, likeliest first; likewise.
+    """
+
+    tokens: mx.array
+    logprobs: mx.array | None = None
+    top_tokens: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
+        return [part for part in parts if part is not None]
+
+
+def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
+    """The rows' settings as device arrays with a leading axis of rows, for `sample`."""
+
+    def column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
+        return mx.array(values, dtype)[:, None, None]
+
+    out: Knobs = {}
+    if plan.noise:
+        out["temperature"] = column([row.temperature for row in rows])
+        out["keys"] = mx.array([_key(row.seed) for row in rows], mx.uint32)
+    if plan.filters:
+        out["top_p"] = column([row.top_p for row in rows])
+        out["top_k"] = column([row.top_k for row in rows], mx.int32)
+        out["min_p"] = column([row.min_p for row in rows])
+    if plan.penalties:
+        out["repetition"] = column([row.repetition_penalty for row in rows])
+        out["presence"] = column([row.presence_penalty for row in rows])
+        out["frequency"] = column([row.frequency_penalty for row in rows])
+    if plan.biases:
+        entries = [list(row.logit_bias.items()) for row in rows]
+        padded = [pairs + [(0, 0.0)] * (plan.biases - len(pairs)) for pairs in entries]
+        out["bias_tokens"] = mx.array([[token for token, _ in row] for row in padded], mx.int32)
+        out["bias_values"] = mx.array([[value for _, value in row] for row in padded])
+    return out
+
+
+def sample(
+    logits: mx.array, positions: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan
+) -> Draw:
+    """Sample a token at every window position of every row.
+
+    Args:
+        logits: ``[S, W, V]``.
+        positions: ``[S, W]`` int32, the position in the row's history that the token will take.
+        counts: ``[S, W, V]``, how often each token occurs in the history before the token;
+            needed where the plan has penalties.
+        knobs: from `knobs`, for the same plan.
+    """
+    logits = logits.astype(mx.float32)
+    if plan.biases:
+        rows = mx.arange(logits.shape[0])[:, None]
+        bias = mx.zeros((logits.shape[0], logits.shape[-1]))
+        bias = bias.at[rows, knobs["bias_tokens"]].add(knobs["bias_values"])
+        logits = logits + bias[:, None]
+    if plan.penalties:
+        assert counts is not None
+        logits = _penalise(logits, counts, knobs)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    scores = logprobs
+    if plan.noise:
+        temperature = knobs["temperature"]
+        if plan.filters:
+            scores = mx.where(scores >= _threshold(scores, knobs), scores, -mx.inf)
+        noise = _gumbel(knobs["keys"], positions, logits.shape[-1])
+        warm = scores / mx.maximum(temperature, 1e-6) + noise
+        scores = mx.where(temperature > 0, warm, logprobs)
+    tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
+    return Draw(tokens, *_report(logprobs, tokens, plan))
+
+
+def _penalise(logits: mx.array, counts: mx.array, knobs: Knobs) -> mx.array:
+    repetition = knobs["repetition"]
+    seen = counts > 0
+    repeated = mx.where(logits < 0, logits * repetition, logits / repetition)
+    logits = mx.where(seen, repeated, logits)
+    return logits - knobs["presence"] * seen - knobs["frequency"] * counts
+
+
+def _threshold(logprobs: mx.array, knobs: Knobs) -> mx.array:
+    """The smallest log-probability that all of a row's filters keep, ``[S, W, 1]``."""
+    vocabulary = logprobs.shape[-1]
+    ranked = mx.sort(logprobs, axis=-1)
+    mass = mx.exp(ranked)
+    above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+    dropped = (above >= knobs["top_p"]).sum(axis=-1, keepdims=True)
+    # top_p = 1 keeps everything, whatever rounding made of the sum.
+    dropped = mx.where(knobs["top_p"] < 1, mx.minimum(dropped, vocabulary - 1), 0)
+    top_k = knobs["top_k"]
+    outside = mx.where(top_k > 0, mx.maximum(vocabulary - top_k, 0), 0)
+    rank = mx.maximum(dropped, outside)
+    by_rank = mx.take_along_axis(ranked, rank, axis=-1)
+    return mx.maximum(by_rank, ranked[..., -1:] + mx.log(knobs["min_p"]))
+
+
+def _gumbel(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
+    """Noise ``[S, W, vocabulary]`` from row keys ``[S, 2]`` and positions ``[S, W]``."""
+    slots, width = positions.shape
+    high = mx.broadcast_to(keys[:, None, :1], (slots, width, 1))
+    low = keys[:, None, 1:] + positions[..., None].astype(mx.uint32)
+    flat = mx.concatenate([high, low], axis=-1).reshape(slots * width, 2)
+    noise = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))(flat)
+    return noise.reshape(slots, width, vocabulary)
+
+
+def _key(seed: int) -> list[int]:
+    """A seed as the two words of a random key, spread so that near seeds share no noise."""
+    digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=seed < 0), digest_size=8).digest()
+    return [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]
+
+
+def _report(logprobs: mx.array, tokens: mx.array, plan: Plan) -> list[mx.array]:
+    if not plan.chosen:
+        return []
+    report = [mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]]
+    if plan.alternatives:
+        count = min(MAX_TOP_LOGPROBS, logprobs.shape[-1])
+        top = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
+        values = mx.take_along_axis(logprobs, top, axis=-1)
+        order = mx.argsort(-values, axis=-1)
+        report.append(mx.take_along_axis(top, order, axis=-1))
+        report.append(mx.take_along_axis(values, order, axis=-1))
+    return report
