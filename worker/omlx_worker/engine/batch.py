@@ -27,7 +27,7 @@ from omlx_worker.engine.cache import (
 )
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models import RaggedModel
-from omlx_worker.engine.sampling import Draw, Knobs, Plan, knobs, sample
+from omlx_worker.engine.sampling import Draw, Knobs, Plan, Sampled, knobs, sample
 
 SHRINK_AFTER = 32
 """Steps with half the slots empty before the batch is compacted, so that it does not flap."""
@@ -45,16 +45,6 @@ class _Slot:
     cursor: int
     remaining: int
     left: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A row's token of one step; log-probabilities where the row asked for them."""
-
-    row_id: str
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,27 +159,8 @@ class Batch:
 
     def _read(self, flight: _Flight) -> list[Sampled]:
         self.reads += 1
-        draw = flight.draw
-        tokens, logprobs, top_tokens, top_logprobs = (
-            None if part is None else part.tolist()
-            for part in (draw.tokens, draw.logprobs, draw.top_tokens, draw.top_logprobs)
-        )
-        sampled = []
-        for index, slot in flight.rows:
-            if slot.left:
-                continue
-            asked = slot.row.sampling.top_logprobs
-            if asked is None or logprobs is None:
-                sampled.append(Sampled(slot.row.row_id, tokens[index][0]))
-                continue
-            top: tuple[tuple[int, float], ...] = ()
-            if asked and top_tokens is not None:
-                pairs = zip(top_tokens[index][0], top_logprobs[index][0], strict=True)
-                top = tuple(pairs)[:asked]
-            sampled.append(
-                Sampled(slot.row.row_id, tokens[index][0], logprobs[index][0], top)
-            )
-        return sampled
+        draw = flight.draw.read()
+        return [draw.at(slot.row, index) for index, slot in flight.rows if not slot.left]
 
     # The compiled step.
 

@@ -63,7 +63,7 @@ class Window:
 
 
 class AttentionCache:
-    """Keys and values of one attention layer: bodies ``[S, H, C, D]``, tails ``[S, H, TAIL, D]``."""
+    """Keys and values of one attention layer: bodies ``[S, H, C, D]``, tails of ``TAIL``."""
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
         self.body_keys, self.body_values, self.tail_keys, self.tail_values = arrays
@@ -162,7 +162,7 @@ class AttentionCache:
 
 
 class RecurrentCache:
-    """A gated delta net layer: conv inputs ``[S, kernel - 1, channels]``, state ``[S, H, Dv, Dk]``."""
+    """A gated delta net: conv inputs ``[S, kernel - 1, channels]``, state ``[S, H, Dv, Dk]``."""
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
         self.conv, self.state = arrays
@@ -197,5 +197,5 @@ class RecurrentCache:
 
 
 def _pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
-    picked = array[mx.array(slots, mx.int32)] if slots else array[:0]
+    picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
     return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))

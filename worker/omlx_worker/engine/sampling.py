@@ -16,11 +16,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from omlx_producer.protocol import MAX_TOP_LOGPROBS
-from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.interface import Row, Sampling
 
 Knobs = dict[str, mx.array]
 
@@ -80,11 +81,48 @@ class Draw:
         parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
         return [part for part in parts if part is not None]
 
+    def read(self) -> ReadDraw:
+        """Wait for the device and bring the draw to the host."""
+        parts: list[Any] = [part.tolist() for part in self.arrays]
+        return ReadDraw(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token of one row; log-probabilities where the row asked for them."""
+
+    row_id: str
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDraw:
+    """A `Draw` on the host: nested lists of the same shapes."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]] | None = None
+    top_tokens: list[list[list[int]]] | None = None
+    top_logprobs: list[list[list[float]]] | None = None
+
+    def at(self, row: Row, index: int, column: int = 0) -> Sampled:
+        """What was drawn for a row at its index in the batch and a column of its window."""
+        token = self.tokens[index][column]
+        asked = row.sampling.top_logprobs
+        if asked is None or self.logprobs is None:
+            return Sampled(row.row_id, token)
+        top: tuple[tuple[int, float], ...] = ()
+        if asked and self.top_tokens is not None and self.top_logprobs is not None:
+            likeliest = self.top_tokens[index][column][:asked]
+            top = tuple(zip(likeliest, self.top_logprobs[index][column], strict=False))
+        return Sampled(row.row_id, token, self.logprobs[index][column], top)
+
 
 def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
     """The rows' settings as device arrays with a leading axis of rows, for `sample`."""
 
-    def column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
+    def column(values: list[Any], dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array(values, dtype)[:, None, None]
 
     out: Knobs = {}

@@ -47,5 +47,7 @@ _FAMILIES: dict[type[nn.Module], Callable[[nn.Module], RaggedModel]] = {
 
 def as_ragged(model: nn.Module) -> RaggedModel | None:
     """The ragged form of a loaded model, or None where its family has none."""
-    family = _FAMILIES.get(type(model))
-    return family(model) if family else None
+    for family, ragged in _FAMILIES.items():
+        if isinstance(model, family):
+            return ragged(model)
+    return None

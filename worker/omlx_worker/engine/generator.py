@@ -1,0 +1,95 @@
+"""The decoder of every other model that mlx-lm can load: its own `BatchGenerator`, no drafts."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import BatchGenerator
+
+from omlx_worker.engine.interface import Row
+from omlx_worker.engine.sampling import Draw, Plan, Sampled, knobs, sample
+
+
+class _RowSampler:
+    """One row's sampler, called by mlx-lm once a token: same noise and filters as in the batch.
+
+    Attributes:
+        draws: what was drawn, oldest first, until its token comes back from the generator.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self.draws: deque[Draw] = deque()
+        self._plan = Plan.of([row.sampling])
+        self._knobs = knobs([row.sampling], self._plan)
+        self._prompt = mx.array(row.prompt, mx.int32)
+        self._position = len(row.prompt)
+        self._counts: mx.array | None = None
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Sample from ``[1, V]``; the normalisation that mlx-lm applied changes nothing."""
+        if self._plan.penalties and self._counts is None:
+            empty = mx.zeros((logits.shape[-1],), mx.int32)
+            self._counts = empty.at[self._prompt].add(1)[None, None]
+        positions = mx.array([[self._position]], mx.int32)
+        draw = sample(logits[:, None], positions, self._counts, self._knobs, self._plan)
+        self.draws.append(draw)
+        token = draw.tokens[:, 0]
+        if self._counts is not None:
+            self._counts = self._counts.at[0, 0, token].add(1)
+        self._position += 1
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class _Inserted:
+    row: Row
+    sampler: _RowSampler | None
+
+
+class GeneratorDecoder:
+    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
+
+    def __init__(self, model: nn.Module, max_rows: int, prefill_chunk: int = 512) -> None:
+        self._generator = BatchGenerator(
+            model, completion_batch_size=max_rows, prefill_step_size=prefill_chunk
+        )
+        # The generator wires memory when it is made, which this worker leaves to its user.
+        self._generator.close()
+        self._waiting: dict[str, Row] = {}
+        self._inserted: dict[int, _Inserted] = {}
+
+    def add(self, row: Row) -> None:
+        self._waiting[row.row_id] = row
+
+    def prefill(self, row_id: str, tokens: int) -> int:  # noqa: ARG002
+        row = self._waiting.pop(row_id)
+        greedy = Plan.of([row.sampling]) == Plan()
+        sampler = None if greedy else _RowSampler(row)
+        [uid] = self._generator.insert([row.prompt], [row.max_tokens], samplers=[sampler])
+        self._inserted[uid] = _Inserted(row, sampler)
+        return 0
+
+    def step(self) -> list[Sampled]:
+        sampled = []
+        for response in self._generator.next_generated():
+            inserted = self._inserted[response.uid]
+            if response.finish_reason is not None:
+                del self._inserted[response.uid]
+            if inserted.sampler is None:
+                sampled.append(Sampled(inserted.row.row_id, response.token))
+            else:
+                draw = inserted.sampler.draws.popleft()
+                sampled.append(draw.read().at(inserted.row, 0))
+        return sampled
+
+    def remove(self, row_id: str) -> None:
+        if self._waiting.pop(row_id, None) is not None:
+            return
+        for uid, inserted in self._inserted.items():
+            if inserted.row.row_id == row_id:
+                del self._inserted[uid]
+                self._generator.remove([uid])
+                return

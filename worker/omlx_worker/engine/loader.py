@@ -1,0 +1,121 @@
+"""From a model's name to an engine: checkpoint, tokenizer, precision, and the decoder it gets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+
+from omlx_producer.protocol import ModelInfo
+from omlx_worker.engine.engine import Decoder, DecodingEngine
+from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.models.mtp import with_head
+from omlx_worker.engine.prompts import Prompter, SamplingDefaults
+from omlx_worker.engine.ragged import RaggedDecoder
+
+log = logging.getLogger(__name__)
+
+DEMO = "demo"
+DEFAULT_CONTEXT = 32_768
+
+_FILES = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
+
+
+class ModelError(Exception):
+    """A model that cannot be loaded. The message is one sentence for the user."""
+
+
+def load_engine(model: str, *, max_rows: int) -> DecodingEngine:
+    """Load a model and make an engine of it, in the thread that will drive it.
+
+    Args:
+        model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
+        max_rows: how many rows may decode at once.
+
+    Raises:
+        ModelError: if there is no such model or its files cannot be used.
+    """
+    path = resolve(model)
+    network, tokenizer, config = load(path)
+    text_config = config.get("text_config", config)
+    vocabulary = text_config.get("vocab_size") or len(tokenizer)
+    info = ModelInfo(
+        model=model,
+        context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
+        longest_token=max(len(token) for token in tokenizer.get_vocab()),
+    )
+    prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path))
+    return DecodingEngine(_decoder(network, max_rows), tokenizer, prompter, info, max_rows)
+
+
+def resolve(model: str) -> Path:
+    """The directory of a model's files, downloaded first where needed."""
+    if model == DEMO:
+        with as_file(files("omlx_worker") / "demo_model") as path:
+            return path
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith((".", "~")):
+        raise ModelError(f"--model {model}: no such directory; give a directory or a repository")
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_FILES)))
+    except HFValidationError:
+        raise ModelError(
+            f"--model {model}: neither 'demo', a directory, nor a repository name like org/name"
+        ) from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ModelError(
+            f"--model {model}: could not be downloaded ({reason}); check the name and the network"
+        ) from None
+
+
+def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
+    """Load network, tokenizer and config from a directory; float32 where there is no GPU."""
+    _fit_to_machine()
+    try:
+        network, config = load_model(path, get_model_classes=_classes_with_head)
+        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"--model {path}: the checkpoint cannot be loaded: {error}") from None
+    if mx.default_device() == mx.cpu:
+        network.set_dtype(mx.float32)
+        mx.eval(network.parameters())
+    return network, tokenizer, config
+
+
+def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+    model_class, args_class = _get_classes(config)
+    return with_head(model_class), args_class
+
+
+def _decoder(network: nn.Module, max_rows: int) -> Decoder:
+    ragged = as_ragged(network)
+    if ragged is not None:
+        return RaggedDecoder(ragged)
+    log.info("%s runs through mlx-lm's BatchGenerator", type(network).__module__)
+    return GeneratorDecoder(network, max_rows)
+
+
+def _sampling_defaults(path: Path) -> SamplingDefaults:
+    config = path / "generation_config.json"
+    return SamplingDefaults.from_config(json.loads(config.read_text()) if config.exists() else {})
+
+
+def _fit_to_machine() -> None:
+    """MLX on a CPU compiles fused kernels with the system's compiler; do without if need be."""
+    if mx.default_device() == mx.cpu and not (shutil.which("g++") or shutil.which("c++")):
+        log.warning("no C++ compiler found: steps run unfused, which is slower on a CPU")
+        mx.disable_compile()

@@ -1,0 +1,160 @@
+"""Requests to rows: chat templates, tokens, limits and defaults, checked before any decoding."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.protocol import (
+    DEFAULT_MAX_TOKENS,
+    GenerationRequest,
+    InvalidRequest,
+    ModelInfo,
+)
+from omlx_worker.engine.interface import Row, Sampling
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a request that leaves a field out gets: the model's wish, else OpenAI's default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SamplingDefaults:
+        """Read a model's ``generation_config.json``; ``do_sample: false`` means greedy."""
+        names = cls.__dataclass_fields__
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        if config.get("do_sample") is False:
+            given["temperature"] = 0.0
+        return cls(**given)
+
+
+class Prompter:
+    """Turns requests into rows for one model. Safe to call from any one thread at a time.
+
+    The tokenizer is copied, because a tokenizer must not encode in one thread while another
+    decodes with it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        info: ModelInfo,
+        vocabulary: int,
+        defaults: SamplingDefaults,
+    ) -> None:
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._info = info
+        self._vocabulary = vocabulary
+        self._defaults = defaults
+        self._eos = frozenset(tokenizer.eos_token_ids)
+
+    def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """The rows of a request, one a choice, named ``<job id>:<choice>``.
+
+        Raises:
+            InvalidRequest: if this model can never serve it.
+        """
+        prompt = self._encode(request)
+        room = self._info.context_length - len(prompt)
+        if room < 1:
+            raise InvalidRequest(
+                f"{'messages' if request.messages else 'prompt'}: {len(prompt)} tokens do not fit "
+                f"the context of {self._info.model}, {self._info.context_length} tokens with at "
+                "least one generated; shorten it"
+            )
+        self._check_token_ids("logit_bias", request.logit_bias or {})
+        self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
+        stop_tokens = frozenset(request.stop_token_ids or ())
+        return [
+            Row(
+                row_id=f"{job_id}:{choice}",
+                prompt=prompt,
+                max_tokens=min(request.max_completion_tokens or DEFAULT_MAX_TOKENS, room),
+                sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
+                stop_strings=tuple(request.stop_strings),
+                stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
+            )
+            for choice in range(request.n)
+        ]
+
+    def _encode(self, request: GenerationRequest) -> list[int]:
+        tokens: list[int]
+        if request.messages is not None:
+            tokens = self._apply_chat_template(request)
+        elif isinstance(request.prompt, str):
+            bos = self._tokenizer.bos_token
+            tokens = self._tokenizer.encode(
+                request.prompt,
+                add_special_tokens=bos is None or not request.prompt.startswith(bos),
+            )
+        else:
+            tokens = list(request.prompt or ())
+            self._check_token_ids("prompt", tokens)
+        if not tokens:
+            raise InvalidRequest("prompt: it has no tokens; give at least one character")
+        return tokens
+
+    def _apply_chat_template(self, request: GenerationRequest) -> list[int]:
+        if not self._tokenizer.has_chat_template:
+            raise InvalidRequest(
+                f"messages: {self._info.model} has no chat template; send a prompt instead"
+            )
+        messages = [
+            {"role": message.role, "content": message.text}
+            | ({"name": message.name} if message.name else {})
+            for message in request.messages or ()
+        ]
+        try:
+            tokens: list[int] = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, **(request.chat_template_kwargs or {})
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"messages: the chat template of {self._info.model} does not take them: {error}"
+            ) from None
+        return tokens
+
+    def _check_token_ids(self, field: str, ids: Any) -> None:
+        for token in ids:
+            if int(token) >= self._vocabulary:
+                raise InvalidRequest(
+                    f"{field}: token id {token} is outside the vocabulary of {self._info.model}, "
+                    f"{self._vocabulary} tokens; remove it"
+                )
+
+    def _sampling(self, request: GenerationRequest, seed: int) -> Sampling:
+        def given(name: str) -> Any:
+            value = getattr(request, name)
+            return getattr(self._defaults, name) if value is None else value
+
+        return Sampling(
+            temperature=given("temperature"),
+            top_p=given("top_p"),
+            top_k=given("top_k"),
+            min_p=given("min_p"),
+            repetition_penalty=given("repetition_penalty"),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+            seed=seed,
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+
+
+def _seed(seed: int | None, job_id: str, choice: int) -> int:
+    """The seed of one choice: the request's own, else one made from the job id."""
+    if seed is not None and choice == 0:
+        return seed
+    text = f"{job_id if seed is None else seed}:{choice}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

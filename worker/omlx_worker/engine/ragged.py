@@ -1,0 +1,59 @@
+"""The decoder of ragged families: prompts read a chunk at a time, then rows join the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.batch import Batch
+from omlx_worker.engine.interface import Row
+from omlx_worker.engine.models import RaggedModel
+from omlx_worker.engine.sampling import Sampled
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A row whose prompt is being read; its last token is left for the first step."""
+
+    row: Row
+    caches: list[Any]
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.row.prompt) - 1 - self.done
+
+
+class RaggedDecoder:
+    """A `Decoder` over one ragged batch."""
+
+    def __init__(self, model: RaggedModel) -> None:
+        self._model = model
+        self._reading: dict[str, _Reading] = {}
+        self.batch = Batch(model)
+
+    def add(self, row: Row) -> None:
+        self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
+
+    def prefill(self, row_id: str, tokens: int) -> int:
+        reading = self._reading[row_id]
+        if reading.left > 0:
+            chunk = reading.row.prompt[reading.done : -1][:tokens]
+            self._model.prefill(mx.array(chunk)[None], reading.caches)
+            mx.async_eval([cache.state for cache in reading.caches])
+            reading.done += len(chunk)
+        if reading.left == 0:
+            del self._reading[row_id]
+            read = reading.done > 0
+            self.batch.join(reading.row, self._model.prompt_arrays(reading.caches) if read else [])
+            return 0
+        return reading.left
+
+    def step(self) -> list[Sampled]:
+        return self.batch.step()
+
+    def remove(self, row_id: str) -> None:
+        if self._reading.pop(row_id, None) is None:
+            self.batch.leave(row_id)

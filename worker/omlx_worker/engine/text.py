@@ -1,0 +1,80 @@
+"""Tokens to text, as they come: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_lm.generate import TextStateMachine
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+
+from omlx_producer.protocol import FinishReason
+from omlx_worker.engine.interface import Row
+
+
+class _FaithfulDetokenizer(BPEStreamingDetokenizer):
+    """mlx-lm's byte-level detokenizer, without dropping the first space of a completion."""
+
+    def _maybe_trim_space(self, current_text: str) -> str:
+        return current_text
+
+
+def keep_first_space(tokenizer: TokenizerWrapper) -> None:
+    """Make a tokenizer's detokenizers return the text of a continuation unchanged."""
+    if type(tokenizer._detokenizer) is BPEStreamingDetokenizer:
+        tokenizer._detokenizer = _FaithfulDetokenizer(tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The final text that one token released, and the reason if it ended the row."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    keeps_token: bool = True
+
+
+class RowText:
+    """Follows one row: detokenizes, holds back what may become a stop string, ends the row.
+
+    A stop string ends the row with the text before it; a stop token ends it and is not part of
+    it; the token limit ends it with everything held back released, save half a character.
+    """
+
+    def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:
+        self._row = row
+        self._tokens = 0
+        self._detokenizer = tokenizer.detokenizer
+        edges = [(text, None) for text in row.stop_strings]
+        self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
+
+    def feed(self, token: int) -> Piece:
+        """Take the row's next token."""
+        self._tokens += 1
+        if token in self._row.stop_tokens:
+            # A stop token may end a character or a stop string that was being held back.
+            text, _ = self._release(self._drain_detokenizer(), final=True)
+            return Piece(text, "stop", keeps_token=False)
+        self._detokenizer.add_token(token)
+        last = self._tokens == self._row.max_tokens
+        fresh = self._drain_detokenizer() if last else self._detokenizer.last_segment
+        text, stopped = self._release(fresh, final=last)
+        if stopped:
+            return Piece(text, "stop")
+        return Piece(text, "length" if last else None)
+
+    def _drain_detokenizer(self) -> str:
+        self._detokenizer.finalize()
+        # What is left of a character that never completed decodes to replacement characters.
+        segment: str = self._detokenizer.last_segment
+        return segment.rstrip("�")
+
+    def _release(self, fresh: str, *, final: bool) -> tuple[str, bool]:
+        if self._stops is None:
+            return fresh, False
+        self._stops, text, state = TextStateMachine.step(self._stops, fresh)
+        if state is None:
+            return text, True
+        if final:
+            self._stops, held, _ = TextStateMachine.flush(self._stops)
+            text += held
+        return text, False
