@@ -127,7 +127,9 @@ class Batch:
                 self._state["cursors"][index] = 0
                 self._state["body_lengths"][index] = 0
                 self._knobs_stale = True
-                return
+                break
+        if not len(self):
+            self._reset()
 
     def step(self) -> list[Sampled]:
         """Dispatch a step, then read the tokens of the one dispatched before it."""
@@ -136,9 +138,6 @@ class Batch:
 
     def _dispatch(self) -> _Flight | None:
         live = [(index, slot) for index, slot in enumerate(self._slots) if slot is not None]
-        if not live:
-            self._reset()
-            return None
         if all(slot.remaining <= 0 for _, slot in live):
             return None
         self._compact(len(live))
@@ -262,8 +261,9 @@ class Batch:
         mx.eval(self._arrays(), self._state)
 
     def _reset(self) -> None:
-        """Let go of every buffer once no row is left."""
-        self._slots, self._caches, self._state, self._slack = [], [], {}, 0
+        """Let go of every buffer, and of the step in flight, once no row is left."""
+        self._slots, self._caches, self._state = [], [], {}
+        self._in_flight, self._slack = None, 0
 
     def _replan(self) -> None:
         rows = [slot.row.sampling if slot else Sampling(temperature=0) for slot in self._slots]

@@ -1,0 +1,94 @@
+"""Drive decoders the way the service does, and the reference that they must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import generate_step
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_worker.engine.engine import Decoder
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.ragged import RaggedDecoder
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory."""
+
+    network: nn.Module
+    tokenizer: TokenizerWrapper
+    config: dict[str, Any]
+
+    @classmethod
+    def at(cls, path: Path) -> Loaded:
+        return cls(*load(path))
+
+    @classmethod
+    def demo(cls) -> Loaded:
+        return cls.at(resolve(DEMO))
+
+    def decoder(self) -> RaggedDecoder:
+        model = as_ragged(self.network)
+        assert model is not None
+        return RaggedDecoder(model)
+
+    def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """What mlx-lm generates for one prompt alone."""
+        steps = generate_step(mx.array(list(prompt)), self.network, max_tokens=tokens)
+        return [token for token, _ in steps]
+
+
+def row(name: str, prompt: Sequence[int], tokens: int, sampling: Sampling = GREEDY) -> Row:
+    return Row(row_id=name, prompt=list(prompt), max_tokens=tokens, sampling=sampling)
+
+
+def run(
+    decoder: Decoder,
+    rows: Sequence[Row],
+    *,
+    arrivals: Mapping[str, int] | None = None,
+    departures: Mapping[str, int] | None = None,
+    chunk: int = 16,
+    limit: int = 5_000,
+) -> dict[str, list[int]]:
+    """Decode rows to their ends, prompts read a chunk a step.
+
+    Args:
+        arrivals: the step before which a row comes in; 0 for rows not named.
+        departures: how many tokens a row yields before it is removed.
+
+    Returns:
+        The tokens of every row.
+    """
+    tokens: dict[str, list[int]] = {r.row_id: [] for r in rows}
+    ends = {r.row_id: r.max_tokens for r in rows} | dict(departures or {})
+    coming = sorted(rows, key=lambda r: (arrivals or {}).get(r.row_id, 0))
+    reading: list[str] = []
+    running: set[str] = set()
+    for step in range(limit):
+        while coming and (arrivals or {}).get(coming[0].row_id, 0) <= step:
+            arrival = coming.pop(0)
+            decoder.add(arrival)
+            reading.append(arrival.row_id)
+        if reading and decoder.prefill(reading[0], chunk) == 0:
+            running.add(reading.pop(0))
+        for sampled in decoder.step():
+            if sampled.row_id not in running:
+                continue
+            tokens[sampled.row_id].append(sampled.token)
+            if len(tokens[sampled.row_id]) == ends[sampled.row_id]:
+                running.discard(sampled.row_id)
+                decoder.remove(sampled.row_id)
+        if not (coming or reading or running):
+            return tokens
+    raise AssertionError(f"rows did not finish within {limit} steps")
