@@ -1,0 +1,66 @@
+"""How often a model's MTP head would have drafted the model's own greedy text right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.ragged import RaggedDecoder
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Drafts judged, and how many of them equal the model's own next token."""
+
+    drafts: int
+    accepted: int
+
+    @property
+    def acceptance(self) -> float:
+        return self.accepted / self.drafts if self.drafts else 0.0
+
+
+def first_draft_acceptance(
+    network: nn.Module, prompts: Sequence[Sequence[int]], tokens: int
+) -> Measured:
+    """Generate greedily, then judge the head's first draft at every generated position.
+
+    The head is primed over the whole prompt and run over the finished sequence in one pass,
+    which equals drafting step by step, since every judged position is an accepted one.
+
+    Args:
+        network: a model with an ``mtp`` head.
+        prompts: token ids, each judged on its own.
+        tokens: how many to generate for each, end of text ignored.
+    """
+    model = RaggedQwen35(network)
+    backbone = network.language_model.model
+    drafts = accepted = 0
+    for prompt, generated in zip(prompts, _greedy(model, prompts, tokens), strict=True):
+        sequence = mx.array([*prompt, *generated])[None]
+        hidden = backbone(sequence)
+        drafted = network.mtp(backbone.embed_tokens(sequence[:, 1:]), hidden[:, :-1])
+        guesses = mx.argmax(model.logits(drafted)[0], axis=-1)
+        # Position p drafts token p + 2; the first draft follows the first generated token.
+        first = len(prompt) - 1
+        hits = guesses[first:-1] == sequence[0, first + 2 :]
+        drafts += hits.size
+        accepted += int(hits.sum())
+    return Measured(drafts, accepted)
+
+
+def _greedy(model: RaggedQwen35, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    decoder = RaggedDecoder(model)
+    for index, prompt in enumerate(prompts):
+        decoder.add(Row(str(index), list(prompt), tokens, Sampling(temperature=0.0)))
+        decoder.prefill(str(index), len(prompt))
+    generated: list[list[int]] = [[] for _ in prompts]
+    while any(len(part) < tokens for part in generated):
+        for sampled in decoder.step():
+            generated[int(sampled.row_id)].append(sampled.token)
+    return generated
