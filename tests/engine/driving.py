@@ -37,10 +37,10 @@ class Loaded:
     def demo(cls) -> Loaded:
         return cls.at(resolve(DEMO))
 
-    def decoder(self) -> RaggedDecoder:
-        model = as_ragged(self.network)
+    def decoder(self, depth: int = 0) -> RaggedDecoder:
+        model = as_ragged(self.network, drafts=depth > 0)
         assert model is not None
-        return RaggedDecoder(model)
+        return RaggedDecoder(model, depth)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """What mlx-lm generates for one prompt alone."""
@@ -82,13 +82,15 @@ def run(
             reading.append(arrival.row_id)
         if reading and decoder.prefill(reading[0], chunk) == 0:
             running.add(reading.pop(0))
-        for sampled in decoder.step():
-            if sampled.row_id not in running:
+        for outcome in decoder.step():
+            name = outcome.row_id
+            if name not in running:
                 continue
-            tokens[sampled.row_id].append(sampled.token)
-            if len(tokens[sampled.row_id]) == ends[sampled.row_id]:
-                running.discard(sampled.row_id)
-                decoder.remove(sampled.row_id)
+            tokens[name] += [sampled.token for sampled in outcome.tokens]
+            if len(tokens[name]) >= ends[name]:
+                del tokens[name][ends[name] :]
+                running.discard(name)
+                decoder.remove(name)
         if not (coming or reading or running):
             return tokens
     raise AssertionError(f"rows did not finish within {limit} steps")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.text import RowText, keep_first_space
+from omlx_worker.engine.text import RowText, decode_faithfully
 from tests.engine.driving import Loaded
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _faithful(qwen: Loaded) -> None:
-    keep_first_space(qwen.tokenizer)
+    decode_faithfully(qwen.tokenizer)
 
 
 def follow(
@@ -40,6 +40,7 @@ def follow(
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(min_size=1, max_size=40))
+@example(text="\x00")
 def test_pieces_add_up_to_the_text_and_hold_whole_characters(qwen: Loaded, text: str) -> None:
     tokens = qwen.tokenizer.encode(text, add_special_tokens=False)
 

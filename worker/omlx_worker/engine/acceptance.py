@@ -61,6 +61,6 @@ def _greedy(model: RaggedQwen35, prompts: Sequence[Sequence[int]], tokens: int) 
         decoder.prefill(str(index), len(prompt))
     generated: list[list[int]] = [[] for _ in prompts]
     while any(len(part) < tokens for part in generated):
-        for sampled in decoder.step():
-            generated[int(sampled.row_id)].append(sampled.token)
+        for step in decoder.step():
+            generated[int(step.row_id)] += [sampled.token for sampled in step.tokens]
     return generated

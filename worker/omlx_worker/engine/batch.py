@@ -1,10 +1,11 @@
-"""The ragged batch: rows in slots, decoded together by one compiled step.
+"""The ragged batch: rows in slots, drafting and plain alike, decoded by one compiled step.
 
-The state of a row is its committed tokens, whose keys, values and recurrent state are in the
-caches, and one pending token that is not: the last prompt token at first, later the token
-sampled last. A step runs one forward over every row's window, samples, and leaves the sampled
-token pending. Cursors, pending tokens and counts stay on the device, and a step is dispatched
-before the tokens of the one before it are read; the host reads once per step, one step late.
+A row is its committed tokens, whose keys, values and recurrent state are in the caches, and one
+pending token that is not: the last prompt token at first, later the token sampled last. A step
+runs one forward over every row's window, the pending token and the drafts after it; see
+`omlx_worker.engine.step`. Cursors, pending tokens and drafts stay on the device, and a step is
+dispatched before the tokens of the one before it are read: the host reads once per step, one
+step late, and until then knows bounds of every cursor.
 
 Shapes are buckets (slots, window, body capacity), so that a step is traced once per bucket and
 sampling plan, not per join: rows write a slot when they join and free it when they leave.
@@ -12,33 +13,32 @@ sampling plan, not per join: rows write a slot when they join and free it when t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.cache import (
-    TAIL,
-    AttentionCache,
-    RecurrentCache,
-    Window,
-    capacity_for,
-)
+from omlx_worker.engine.cache import TAIL, AttentionCache, RecurrentCache, capacity_for, pick
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.models import RaggedModel
-from omlx_worker.engine.sampling import Draw, Knobs, Plan, Sampled, knobs, sample
+from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.sampling import Knobs, Plan, knobs
+from omlx_worker.engine.step import Arrays, RowStep, State, Verdict, compiled
 
 SHRINK_AFTER = 32
 """Steps with half the slots empty before the batch is compacted, so that it does not flap."""
 
-State = dict[str, mx.array]
-Arrays = list[list[mx.array]]
+_PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What the host knows of a row: ``cursor`` counts dispatched steps, read or not."""
+    """What the host knows of a row.
+
+    Attributes:
+        cursor: at most this; exact once every dispatched step is read.
+        remaining: tokens that may still be wanted, at most this; likewise.
+    """
 
     row: Row
     body_length: int
@@ -49,30 +49,33 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A dispatched step whose tokens are not read yet."""
+    """A dispatched step whose outcome is not read yet."""
 
     rows: list[tuple[int, _Slot]]
-    draw: Draw
+    width: int
+    verdict: Verdict
 
 
 class Batch:
     """The rows being decoded on one model.
 
     Attributes:
+        depth: drafts per row and step, at most; rows may have a lower limit of their own.
         traces: how many times a step was traced, that is, compiled for a new bucket or plan.
-        reads: how many times the host waited for the device to read tokens.
+        reads: how many times the host waited for the device to read an outcome.
         drains: how many times the pipeline was drained to join, fold, grow or compact.
     """
 
-    def __init__(self, model: RaggedModel) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
+        self.depth = depth if model.drafts else 0
         self._model = model
         self._slots: list[_Slot | None] = []
-        self._caches: list[AttentionCache | RecurrentCache] = []
+        self._caches: list[LayerCache] = []
         self._state: State = {}
         self._plan = Plan()
         self._knobs: Knobs = {}
         self._knobs_stale = False
-        self._steps: dict[Plan, Callable[..., Any]] = {}
+        self._steps: dict[tuple[Plan, int], Any] = {}
         self._in_flight: _Flight | None = None
         self._slack = 0
         self.traces = 0
@@ -80,7 +83,7 @@ class Batch:
         self.drains = 0
 
     def __len__(self) -> int:
-        return sum(slot is not None for slot in self._slots)
+        return len(self._live())
 
     @property
     def slots(self) -> int:
@@ -109,91 +112,80 @@ class Batch:
                 if isinstance(cache, RecurrentCache):
                     cache.clear(index)
         self._slots[index] = _Slot(row, length, length, row.max_tokens)
-        self._state["pending"][index] = row.prompt[-1]
-        self._state["cursors"][index] = length
-        self._state["body_lengths"][index] = length
+        values = dict(zip(_PER_ROW, (row.prompt[-1], length, length, 0, 0), strict=True))
+        for name, value in values.items():
+            self._state[name][index] = value
         self._replan()
         if "counts" in self._state and row.sampling.penalises:
-            self._recount(index, row)
+            self._state["counts"][index] = _counts(row.prompt, self._model.vocabulary)
         mx.eval(self._arrays(), self._state)
 
     def leave(self, row_id: str) -> None:
         """Free a row's slot; what a step in flight still samples for it is dropped."""
-        for index, slot in enumerate(self._slots):
-            if slot is not None and slot.row.row_id == row_id:
+        for index, slot in self._live():
+            if slot.row.row_id == row_id:
                 slot.left = True
                 self._slots[index] = None
                 # A slot without a row must not write past its tail.
                 self._state["cursors"][index] = 0
                 self._state["body_lengths"][index] = 0
                 self._knobs_stale = True
-                break
-        if not len(self):
+        if not self._live():
             self._reset()
 
-    def step(self) -> list[Sampled]:
-        """Dispatch a step, then read the tokens of the one dispatched before it."""
+    def step(self) -> list[RowStep]:
+        """Dispatch a step, then read the outcome of the one dispatched before it."""
         landed, self._in_flight = self._in_flight, self._dispatch()
         return self._read(landed) if landed else []
 
+    def _live(self) -> list[tuple[int, _Slot]]:
+        return [(index, slot) for index, slot in enumerate(self._slots) if slot is not None]
+
     def _dispatch(self) -> _Flight | None:
-        live = [(index, slot) for index, slot in enumerate(self._slots) if slot is not None]
-        if all(slot.remaining <= 0 for _, slot in live):
+        if all(slot.remaining <= 0 for _, slot in self._live()):
             return None
-        self._compact(len(live))
-        if any(slot.cursor - slot.body_length >= TAIL for _, slot in live):
-            self._fold()
+        self._compact()
         if self._knobs_stale:
             self._replan()
-        step = self._steps.get(self._plan) or self._compile(self._plan)
-        draw, self._state, layers = self._unpack(step(self._state, self._knobs, self._arrays()))
-        for cache, part in zip(self._caches, layers, strict=True):
+        depth = max(self._depth_of(slot.row) for _, slot in self._live())
+        width = 1 + (self._state["drafts"].shape[1] if "drafts" in self._state else 0)
+        # The window's tokens, and the head's own for every draft but the first.
+        reach = width + max(depth - 1, 0)
+        if any(slot.cursor - slot.body_length + reach > TAIL for _, slot in self._live()):
+            self._fold()
+        step = self._steps.get((self._plan, depth)) or self._compile(depth)
+        verdict, self._state, written = step(self._state, self._knobs, self._arrays())
+        for cache, part in zip(self._caches, written, strict=True):
             cache.advance(part)
-        live = [(index, slot) for index, slot in enumerate(self._slots) if slot is not None]
+        live = self._live()
         for _, slot in live:
-            slot.cursor += 1
+            slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(draw.arrays, self._state, layers)
-        return _Flight(live, draw)
+        mx.async_eval(verdict.arrays, self._state, written)
+        return _Flight(live, width, verdict)
 
-    def _read(self, flight: _Flight) -> list[Sampled]:
+    def _read(self, flight: _Flight) -> list[RowStep]:
         self.reads += 1
-        draw = flight.draw.read()
-        return [draw.at(slot.row, index) for index, slot in flight.rows if not slot.left]
+        verdict = flight.verdict.read()
+        steps = []
+        for index, slot in flight.rows:
+            if slot.left:
+                continue
+            step = verdict.at(slot.row, index)
+            slot.cursor -= flight.width - len(step.tokens)
+            slot.remaining -= step.accepted
+            steps.append(step)
+        return steps
 
-    # The compiled step.
+    def _depth_of(self, row: Row) -> int:
+        return self.depth if row.depth is None else min(self.depth, row.depth)
 
-    def _compile(self, plan: Plan) -> Callable[..., Any]:
-        model = self._model
-
-        def step(state: State, knobs: Knobs, layers: Arrays) -> tuple[Any, State, Arrays]:
+    def _compile(self, depth: int) -> Any:
+        def on_trace() -> None:
             self.traces += 1
-            caches = model.wrap(layers)
-            capacity = next((c.capacity for c in caches if isinstance(c, AttentionCache)), 0)
-            cursors = state["cursors"]
-            window = Window.at(cursors, state["body_lengths"], 1, capacity)
-            hidden = model.forward(state["pending"][:, None], caches, window)
-            counts = state.get("counts")
-            draw = sample(
-                model.logits(hidden),
-                cursors[:, None] + 1,
-                None if counts is None else counts[:, None],
-                knobs,
-                plan,
-            )
-            tokens = draw.tokens[:, 0]
-            after = {**state, "pending": tokens, "cursors": cursors + knobs["active"]}
-            if counts is not None:
-                after["counts"] = counts.at[mx.arange(counts.shape[0]), tokens].add(1)
-            return draw.arrays, after, [cache.written for cache in caches]
 
-        self._steps[plan] = compiled = mx.compile(step)
-        return compiled
-
-    @staticmethod
-    def _unpack(out: tuple[list[mx.array], State, Arrays]) -> tuple[Draw, State, Arrays]:
-        drawn, state, layers = out
-        return Draw(*drawn), state, layers
+        self._steps[self._plan, depth] = step = compiled(self._model, self._plan, depth, on_trace)
+        return step
 
     # Slots, capacity and settings: between steps, with the pipeline drained.
 
@@ -212,9 +204,7 @@ class Batch:
         if not self._caches:
             self._slots = [None]
             self._caches = self._model.new_caches(1, capacity)
-            self._state = {
-                name: mx.zeros((1,), mx.int32) for name in ("pending", "cursors", "body_lengths")
-            }
+            self._state = {name: mx.zeros((1,), mx.int32) for name in _PER_ROW}
         if None not in self._slots:
             self._resize(2 * len(self._slots))
         self._grow(capacity)
@@ -228,33 +218,29 @@ class Batch:
     def _fold(self) -> None:
         """Move every tail to its body and start the tails afresh."""
         self._drain()
-        self._grow(capacity_for(max(slot.cursor for slot in self._slots if slot)))
-        for index, slot in enumerate(self._slots):
-            if slot is None:
-                continue
+        cursors: list[int] = self._state["cursors"].tolist()  # type: ignore[assignment]
+        self._grow(capacity_for(max(cursors)))
+        for index, slot in self._live():
             for cache in self._caches:
                 if isinstance(cache, AttentionCache):
-                    cache.fold(index, slot.body_length, slot.cursor)
-            slot.body_length = slot.cursor
+                    cache.fold(index, slot.body_length, cursors[index])
+            slot.body_length = cursors[index]
         self._state["body_lengths"] = self._state["cursors"]
         mx.eval(self._arrays())
 
-    def _compact(self, live: int) -> None:
+    def _compact(self) -> None:
         """Halve the slots once half of them have been empty for a while."""
-        self._slack = self._slack + 1 if 2 * live <= len(self._slots) else 0
+        self._slack = self._slack + 1 if 2 * len(self._live()) <= len(self._slots) else 0
         if self._slack >= SHRINK_AFTER:
             self._drain()
             self._resize(len(self._slots) // 2)
             self._slack = 0
 
     def _resize(self, size: int) -> None:
-        kept = [index for index, slot in enumerate(self._slots) if slot is not None]
+        kept = [index for index, _ in self._live()]
         for cache in self._caches:
             cache.pick(kept, size)
-        picked = mx.array(kept, mx.int32)
-        for name, array in self._state.items():
-            padding = [(0, size - len(kept))] + [(0, 0)] * (array.ndim - 1)
-            self._state[name] = mx.pad(array[picked] if kept else array[:0], padding)
+        self._state = {name: pick(array, kept, size) for name, array in self._state.items()}
         moved = [self._slots[index] for index in kept]
         self._slots = moved + [None] * (size - len(moved))
         self._knobs_stale = True
@@ -266,20 +252,28 @@ class Batch:
         self._in_flight, self._slack = None, 0
 
     def _replan(self) -> None:
+        """Take up the settings of the rows that are there now."""
         rows = [slot.row.sampling if slot else Sampling(temperature=0) for slot in self._slots]
-        plan = Plan.of(rows)
-        self._plan = plan
-        self._knobs = knobs(rows, plan)
+        depths = [self._depth_of(slot.row) if slot else 0 for slot in self._slots]
+        self._plan = Plan.of(rows, drafts=any(depths))
+        self._knobs = knobs(rows, self._plan)
         self._knobs["active"] = mx.array([slot is not None for slot in self._slots], mx.int32)
+        self._knobs["depth"] = mx.array(depths, mx.int32)
         self._knobs_stale = False
-        if not plan.penalties:
-            self._state.pop("counts", None)
-        elif "counts" not in self._state:
-            shape = (len(self._slots), self._model.vocabulary)
-            self._state["counts"] = mx.zeros(shape, mx.int32)
+        self._keep("counts", self._plan.penalties, (), mx.int32)
+        if "drafts" in self._state:
+            depth = self._state["drafts"].shape[1]
+            self._keep("weights", self._plan.ratio, (depth,), mx.float32)
 
-    def _recount(self, index: int, row: Row) -> None:
-        """Count a joining row's prompt, its pending token included."""
-        tokens = mx.array(row.prompt, mx.int32)
-        counts = mx.zeros((self._model.vocabulary,), mx.int32).at[tokens].add(1)
-        self._state["counts"][index] = counts
+    def _keep(self, name: str, wanted: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+        """Hold an array over the vocabulary only while the plan needs it."""
+        if not wanted:
+            self._state.pop(name, None)
+        elif name not in self._state:
+            full = (len(self._slots), *shape, self._model.vocabulary)
+            self._state[name] = mx.zeros(full, dtype)
+
+
+def _counts(tokens: Sequence[int], vocabulary: int) -> mx.array:
+    """How often each token of the vocabulary occurs, ``[V]`` int32."""
+    return mx.zeros((vocabulary,), mx.int32).at[mx.array(list(tokens), mx.int32)].add(1)

@@ -157,19 +157,29 @@ class AttentionCache:
     def pick(self, slots: Sequence[int], size: int) -> None:
         """Keep these slots, in this order, as the first of ``size`` slots."""
         self.body_keys, self.body_values, self.tail_keys, self.tail_values = (
-            _pick(array, slots, size) for array in self.arrays
+            pick(array, slots, size) for array in self.arrays
         )
 
 
 class RecurrentCache:
-    """A gated delta net: conv inputs ``[S, kernel - 1, channels]``, state ``[S, H, Dv, Dk]``."""
+    """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
+
+    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) stand after the
+    first token of the last window, which is always committed. Of the window's other tokens,
+    drafts that were judged only later, the inputs are kept: the next step first replays as many
+    as were accepted.
+
+    Attributes:
+        kept: empty after a window of one token, else conv inputs ``[S, K, channels]``, keys
+            ``[S, K, Hk, Dk]``, values ``[S, K, H, Dv]``, and the gates' inputs ``[S, K, H]`` x 2.
+    """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
-        self.conv, self.state = arrays
+        self.conv, self.state, *self.kept = arrays
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.conv, self.state]
+        return [self.conv, self.state, *self.kept]
 
     @property
     def written(self) -> list[mx.array]:
@@ -178,7 +188,7 @@ class RecurrentCache:
 
     def advance(self, written: Sequence[mx.array]) -> None:
         """Take over what a step wrote."""
-        self.conv, self.state = written
+        self.conv, self.state, *self.kept = written
 
     def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
         """Lay a prefilled prompt's conv inputs and state, ``[1, ...]`` each, into a slot."""
@@ -193,9 +203,10 @@ class RecurrentCache:
 
     def pick(self, slots: Sequence[int], size: int) -> None:
         """Keep these slots, in this order, as the first of ``size`` slots."""
-        self.conv, self.state = (_pick(array, slots, size) for array in self.arrays)
+        self.advance([pick(array, slots, size) for array in self.arrays])
 
 
-def _pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
+def pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
+    """These slots of an array, in this order, and empty ones after them, ``size`` in all."""
     picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
     return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.protocol import (
-    FinishReason,
-    GenerationRequest,
-    ModelInfo,
-    TokenLogprob,
-)
+from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.interface import Emission, Row
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.sampling import Sampled
-from omlx_worker.engine.text import RowText, keep_first_space
+from omlx_worker.engine.step import RowStep
+from omlx_worker.engine.text import RowText, decode_faithfully
 
 
 class Decoder(Protocol):
@@ -26,19 +21,9 @@ class Decoder(Protocol):
 
     def prefill(self, row_id: str, tokens: int) -> int: ...
 
-    def step(self) -> list[Sampled]: ...
+    def step(self) -> list[RowStep]: ...
 
     def remove(self, row_id: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """What one step added to one row so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
 
 
 class DecodingEngine:
@@ -52,7 +37,7 @@ class DecodingEngine:
         info: ModelInfo,
         max_rows: int,
     ) -> None:
-        keep_first_space(tokenizer)
+        decode_faithfully(tokenizer)
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prompter = prompter
@@ -79,40 +64,49 @@ class DecodingEngine:
         return self._decoder.prefill(row_id, tokens)
 
     def step(self) -> list[Emission]:
-        gathered: dict[str, _Gathered] = {}
-        for sampled in self._decoder.step():
-            if sampled.row_id in self._rows:
-                part = gathered.setdefault(sampled.row_id, _Gathered())
-                self._gather(part, self._rows[sampled.row_id][1], sampled)
-        return [self._emit(row_id, part) for row_id, part in gathered.items()]
+        return [
+            self._emit(*self._rows[step.row_id], step)
+            for step in self._decoder.step()
+            if step.row_id in self._rows
+        ]
 
     def remove(self, row_id: str) -> None:
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
 
-    def _gather(self, part: _Gathered, text: RowText, sampled: Sampled) -> None:
-        if part.finish_reason is not None:
-            return
-        piece = text.feed(sampled.token)
-        part.text += piece.text
-        part.finish_reason = piece.finish_reason
-        if piece.keeps_token:
-            part.tokens.append(sampled.token)
-            if sampled.logprob is not None:
-                part.logprobs.append(self._describe(sampled, sampled.logprob))
-
-    def _emit(self, row_id: str, part: _Gathered) -> Emission:
-        wants_logprobs = self._rows[row_id][0].sampling.top_logprobs is not None
-        if part.finish_reason is not None:
-            self.remove(row_id)
-        logprobs = part.logprobs if wants_logprobs else None
-        return Emission(row_id, part.tokens, part.text, logprobs, part.finish_reason)
-
-    def _describe(self, sampled: Sampled, logprob: float) -> TokenLogprob:
-        decode = self._tokenizer.decode
-        return TokenLogprob(
-            token=decode([sampled.token]),
-            token_id=sampled.token,
-            logprob=logprob,
-            top=[(decode([token]), token, value) for token, value in sampled.top],
+    def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
+        pieces: list[str] = []
+        kept: list[Sampled] = []
+        finish_reason = None
+        for sampled in step.tokens:
+            piece = text.feed(sampled.token)
+            pieces.append(piece.text)
+            if piece.keeps_token:
+                kept.append(sampled)
+            finish_reason = piece.finish_reason
+            if finish_reason is not None:
+                self.remove(row.row_id)
+                break
+        return Emission(
+            row_id=row.row_id,
+            tokens=[sampled.token for sampled in kept],
+            text="".join(pieces),
+            logprobs=self._describe(row, kept),
+            finish_reason=finish_reason,
+            drafted=step.drafted,
+            accepted=step.accepted,
         )
+
+    def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:
+        if row.sampling.top_logprobs is None:
+            return None
+        decode = self._tokenizer.decode
+        return [
+            TokenLogprob(
+                token=decode([sampled.token]),
+                token_id=sampled.token,
+                logprob=sampled.logprob or 0.0,
+                top=[(decode([token]), token, logprob) for token, logprob in sampled.top],
+            )
+            for sampled in kept
+        ]

@@ -11,6 +11,7 @@ from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.sampling import Draw, Plan, Sampled, knobs, sample
+from omlx_worker.engine.step import RowStep
 
 
 class _RowSampler:
@@ -72,18 +73,19 @@ class GeneratorDecoder:
         self._inserted[uid] = _Inserted(row, sampler)
         return 0
 
-    def step(self) -> list[Sampled]:
-        sampled = []
+    def step(self) -> list[RowStep]:
+        steps = []
         for response in self._generator.next_generated():
             inserted = self._inserted[response.uid]
             if response.finish_reason is not None:
                 del self._inserted[response.uid]
+            row = inserted.row
             if inserted.sampler is None:
-                sampled.append(Sampled(inserted.row.row_id, response.token))
+                sampled = Sampled(row.row_id, response.token)
             else:
-                draw = inserted.sampler.draws.popleft()
-                sampled.append(draw.read().at(inserted.row, 0))
-        return sampled
+                sampled = inserted.sampler.draws.popleft().read().at(row, 0)
+            steps.append(RowStep(row.row_id, [sampled]))
+        return steps
 
     def remove(self, row_id: str) -> None:
         if self._waiting.pop(row_id, None) is not None:

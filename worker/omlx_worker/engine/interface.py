@@ -25,6 +25,8 @@ class Sampling:
         repetition_penalty: 1 changes nothing.
         logit_bias: added to the logits, by token id.
         seed: 64 bits; the same seed gives the same tokens in any batch.
+        ratio: judge drafts by the ratio rule instead of coupling; see
+            `omlx_worker.engine.speculation`.
         top_logprobs: alternatives reported per token; None reports no log-probabilities.
     """
 
@@ -37,6 +39,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int = 0
+    ratio: bool = False
     top_logprobs: int | None = None
 
     @property
@@ -58,6 +61,7 @@ class Row:
         max_tokens: at least 1, and fits the context together with the prompt.
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
+        depth: drafts a step, at most; 0 for none, None for what the engine does anyway.
     """
 
     row_id: str
@@ -66,6 +70,7 @@ class Row:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class Emission:
         text: text that is final: never half a character, never part of a stop string.
         logprobs: one a token, where asked for.
         finish_reason: set once, with the row's last emission.
+        drafted: drafts that the step judged for the row.
+        accepted: how many of them it accepted, always the first ones.
     """
 
     row_id: str
@@ -84,6 +91,8 @@ class Emission:
     text: str
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ import mlx.core as mx
 from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models import RaggedModel
-from omlx_worker.engine.sampling import Sampled
+from omlx_worker.engine.step import RowStep
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class _Reading:
 class RaggedDecoder:
     """A `Decoder` over one ragged batch."""
 
-    def __init__(self, model: RaggedModel) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         self._model = model
         self._reading: dict[str, _Reading] = {}
-        self.batch = Batch(model)
+        self.batch = Batch(model, depth)
 
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
@@ -40,8 +40,10 @@ class RaggedDecoder:
     def prefill(self, row_id: str, tokens: int) -> int:
         reading = self._reading[row_id]
         if reading.left > 0:
-            chunk = reading.row.prompt[reading.done : -1][:tokens]
-            self._model.prefill(mx.array(chunk)[None], reading.caches)
+            prompt, done = reading.row.prompt, reading.done
+            chunk = prompt[done:-1][:tokens]
+            following = prompt[done + 1 : done + 1 + len(chunk)]
+            self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
             mx.async_eval([cache.state for cache in reading.caches])
             reading.done += len(chunk)
         if reading.left == 0:
@@ -51,7 +53,7 @@ class RaggedDecoder:
             return 0
         return reading.left
 
-    def step(self) -> list[Sampled]:
+    def step(self) -> list[RowStep]:
         return self.batch.step()
 
     def remove(self, row_id: str) -> None:

@@ -37,6 +37,7 @@ class Plan:
         biases: entries of the longest logit bias, rounded up to a power of two.
         chosen: some row wants log-probabilities of its tokens.
         alternatives: some row wants those of the likeliest tokens as well.
+        ratio: some row's drafts are judged by the ratio rule, so what they were drawn by is kept.
     """
 
     noise: bool = False
@@ -45,9 +46,10 @@ class Plan:
     biases: int = 0
     chosen: bool = False
     alternatives: bool = False
+    ratio: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Sampling]) -> Plan:
+    def of(cls, rows: Sequence[Sampling], *, drafts: bool = False) -> Plan:
         longest = max((len(row.logit_bias) for row in rows), default=0)
         sampled = [row for row in rows if row.temperature > 0]
         return cls(
@@ -57,6 +59,7 @@ class Plan:
             biases=1 << (longest - 1).bit_length() if longest else 0,
             chosen=any(row.top_logprobs is not None for row in rows),
             alternatives=any(bool(row.top_logprobs) for row in rows),
+            ratio=drafts and any(row.ratio for row in sampled),
         )
 
 
@@ -125,10 +128,11 @@ def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
     def column(values: list[Any], dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array(values, dtype)[:, None, None]
 
-    out: Knobs = {}
+    out: Knobs = {"keys": mx.array([_key(row.seed) for row in rows], mx.uint32)}
     if plan.noise:
         out["temperature"] = column([row.temperature for row in rows])
-        out["keys"] = mx.array([_key(row.seed) for row in rows], mx.uint32)
+    if plan.ratio:
+        out["ratio"] = mx.array([[row.ratio and row.temperature > 0] for row in rows])
     if plan.filters:
         out["top_p"] = column([row.top_p for row in rows])
         out["top_k"] = column([row.top_k for row in rows], mx.int32)
@@ -145,16 +149,32 @@ def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
     return out
 
 
-def sample(
-    logits: mx.array, positions: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan
-) -> Draw:
-    """Sample a token at every window position of every row.
+@dataclass(frozen=True)
+class Law:
+    """What each row may sample at each window position.
+
+    Attributes:
+        logprobs: ``[S, W, V]`` float32, the model's own after bias and penalties.
+        weights: ``[S, W, V]`` float32, log-weights after filters and temperature, not
+            normalised; at temperature 0 all on the likeliest token. None where no row of the
+            plan has a temperature: then the likeliest token of ``logprobs`` is the sample.
+    """
+
+    logprobs: mx.array
+    weights: mx.array | None
+
+    def pick(self, noise: mx.array | None) -> mx.array:
+        """The samples ``[S, W]`` int32 that this noise draws."""
+        scores = self.logprobs if self.weights is None or noise is None else self.weights + noise
+        return mx.argmax(scores, axis=-1).astype(mx.int32)
+
+
+def law(logits: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan) -> Law:
+    """The law that logits ``[S, W, V]`` give each row.
 
     Args:
-        logits: ``[S, W, V]``.
-        positions: ``[S, W]`` int32, the position in the row's history that the token will take.
-        counts: ``[S, W, V]``, how often each token occurs in the history before the token;
-            needed where the plan has penalties.
+        counts: ``[S, W, V]``, how often each token occurs in the history before the token that
+            is to be sampled; needed where the plan has penalties.
         knobs: from `knobs`, for the same plan.
     """
     logits = logits.astype(mx.float32)
@@ -167,16 +187,59 @@ def sample(
         assert counts is not None
         logits = _penalise(logits, counts, knobs)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    scores = logprobs
-    if plan.noise:
-        temperature = knobs["temperature"]
-        if plan.filters:
-            scores = mx.where(scores >= _threshold(scores, knobs), scores, -mx.inf)
-        noise = _gumbel(knobs["keys"], positions, logits.shape[-1])
-        warm = scores / mx.maximum(temperature, 1e-6) + noise
-        scores = mx.where(temperature > 0, warm, logprobs)
-    tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
-    return Draw(tokens, *_report(logprobs, tokens, plan))
+    if not plan.noise:
+        return Law(logprobs, None)
+    kept = logprobs
+    if plan.filters:
+        kept = mx.where(kept >= _threshold(kept, knobs), kept, -mx.inf)
+    temperature = knobs["temperature"]
+    likeliest = mx.argmax(logprobs, axis=-1, keepdims=True)
+    alone = mx.where(mx.arange(logprobs.shape[-1]) == likeliest, 0.0, -mx.inf)
+    weights = mx.where(temperature > 0, kept / mx.maximum(temperature, 1e-6), alone)
+    return Law(logprobs, weights)
+
+
+def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
+    """Gumbel noise ``[S, W, vocabulary]``.
+
+    Args:
+        keys: ``[S, 2]`` uint32, one a row.
+        positions: ``[S, W]`` int32, the place in the row's history that the token will take.
+    """
+    slots, width = positions.shape
+    keyed = _keys_at(keys, positions)
+    drawn = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))(keyed)
+    return drawn.reshape(slots, width, vocabulary)
+
+
+def uniform(keys: mx.array, positions: mx.array) -> mx.array:
+    """Uniform numbers ``[S, W]`` in [0, 1), one a row and position."""
+    drawn = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(_keys_at(keys, positions))
+    return drawn.reshape(positions.shape)
+
+
+def report(law: Law, tokens: mx.array, plan: Plan) -> Draw:
+    """Sampled tokens ``[S, W]`` with the log-probabilities that the plan asks for."""
+    if not plan.chosen:
+        return Draw(tokens)
+    chosen = mx.take_along_axis(law.logprobs, tokens[..., None], axis=-1)[..., 0]
+    if not plan.alternatives:
+        return Draw(tokens, chosen)
+    count = min(MAX_TOP_LOGPROBS, law.logprobs.shape[-1])
+    top = mx.argpartition(-law.logprobs, kth=count - 1, axis=-1)[..., :count]
+    values = mx.take_along_axis(law.logprobs, top, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    ranked = (mx.take_along_axis(part, order, axis=-1) for part in (top, values))
+    return Draw(tokens, chosen, *ranked)
+
+
+def sample(
+    logits: mx.array, positions: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan
+) -> Draw:
+    """Sample a token at every window position of every row; see `law` and `noise`."""
+    target = law(logits, counts, knobs, plan)
+    drawn = noise(knobs["keys"], positions, logits.shape[-1]) if plan.noise else None
+    return report(target, target.pick(drawn), plan)
 
 
 def _penalise(logits: mx.array, counts: mx.array, knobs: Knobs) -> mx.array:
@@ -203,31 +266,15 @@ def _threshold(logprobs: mx.array, knobs: Knobs) -> mx.array:
     return mx.maximum(by_rank, ranked[..., -1:] + mx.log(knobs["min_p"]))
 
 
-def _gumbel(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
-    """Noise ``[S, W, vocabulary]`` from row keys ``[S, 2]`` and positions ``[S, W]``."""
+def _keys_at(keys: mx.array, positions: mx.array) -> mx.array:
+    """Random keys ``[S * W, 2]`` of positions ``[S, W]``, from row keys ``[S, 2]``."""
     slots, width = positions.shape
     high = mx.broadcast_to(keys[:, None, :1], (slots, width, 1))
     low = keys[:, None, 1:] + positions[..., None].astype(mx.uint32)
-    flat = mx.concatenate([high, low], axis=-1).reshape(slots * width, 2)
-    noise = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))(flat)
-    return noise.reshape(slots, width, vocabulary)
+    return mx.concatenate([high, low], axis=-1).reshape(slots * width, 2)
 
 
 def _key(seed: int) -> list[int]:
     """A seed as the two words of a random key, spread so that near seeds share no noise."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=seed < 0), digest_size=8).digest()
     return [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]
-
-
-def _report(logprobs: mx.array, tokens: mx.array, plan: Plan) -> list[mx.array]:
-    if not plan.chosen:
-        return []
-    report = [mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]]
-    if plan.alternatives:
-        count = min(MAX_TOP_LOGPROBS, logprobs.shape[-1])
-        top = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
-        values = mx.take_along_axis(logprobs, top, axis=-1)
-        order = mx.argsort(-values, axis=-1)
-        report.append(mx.take_along_axis(top, order, axis=-1))
-        report.append(mx.take_along_axis(values, order, axis=-1))
-    return report

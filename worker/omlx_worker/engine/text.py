@@ -5,21 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_lm.generate import TextStateMachine
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import (
+    BPEStreamingDetokenizer,
+    TokenizerWrapper,
+    _byte_decoder,
+)
 
 from omlx_producer.protocol import FinishReason
 from omlx_worker.engine.interface import Row
 
 
 class _FaithfulDetokenizer(BPEStreamingDetokenizer):
-    """mlx-lm's byte-level detokenizer, without dropping the first space of a completion."""
+    """mlx-lm's byte-level detokenizer, but for the first space of a completion and byte 0.
+
+    mlx-lm 0.32.2 drops the former and takes the latter for no byte at all.
+    """
 
     def _maybe_trim_space(self, current_text: str) -> str:
         return current_text
 
+    def _decode_bytes(self, seq: str) -> str:
+        byte_of = _byte_decoder()
+        known = (bytes([byte_of[c]]) if c in byte_of else c.encode() for c in seq)
+        return b"".join(known).decode("utf-8", "replace")
 
-def keep_first_space(tokenizer: TokenizerWrapper) -> None:
-    """Make a tokenizer's detokenizers return the text of a continuation unchanged."""
+
+def decode_faithfully(tokenizer: TokenizerWrapper) -> None:
+    """Make a byte-level tokenizer's detokenizers return a continuation's text unchanged."""
     if type(tokenizer._detokenizer) is BPEStreamingDetokenizer:
         tokenizer._detokenizer = _FaithfulDetokenizer(tokenizer)
 

@@ -13,6 +13,8 @@ from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 
+LayerCache = AttentionCache | RecurrentCache
+
 
 class RaggedModel(Protocol):
     """What the batch asks of a model: prefill one row, decode windows of many."""
@@ -20,34 +22,45 @@ class RaggedModel(Protocol):
     dtype: mx.Dtype
     vocabulary: int
 
+    @property
+    def drafts(self) -> bool:
+        """Whether the model has a head to draft with."""
+        ...
+
     def new_prompt_cache(self) -> list[Any]: ...
 
-    def prefill(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array: ...
+    def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None: ...
 
     def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
 
-    def new_caches(self, slots: int, capacity: int) -> list[AttentionCache | RecurrentCache]: ...
+    def new_caches(self, slots: int, capacity: int) -> list[LayerCache]: ...
 
-    def wrap(
-        self, arrays: Sequence[Sequence[mx.array]]
-    ) -> list[AttentionCache | RecurrentCache]: ...
+    def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]: ...
 
     def forward(
-        self, tokens: mx.array, caches: Sequence[AttentionCache | RecurrentCache], window: Window
+        self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
+    ) -> mx.array: ...
+
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
     ) -> mx.array: ...
 
     def logits(self, hidden: mx.array) -> mx.array: ...
 
 
-_FAMILIES: dict[type[nn.Module], Callable[[nn.Module], RaggedModel]] = {
+_FAMILIES: dict[type[nn.Module], Callable[..., RaggedModel]] = {
     Qwen35: RaggedQwen35,
     Qwen35Moe: RaggedQwen35,
 }
 
 
-def as_ragged(model: nn.Module) -> RaggedModel | None:
-    """The ragged form of a loaded model, or None where its family has none."""
+def as_ragged(network: nn.Module, *, drafts: bool = True) -> RaggedModel | None:
+    """The ragged form of a loaded model, or None where its family has none.
+
+    Args:
+        drafts: whether its MTP head, if it has one, is to be used.
+    """
     for family, ragged in _FAMILIES.items():
-        if isinstance(model, family):
-            return ragged(model)
+        if isinstance(network, family):
+            return ragged(network, drafts=drafts)
     return None

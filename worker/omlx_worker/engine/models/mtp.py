@@ -35,6 +35,12 @@ class MTPHead(nn.Module):
         self.layers = [DecoderLayer(args, layer_idx=args.full_attention_interval - 1)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
+    def mix(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
+        """What the decoder layer takes, from both inputs of `__call__`."""
+        normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
+        mixed: mx.array = self.fc(mx.concatenate(normed, axis=-1))
+        return mixed
+
     def __call__(
         self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any] | None = None
     ) -> mx.array:
@@ -49,11 +55,7 @@ class MTPHead(nn.Module):
             ``[B, T, hidden]``, normed: what the output projection scores, and what takes the
             place of ``hidden`` one draft deeper.
         """
-        x = self.fc(
-            mx.concatenate(
-                [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], axis=-1
-            )
-        )
+        x = self.mix(embeddings, hidden)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
         normed: mx.array = self.norm(x)
