@@ -1,0 +1,171 @@
+"""Whatever joins, leaves, drafts and is rejected, a row's cache is that of the row alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
+
+from omlx_worker.engine.cache import AttentionCache, RecurrentCache, capacity_for
+from omlx_worker.engine.interface import Row
+from omlx_worker.engine.ragged import RaggedDecoder
+from tests.engine.driving import GREEDY, Loaded
+
+LENGTH = 140
+ROWS = 6
+
+join = st.tuples(st.just("join"), st.integers(1, 40), st.sampled_from([0, 1, 2, 3, None]))
+leave = st.tuples(st.just("leave"), st.integers(0, ROWS - 1))
+step = st.tuples(st.just("step"), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.integers(1, 8))
+check = st.tuples(st.just("check"))
+moves = st.lists(st.one_of(join, leave, step, step, check), min_size=60, max_size=90)
+
+
+class Driver:
+    """Plays moves on a batch, drafts being right as often as the move says."""
+
+    def __init__(self, loaded: Loaded, seed: int) -> None:
+        self.loaded = loaded
+        self.decoder: RaggedDecoder = loaded.decoder(depth=3)
+        self.batch = self.decoder.batch
+        self.rng = random.Random(seed)
+        self.histories: dict[str, list[int]] = {}
+        self.futures: dict[str, list[int]] = {}
+        self.steps = 0
+        self.accepted = 0
+        self.checked = 0
+
+    def join(self, length: int, depth: int | None) -> None:
+        if len(self.histories) == ROWS:
+            return
+        name = f"{self.steps}-{self.rng.random()}"
+        prompt = [self.rng.randrange(256) for _ in range(length)]
+        self.decoder.add(Row(name, prompt, LENGTH, GREEDY, depth=depth))
+        while self.decoder.prefill(name, 16):
+            pass
+        self.histories[name] = prompt
+        self.futures[name] = self.loaded.greedy(prompt, LENGTH + 8)
+
+    def leave(self, place: int) -> None:
+        if place < len(self.histories):
+            self._drop(list(self.histories)[place])
+
+    def _drop(self, name: str) -> None:
+        self.decoder.remove(name)
+        del self.histories[name], self.futures[name]
+
+    def step(self, worth: float, times: int) -> None:
+        for _ in range(times):
+            self._land()
+            if not self.histories:
+                return
+            self._forge(worth)
+            assert self.decoder.step() == []
+            self.steps += 1
+
+    def _land(self) -> None:
+        """Read the step in flight, so that the host knows where every row stands."""
+        flight, self.batch._in_flight = self.batch._in_flight, None
+        for outcome in self.batch._read(flight) if flight else []:
+            emitted = [sampled.token for sampled in outcome.tokens]
+            assert emitted == self.futures[outcome.row_id][: len(emitted)]
+            del self.futures[outcome.row_id][: len(emitted)]
+            self.histories[outcome.row_id] += emitted
+            self.accepted += outcome.accepted
+            if len(self.futures[outcome.row_id]) <= 8:
+                self._drop(outcome.row_id)
+
+    def _forge(self, worth: float) -> None:
+        if "drafts" not in self.batch._state:
+            return
+        drafts: Any = self.batch._state["drafts"].tolist()
+        for index, slot in self.batch._live():
+            future = self.futures[slot.row.row_id]
+            for place in range(len(drafts[index])):
+                right = self.rng.random() < worth
+                drafts[index][place] = (future[place] + (not right)) % 256
+        self.batch._state["drafts"] = mx.array(drafts, mx.int32)
+
+    def check(self) -> None:
+        self._land()
+        state: Any = {k: v.tolist() for k, v in self.batch._state.items()}
+        for index, slot in self.batch._live():
+            history = self.histories[slot.row.row_id]
+            cursor = state["cursors"][index]
+            assert cursor == len(history) - 1
+            self._compare(index, slot.row, history, cursor, state["accepted"][index])
+            self.checked += 1
+
+    def _compare(
+        self, index: int, row: Row, history: list[int], cursor: int, accepted: int
+    ) -> None:
+        """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
+        model = self.decoder._model
+        body = self.batch._slots[index].body_length  # type: ignore[union-attr]
+        fresh = model.new_prompt_cache()
+        recurrent = model.new_prompt_cache()
+        # Recurrent layers have yet to replay the drafts accepted last.
+        for tokens, caches in (
+            (history[:cursor], fresh),
+            (history[: cursor - accepted], recurrent),
+        ):
+            if tokens:
+                model.prefill(
+                    mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
+                )
+        for cache, whole, behind in zip(self.batch._caches, fresh, recurrent, strict=True):
+            if isinstance(cache, AttentionCache):
+                assert isinstance(whole, KVCache)
+                if not cursor:
+                    continue
+                for bodies, tails, wanted in zip(
+                    (cache.body_keys, cache.body_values),
+                    (cache.tail_keys, cache.tail_values),
+                    whole.keys_and_values(),
+                    strict=True,
+                ):
+                    got = mx.concatenate(
+                        [bodies[index, :, :body], tails[index, :, : cursor - body]], axis=1
+                    )
+                    assert mx.allclose(got, wanted[0], rtol=1e-4, atol=1e-4).item()
+            else:
+                assert isinstance(cache, RecurrentCache)
+                if cursor - accepted:
+                    conv, state = behind[0], behind[1]
+                    assert mx.allclose(cache.conv[index], conv[0], rtol=1e-4, atol=1e-4).item()
+                    assert mx.allclose(cache.state[index], state[0], rtol=1e-4, atol=1e-4).item()
+
+
+@settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(script=moves, seed=st.integers(0, 1000))
+def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
+    qwen: Loaded, script: list[tuple[Any, ...]], seed: int
+) -> None:
+    driver = Driver(qwen, seed)
+    driver.join(12, None)
+    driver.join(1, 2)
+    for move, *values in script:
+        getattr(driver, move)(*values)
+    while driver.steps < 200:
+        driver.join(7, None)
+        driver.step(0.8, 10)
+        driver.check()
+
+    assert driver.steps >= 200
+    assert driver.accepted > 50
+    assert driver.checked > 20
+
+
+@pytest.mark.parametrize(("positions", "capacity"), [(1, 256), (256, 256), (257, 512), (900, 1024)])
+def test_capacities_double_so_that_shapes_repeat(positions: int, capacity: int) -> None:
+    assert capacity_for(positions) == capacity

@@ -1,0 +1,53 @@
+"""Leases for tests, without a worker around them."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from omlx_producer.protocol import (
+    PRIORITIES,
+    ChoiceDelta,
+    DoneEvent,
+    FailedEvent,
+    TokensEvent,
+    Usage,
+    queue_name,
+)
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.lease import Ending, LeaseTable
+from tests.worker.running import ALIAS
+
+QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
+
+
+def table(connection: Redis, name: str = "worker-a", seconds: float = 30.0) -> LeaseTable:
+    return LeaseTable(connection, name, QUEUES, seconds=seconds)
+
+
+def claim(leases: LeaseTable, limit: int = 1) -> list[ClaimedJob]:
+    claimed = leases.claim(limit)
+    assert claimed is not None
+    return claimed
+
+
+def tokens(job_id: str, n: int, count: int = 1) -> TokensEvent:
+    return TokensEvent(
+        job_id=job_id, n=n, choices=[ChoiceDelta(index=0, text="x" * count, tokens=[1] * count)]
+    )
+
+
+def done(job_id: str, n: int = 3) -> Ending:
+    usage = Usage(prompt_tokens=1, completion_tokens=n, total_tokens=1 + n)
+    event = DoneEvent(job_id=job_id, n=n, finish_reasons=["stop"], usage=usage)
+    return Ending("finished", event, result={"text": "abc"})
+
+
+def failed(job_id: str, sentence: str = "it broke") -> Ending:
+    return Ending("failed", FailedEvent(job_id=job_id, n=0, error=sentence))
+
+
+def expire(connection: Redis, leases: LeaseTable) -> None:
+    """As if the worker had been silent for longer than its leases."""
+    for job in leases.jobs():
+        key, member = f"rq:wip:{job.queue}", f"{job.id}:{job.execution}"
+        connection.zincrby(key, -leases.seconds - 1, member)

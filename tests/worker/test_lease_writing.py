@@ -1,0 +1,156 @@
+"""Writing under a lease: appends and endings, and who is refused."""
+
+from __future__ import annotations
+
+from redis import Redis
+from rq.job import JobStatus
+
+from omlx_producer.protocol import (
+    CancelledEvent,
+    events_key,
+    tokens_channel,
+)
+from omlx_worker.lease import Commit, Ending
+from tests.worker.leasing import claim, done, expire, failed, table, tokens
+from tests.worker.running import enqueue, events, queue, status
+
+
+def test_an_append_reaches_stream_and_channel_alike(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    with connection.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(tokens_channel(job.id))
+        pubsub.get_message(timeout=1)
+        assert leases.append([(claimed, tokens(job.id, 2, 2))]) == {}
+        heard = pubsub.get_message(timeout=2)
+    ((entry_id, fields),) = connection.xrange(events_key(job.id))
+    assert entry_id == b"2-0"
+    assert fields[b"event"] == heard["data"]
+    assert connection.ttl(events_key(job.id)) > 0
+
+
+def test_an_append_by_a_worker_that_lost_its_lease_is_refused(connection: Redis) -> None:
+    job = enqueue(connection)
+    stale, fresh = table(connection, "stale"), table(connection, "fresh")
+    (old,) = claim(stale)
+    expire(connection, stale)
+    assert fresh.sweep() == [job.id]
+    (new,) = claim(fresh)
+    assert stale.append([(old, tokens(job.id, 1))]) == {job.id: "started"}
+    assert events(connection, job.id) == []
+    assert fresh.append([(new, tokens(job.id, 1))]) == {}
+    assert stale.append([(old, tokens(job.id, 2)), (old, None)]) == {job.id: "started"}
+    assert len(events(connection, job.id)) == 1
+
+
+def test_an_append_that_is_repeated_is_written_once(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    for _ in range(2):
+        assert leases.append([(claimed, tokens(job.id, 1))]) == {}
+    assert len(events(connection, job.id)) == 1
+    leases.append([(claimed, tokens(job.id, 2))])
+    assert leases.append([(claimed, tokens(job.id, 1))]) == {job.id: "written"}
+
+
+def test_one_refused_job_does_not_hold_up_the_others(connection: Redis) -> None:
+    first, second = enqueue(connection), enqueue(connection)
+    leases = table(connection)
+    claimed = claim(leases, 2)
+    leases.give_back([claimed[0]])
+    refused = leases.append([(job, tokens(job.id, 1)) for job in claimed])
+    assert refused == {first.id: "queued"}
+    assert len(events(connection, second.id)) == 1
+
+
+# Ending
+
+
+def test_a_commit_writes_what_rq_reads(connection: Redis) -> None:
+    job = enqueue(connection, result_ttl=77)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert len(leases) == 0
+    job.refresh()
+    assert job.return_value() == {"text": "abc"}
+    assert job.get_status() is JobStatus.FINISHED
+    assert job in queue(connection).finished_job_registry
+    assert job.get_executions() == []
+    assert connection.zcard(f"rq:wip:{claimed.queue}") == 0
+    assert connection.xrange(events_key(job.id))[-1][0] == b"3-1"
+
+
+def test_a_commit_without_the_lease_is_refused(connection: Redis) -> None:
+    job = enqueue(connection)
+    stale, fresh = table(connection, "stale"), table(connection, "fresh")
+    (old,) = claim(stale)
+    expire(connection, stale)
+    fresh.sweep()
+    assert stale.commit(old, done(job.id)) is Commit.LOST
+    assert status(job) == "queued"
+    (new,) = claim(fresh)
+    assert stale.commit(old, done(job.id)) is Commit.LOST
+    assert stale.commit(old, failed(job.id)) is Commit.LOST
+    assert job.results() == []
+    assert events(connection, job.id) == []
+    assert fresh.commit(new, done(job.id)) is Commit.DONE
+    assert len(job.results()) == 1
+
+
+def test_a_commit_is_written_once(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    verdicts = [leases.commit(claimed, done(job.id)) for _ in range(2)]
+    assert verdicts == [Commit.DONE, Commit.LOST]
+    assert len(job.results()) == 1
+
+
+def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:
+    job = enqueue(connection, failure_ttl=99)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, failed(job.id, "prompt: empty")) is Commit.DONE
+    job.refresh()
+    assert job.is_failed
+    result = job.latest_result()
+    assert result.type is result.Type.FAILED
+    assert result.exc_string == "prompt: empty"
+    assert job in queue(connection).failed_job_registry
+    assert 0 < connection.ttl(job.key) <= 99
+    assert job.requeue().get_status() is JobStatus.QUEUED
+
+
+def test_a_stopped_job_reads_as_rq_leaves_one(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    leases.commit(
+        claimed, Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stopped on request"))
+    )
+    assert job.get_status() is JobStatus.STOPPED
+    assert job in queue(connection).failed_job_registry
+
+
+def test_results_that_never_expire_are_kept(connection: Redis) -> None:
+    job = enqueue(connection, result_ttl=-1)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    leases.append([(claimed, tokens(job.id, 3, 3))])
+    leases.commit(claimed, done(job.id))
+    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+        assert connection.ttl(key) == -1
+    assert connection.zscore(f"rq:finished:{claimed.queue}", job.id) == float("inf")
+
+
+def test_a_job_with_dependents_is_left_to_rq(connection: Redis) -> None:
+    job = enqueue(connection)
+    enqueue(connection, depends_on=job)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, done(job.id)) is Commit.NEEDS_RQ
+    assert leases.holds(claimed)
+    assert status(job) == "started"

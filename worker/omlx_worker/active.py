@@ -1,0 +1,152 @@
+"""A job in flight: its rows, what they have produced, and what its consumers have been told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from omlx_producer.protocol import (
+    ChoiceDelta,
+    DoneEvent,
+    FinishReason,
+    GenerationRequest,
+    TokenLogprob,
+    TokensEvent,
+    Usage,
+)
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.lease import Ending
+from omlx_worker.responses import response_body
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one row has produced, and how much of it has been published."""
+
+    row: Row
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    sent_tokens: int = 0
+    unsent_text: str = ""
+    # Characters that this run is yet to repeat of what an interrupted run has published.
+    repeats: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def feed(self, emission: Emission) -> None:
+        self.tokens += emission.tokens
+        self.pieces.append(emission.text)
+        self.unsent_text += emission.text[self.repeats :]
+        self.repeats = max(0, self.repeats - len(emission.text))
+        self.logprobs += emission.logprobs or ()
+        self.finish_reason = emission.finish_reason or self.finish_reason
+
+    def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
+        """What is new since the last call."""
+        tokens = self.tokens[self.sent_tokens :]
+        if not tokens and not self.unsent_text:
+            return None
+        logprobs = self.logprobs[self.sent_tokens :] if with_logprobs else None
+        delta = ChoiceDelta(index=index, text=self.unsent_text, tokens=tokens, logprobs=logprobs)
+        self.sent_tokens += len(tokens)
+        self.unsent_text = ""
+        return delta
+
+
+class ActiveJob:
+    """Folds the emissions of a job's rows into events and, at the end, the response.
+
+    A job that was interrupted runs again from its start with the same seed, and so repeats the
+    tokens that are already in its stream: `resume` counts them as sent, and only what follows is
+    published.
+    """
+
+    def __init__(
+        self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row], *, streams: bool
+    ) -> None:
+        self.claim = claim
+        self.request = request
+        self.streams = streams
+        self.created = int(time.time())
+        self._sent = 0
+        self._choices = [Choice(row) for row in rows]
+        self._by_row = {choice.row.row_id: choice for choice in self._choices}
+
+    @property
+    def id(self) -> str:
+        return self.claim.id
+
+    @property
+    def rows(self) -> list[Row]:
+        return [choice.row for choice in self._choices]
+
+    @property
+    def choices(self) -> list[Choice]:
+        return self._choices
+
+    @property
+    def tokens(self) -> int:
+        """Tokens produced so far, all choices together."""
+        return sum(len(choice.tokens) for choice in self._choices)
+
+    @property
+    def sent(self) -> int:
+        """The count in the latest event, which the terminal event repeats."""
+        return self._sent
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
+
+    def resume(self, events: Iterable[TokensEvent]) -> None:
+        """Count the events of an interrupted run as sent."""
+        for event in events:
+            self._sent = event.n
+            for delta in event.choices:
+                choice = self._choices[delta.index]
+                choice.sent_tokens += len(delta.tokens)
+                choice.repeats += len(delta.text)
+
+    def feed(self, emission: Emission) -> None:
+        """Take in what one step added to one row."""
+        self._by_row[emission.row_id].feed(emission)
+
+    def take_event(self) -> TokensEvent | None:
+        """What was produced since the last event, or None when there is nothing new.
+
+        Text that a row held back until its stop token, which is no token of the text, comes
+        without tokens; that stop token is counted then, so that ids still grow.
+        """
+        taken = [
+            choice.take(index, self.request.logprobs) for index, choice in enumerate(self._choices)
+        ]
+        deltas = [delta for delta in taken if delta is not None]
+        if not deltas:
+            return None
+        self._sent += max(1, sum(len(delta.tokens) for delta in deltas))
+        return TokensEvent(job_id=self.id, n=self._sent, choices=deltas)
+
+    def ending(self) -> Ending:
+        """The end of a finished job: its response and its last event."""
+        usage = self.usage()
+        event = DoneEvent(
+            job_id=self.id,
+            n=self._sent if self.streams else max(self._sent, self.tokens),
+            finish_reasons=[choice.finish_reason or "stop" for choice in self._choices],
+            usage=usage,
+        )
+        return Ending("finished", event, result=response_body(self, usage))
+
+    def usage(self) -> Usage:
+        prompt, completion = len(self._choices[0].row.prompt), self.tokens
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+        )

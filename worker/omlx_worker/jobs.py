@@ -1,0 +1,96 @@
+"""The job's function, and reading a claimed job's payload without trusting it.
+
+A payload is what RQ stored: a zlib-compressed JSON list of function name, instance, positional and
+keyword arguments. Anything else is refused with one sentence; nothing is imported, called or
+unpickled on its say.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any, NoReturn
+
+from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
+
+# A prompt of the protocol's greatest length, each character escaped as \\uXXXX, fits.
+MAX_BODY_BYTES = 64 * 2**20
+
+
+def generate(request: Any = None) -> NoReturn:  # noqa: ARG001 (what producers pass)
+    """What a stock RQ worker calls. Only an omlx-worker can serve such a job."""
+    raise RuntimeError(
+        "this job needs an omlx-worker, which a stock RQ worker is not; "
+        "start one with: omlx-worker run --model MODEL"
+    )
+
+
+def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
+    """Read and validate the request of a claimed job.
+
+    Raises:
+        InvalidRequest: with one sentence for the user.
+    """
+    function, instance, args, kwargs = _decode_call(_decompress(data))
+    if function != JOB_FUNCTION:
+        raise InvalidRequest(
+            f"the job calls {_shown(function)}, which this worker does not run; "
+            f"enqueue {JOB_FUNCTION}"
+        )
+    if instance is not None or args != []:
+        raise InvalidRequest("the job has positional arguments; give the keyword request only")
+    if not isinstance(kwargs, dict) or set(kwargs) != {"request"}:
+        raise InvalidRequest("the job's only keyword argument must be request")
+    try:
+        request = GenerationRequest.parse(kwargs["request"])
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply; flatten it") from None
+    if request.model != model_alias:
+        raise InvalidRequest(
+            f"model: got {_shown(request.model)}; this worker serves {model_alias!r}"
+        )
+    return request
+
+
+def _decompress(data: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    try:
+        body = decompressor.decompress(data, MAX_BODY_BYTES)
+    except zlib.error:
+        body = data  # RQ reads uncompressed payloads too.
+    else:
+        if decompressor.unconsumed_tail:
+            raise InvalidRequest(f"the job's payload is longer than {MAX_BODY_BYTES} bytes")
+    if len(body) > MAX_BODY_BYTES:
+        raise InvalidRequest(f"the job's payload is longer than {MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
+    if body.startswith(b"\x80"):
+        raise InvalidRequest(
+            "the job's payload is a pickle, which this worker never opens; "
+            "enqueue with RQ's JSONSerializer"
+        )
+    try:
+        call = json.loads(body, parse_constant=_refuse_constant)
+    except InvalidRequest:
+        raise
+    except RecursionError:
+        raise InvalidRequest("the job's payload is nested too deeply; flatten it") from None
+    except ValueError:
+        raise InvalidRequest(
+            "the job's payload is not JSON; enqueue with RQ's JSONSerializer"
+        ) from None
+    if not isinstance(call, list) or len(call) != 4:
+        raise InvalidRequest("the job's payload is not a function call as RQ writes one")
+    return (call[0], call[1], call[2], call[3])
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"the job's payload holds {name}, which is not JSON")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

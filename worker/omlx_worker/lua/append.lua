@@ -1,0 +1,38 @@
+-- Write one event of each of many jobs to its stream and its channel, for lease holders only.
+--
+-- ARGV[1]    seconds that a stream lives after its last event
+-- ARGV[2]    prefix of event streams
+-- ARGV[3]    prefix of token channels
+-- ARGV[4..]  for each job: queue, job, execution, entry id, event; an empty event only asks
+--            whether the lease is still held
+--
+-- Returns the refused jobs: {job, reason, job, reason, ...} where the reason is the job's status
+-- when its lease is gone, or 'written' when its stream is already further.
+
+local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
+local refused = {}
+
+local function refuse(job, reason)
+  refused[#refused + 1] = job
+  refused[#refused + 1] = reason
+end
+
+for i = 4, #ARGV, 5 do
+  local queue, job, execution, id, event = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  if not holds(queue, job, execution) then
+    refuse(job, status(job))
+  elseif event ~= '' then
+    local reply = redis.pcall('XADD', events .. job, id, 'event', event)
+    if type(reply) == 'table' and reply.err then
+      if not string.find(reply.err, 'equal or smaller', 1, true) then return reply end
+      -- The holder of a lease is its only writer: its own id at the top is a call that was
+      -- made twice because the first answer was lost.
+      local last = redis.call('XREVRANGE', events .. job, '+', '-', 'COUNT', 1)
+      if not (last[1] and last[1][1] == id) then refuse(job, 'written') end
+    else
+      redis.call('PUBLISH', tokens .. job, event)
+      redis.call('EXPIRE', events .. job, ttl)
+    end
+  end
+end
+return refused

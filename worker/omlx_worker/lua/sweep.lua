@@ -1,0 +1,31 @@
+-- Put jobs whose leases have expired back at the front of their queues.
+--
+-- KEYS[1]    lock: workers that come while it exists leave the sweeping to its owner
+-- ARGV[1]    milliseconds that the lock lasts
+-- ARGV[2]    grace in seconds, see `extend`
+-- ARGV[3]    prefix of this project's execution ids; a stock worker's entries are left to RQ
+-- ARGV[4..]  queues
+--
+-- Returns the ids of the returned jobs.
+
+if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return {} end
+local time = now()
+local returned = {}
+for i = 4, #ARGV do
+  local queue = ARGV[i]
+  local expired = redis.call('ZRANGEBYSCORE', started_key(queue),
+    '-inf', number(time + tonumber(ARGV[2])))
+  local ours = {}
+  for _, entry in ipairs(expired) do
+    local job, execution = string.match(entry, '^([^:]*):(.*)$')
+    if execution and string.sub(execution, 1, #ARGV[3]) == ARGV[3] then
+      ours[#ours + 1] = {job, execution}
+    end
+  end
+  -- Execution ids grow with time: the last claimed goes first, and the oldest ends up in front.
+  table.sort(ours, function(a, b) return a[2] > b[2] end)
+  for _, entry in ipairs(ours) do
+    if put_back(queue, entry[1], entry[2]) then returned[#returned + 1] = entry[1] end
+  end
+end
+return returned

@@ -1,0 +1,118 @@
+"""Endings that RQ's own handlers write: dependents, callbacks, webhooks, ``Retry``, ``Repeat``.
+
+The only module that calls RQ's handlers; a new RQ changes this one. They write in several calls,
+so the lease is renewed before each step, and a job whose lease is gone is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
+
+from omlx_producer.protocol import FailedEvent
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.lease import Ending, LeaseTable
+from omlx_worker.publisher import TROUBLE
+
+if TYPE_CHECKING:
+    from omlx_worker.rq_worker import GenerationWorker
+
+log = logging.getLogger("omlx_worker.rq_endings")
+
+
+class GenerationFailed(Exception):
+    """What failure callbacks are given: the sentence of a job that failed."""
+
+
+def end_through_rq(
+    worker: GenerationWorker, leases: LeaseTable, claim: ClaimedJob, ending: Ending
+) -> None:
+    """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
+    if not leases.holds(claim):
+        return
+    if leases.renew([claim]):
+        log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
+        leases.forget(claim)
+        return
+    try:
+        job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
+        job.ended_at = datetime.now(UTC)
+        worker.execution = _execution(worker, claim)
+        if ending.status == "finished":
+            ending = _succeed(worker, leases, claim, job, ending)
+        if ending.status != "finished":
+            _fail(worker, leases, claim, job, ending)
+    except TROUBLE:
+        raise
+    except Exception:
+        # A job hash that RQ cannot read, as may come from a job written by hand.
+        log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
+        leases.commit(claim, ending, force=True)
+    finally:
+        worker.execution = worker.on_ending = None
+        leases.forget(claim)
+
+
+def _succeed(
+    worker: GenerationWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+) -> Ending:
+    """Returns the ending; a success callback that raises turns it into a failure."""
+    job._status = JobStatus.FINISHED
+    job._result = ending.result
+    try:
+        job.execute_success_callback(_death_penalty(), ending.result)
+    except Exception as error:
+        log.exception("the success callback of job %s failed", job.id)
+        sentence = f"the success callback failed: {type(error).__name__}: {error}"
+        event = FailedEvent(job_id=job.id, n=ending.event.n, error=sentence)
+        return Ending("failed", event)
+    if leases.renew([claim]):
+        return ending
+    queue = worker.queue_of(claim)
+    ttl = job.get_result_ttl(worker.default_result_ttl)
+    worker.on_ending = lambda pipeline: leases.publish_end(pipeline, job.id, ending.event, ttl)
+    worker.handle_job_success(job, queue, queue.started_job_registry)
+    job.send_webhooks(JobStatus.FINISHED)
+    return ending
+
+
+def _fail(
+    worker: GenerationWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+) -> None:
+    stopped = ending.status == "stopped"
+    job._status = JobStatus.FAILED
+    if not ending.retry:
+        job.retries_left = 0
+    try:
+        if stopped:
+            worker._stopped_job_id = job.id
+            job.execute_stopped_callback(_death_penalty())
+        else:
+            error = GenerationFailed(ending.sentence)
+            job.execute_failure_callback(_death_penalty(), type(error), error, None)
+    except Exception:
+        log.exception("a callback of job %s failed", job.id)
+    if leases.renew([claim]):
+        return
+    if stopped or not job.should_retry:
+        worker.on_ending = lambda pipeline: leases.publish_end(pipeline, job.id, ending.event)
+    worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
+
+
+def _execution(worker: GenerationWorker, claim: ClaimedJob) -> Execution:
+    execution = Execution(claim.execution, claim.id, worker.connection, worker.name)
+    execution.created_at = datetime.fromtimestamp(claim.started_at, UTC)
+    return execution
+
+
+def _death_penalty() -> type[BaseDeathPenalty]:
+    """RQ's limit for callbacks; the one made of signals works on the main thread only."""
+    on_main = threading.current_thread() is threading.main_thread()
+    return UnixSignalDeathPenalty if on_main else TimerDeathPenalty

@@ -1,0 +1,166 @@
+"""What RQ's tools see of the worker: its record, its commands, its registries."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+
+from redis import Redis
+from redis.client import Pipeline
+from rq import Queue, Worker
+from rq.job import Job
+from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry
+from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker import WorkerStatus
+from rq.worker_registration import clean_worker_registry
+
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.lease import LeaseTable
+from omlx_worker.messages import MainMailbox, Ring, StopJob
+
+log = logging.getLogger("omlx_worker.worker")
+
+BEAT_SECONDS = 15.0
+
+
+class RecordedWorker(Worker):
+    """RQ's worker without its work horses: one record that stands for many jobs.
+
+    Args:
+        bell: a channel on which any message means that jobs may have arrived.
+        mailbox: where commands go; they come on RQ's pub/sub thread.
+    """
+
+    def __init__(
+        self,
+        queues: list[str],
+        *,
+        connection: Redis,
+        name: str | None,
+        bell: str,
+        mailbox: MainMailbox,
+    ) -> None:
+        super().__init__(
+            queues, name=name or unique_name(), connection=connection, serializer=JSONSerializer
+        )
+        # Called with the pipeline in which RQ's handlers end a job.
+        self.on_ending: Callable[[Pipeline], None] | None = None
+        self._bell = bell
+        self._mailbox = mailbox
+        self._shown: tuple[str, str | None] | None = None
+        self._beat_at = float("-inf")
+
+    def queue_of(self, claim: ClaimedJob) -> Queue:
+        return next(queue for queue in self.queues if queue.name == claim.queue)
+
+    def _set_connection(self, connection: Redis) -> Redis:
+        """RQ raises the socket timeout to outlast its blocking pops; there are none here."""
+        return connection
+
+    # Commands
+
+    def subscribe(self) -> None:
+        """Listen for RQ's commands and for producers that ring."""
+        pubsub: Any = self.connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        pubsub.subscribe(
+            **{
+                self.pubsub_channel_name: self.handle_payload,
+                self._bell: lambda _: self._mailbox.put(Ring()),
+            }
+        )
+        self.pubsub: Any = pubsub
+        self.pubsub_thread: Any = pubsub.run_in_thread(
+            sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
+        )
+
+    def unsubscribe(self) -> None:
+        """In the other order than RQ's, whose thread may go back to waiting and miss its end."""
+        if self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+            self.pubsub.unsubscribe()
+            self.pubsub_thread.join(timeout=1)
+
+    def handle_payload(self, message: dict[str, Any]) -> None:
+        """Pass an RQ command on to the main thread."""
+        try:
+            payload = json.loads(message["data"])
+            command = payload["command"]
+        except (ValueError, KeyError, TypeError):
+            log.warning("ignoring a command that can not be read: %r", message.get("data"))
+            return
+        if command == "stop-job":
+            self._mailbox.put(StopJob(str(payload.get("job_id"))))
+        elif command == "shutdown":
+            self.request_stop(signal.SIGINT, None)
+        else:
+            log.info("ignoring the command %r: this worker has no work horse", command)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+    # The record
+
+    def show(self, leases: LeaseTable, suspended: bool) -> None:
+        """Write state and current job when they have changed; the oldest job stands for all."""
+        jobs = leases.jobs()
+        idle = WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE
+        shown = (WorkerStatus.BUSY, jobs[0].id) if jobs else (idle, None)
+        if shown == self._shown:
+            return
+        with self.connection.pipeline() as pipeline:
+            self.set_state(shown[0], pipeline=pipeline)
+            self.set_current_job_id(shown[1], pipeline=pipeline)
+            pipeline.execute()
+        self._shown = shown
+
+    def beat(self) -> None:
+        """Show a sign of life and run RQ's maintenance, when they are due."""
+        if time.monotonic() - self._beat_at < BEAT_SECONDS:
+            return
+        with self.connection.pipeline() as pipeline:
+            self.heartbeat(pipeline=pipeline)
+            added = pipeline.execute()[0]
+        if added:
+            # The record had expired: Redis was away for longer than a worker may be silent.
+            self.connection.hset(self.key, mapping=self.serialize())
+            self._shown = None
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+        self._beat_at = time.monotonic()
+
+    # RQ's handlers and maintenance
+
+    def cleanup_execution(self, job: Job, pipeline: Pipeline) -> None:
+        """RQ calls it in the transaction that ends a job: events go out with that."""
+        super().cleanup_execution(job, pipeline)
+        self._shown = None
+        if self.on_ending is not None:
+            self.on_ending(pipeline)
+
+    def clean_registries(self) -> None:
+        """RQ's maintenance without its part for started jobs, which would fail abandoned ones;
+        the sweeper puts those back instead."""
+        for queue in self.queues:
+            if not queue.acquire_maintenance_lock():
+                continue
+            for registry in (FinishedJobRegistry, FailedJobRegistry, DeferredJobRegistry):
+                registry(queue=queue).cleanup()
+            clean_worker_registry(queue)
+            queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
+        self.last_cleaned_at = now()  # type: ignore[assignment]
+
+
+def unique_name() -> str:
+    """RQ refuses the name of a worker that was killed until its record expires."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return f"{host}-{os.getpid()}-{uuid4().hex[:6]}"

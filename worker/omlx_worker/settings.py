@@ -1,0 +1,54 @@
+"""The worker's settings: from the command line, else ``OMLX_QUEUE_*``, else these defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from omlx_producer.protocol import ModelAlias
+
+
+class WorkerSettings(BaseSettings):
+    """Everything a worker can be told. Durations are in seconds.
+
+    Attributes:
+        model: ``demo``, a folder, or a Hugging Face id.
+        model_alias: the name in requests and queues; by default the model's last path part.
+        embedded_redis: start a Redis server as a child, and end it with the worker.
+        redis_dir: where the embedded server keeps its data.
+        max_batch: rows in the batch at the same time.
+        burst: end when the queues are empty.
+        name: the worker's name in RQ; by default host, process id and a random part.
+        lease_seconds: how long a job stays this worker's without a sign of life.
+        prefill_chunk: prompt tokens read between two decode steps.
+        drain_timeout: how long running jobs may go on after SIGTERM.
+        stream_ttl: how long a stream of tokens is kept when no result says so.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="OMLX_QUEUE_", populate_by_name=True, env_ignore_empty=True
+    )
+
+    model: str = "demo"
+    model_alias: ModelAlias | None = None
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
+    )
+    embedded_redis: bool = False
+    redis_dir: Path | None = None
+    max_batch: int = Field(default=16, ge=1, le=1024)
+    burst: bool = False
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    lease_seconds: float = Field(default=30.0, ge=1)
+    prefill_chunk: int = Field(default=512, ge=1)
+    drain_timeout: float = Field(default=60.0, ge=0)
+    stream_ttl: int = Field(default=86_400, ge=60)
+
+    @property
+    def alias(self) -> str:
+        if self.model_alias is not None:
+            return self.model_alias
+        return self.model.rstrip("/").rpartition("/")[2] or self.model
