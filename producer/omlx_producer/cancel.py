@@ -1,0 +1,80 @@
+"""Cancel a job, wherever it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import redis
+from redis.exceptions import WatchError
+from rq.command import send_stop_job_command
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.job import Job
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from omlx_producer.errors import OmlxQueueError
+from omlx_producer.outcome import ENDINGS
+from omlx_producer.protocol import CancelledEvent, events_key, tokens_channel
+from omlx_producer.state import fetch_job, tokens_streamed
+
+CancelOutcome = Literal["cancelled", "stopping", "over"]
+
+TRIES, PAUSE_SECONDS = 100, 0.02
+REASON = "the job was cancelled before a worker took it"
+
+
+def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> CancelOutcome:
+    """Cancel a job that waits, stop one that runs, leave one that is over as it is.
+
+    Args:
+        connection: a client of Redis.
+        job_id: the job.
+        keep_for: seconds for which a cancelled job can still be asked about.
+
+    Returns:
+        ``cancelled``: it waited and will never run. ``stopping``: it runs, and its worker was
+        told to stop it; a worker that has just died does not hear it, and then the job runs
+        again. ``over``: it had finished, failed or been cancelled.
+
+    Raises:
+        UnknownJob: if there is none.
+        OmlxQueueError: if it changed hands at every try.
+    """
+    for _ in range(TRIES):
+        job = fetch_job(connection, job_id)
+        status = job.get_status(refresh=False).value
+        if status in ENDINGS:
+            return "over"
+        try:
+            if status == "started":
+                send_stop_job_command(connection, job_id, serializer=JSONSerializer)
+                return "stopping"
+            _cancel_waiting(connection, job, keep_for)
+            return "cancelled"
+        except (WatchError, InvalidJobOperation, NoSuchJobError):
+            # A worker took the job, gave it back or ended it meanwhile: look again.
+            time.sleep(PAUSE_SECONDS)
+    raise OmlxQueueError(f"job {job_id} changes hands all the time; cancel it again later")
+
+
+def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
+    """Cancel a job that no worker has, and tell those who wait for its tokens or its result.
+
+    Raises:
+        WatchError: if the job changed meanwhile; nothing has been done then.
+    """
+    with connection.pipeline() as pipe:
+        pipe.watch(job.key, events_key(job.id))  # type: ignore[no-untyped-call]
+        if job.get_status().value in ENDINGS or job.is_started:
+            raise WatchError
+        event = CancelledEvent(job_id=job.id, n=tokens_streamed(connection, job.id), error=REASON)
+        payload = event.model_dump_json()
+        pipe.multi()
+        job.cancel(pipeline=pipe)
+        Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)
+        pipe.xadd(events_key(job.id), {"event": payload}, id=event.stream_id)
+        pipe.publish(tokens_channel(job.id), payload)
+        pipe.expire(events_key(job.id), keep_for)
+        pipe.expire(job.key, keep_for)
+        pipe.execute()

@@ -1,0 +1,245 @@
+"""Submit jobs, wait for them, watch them, cancel them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from omlx_producer.cancel import CancelOutcome, cancel_job
+from omlx_producer.connections import connect, require_bytes
+from omlx_producer.enqueue import (
+    FAILURE_SECONDS,
+    JOB_SECONDS,
+    RESULT_SECONDS,
+    Limits,
+    NewJob,
+    enqueue,
+)
+from omlx_producer.errors import InvalidRequest, JobTimeout
+from omlx_producer.models import only_model, read_models, require_fit, require_known
+from omlx_producer.outcome import ENDINGS, ask_result, read_outcome, results_key, unknown_job
+from omlx_producer.protocol import (
+    PRIORITIES,
+    GenerationRequest,
+    ModelInfo,
+    Priority,
+)
+from omlx_producer.state import JobState, read_state
+from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
+
+# One MULTI of this many jobs holds other clients up for about 3 ms; 50,000 would for 200 ms.
+CHUNK = 500
+LONGEST_BLOCK_SECONDS = 4.0
+
+Fields = GenerationRequest | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """A submitted job. Its id is all that another process needs."""
+
+    id: str
+    queue: str
+    producer: Producer = field(repr=False, compare=False)
+
+    def stream(self, cursor: int = 0) -> TokenStream:
+        """See `Producer.stream`."""
+        return self.producer.stream(self.id, cursor)
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """See `Producer.result`."""
+        return self.producer.result(self.id, timeout)
+
+    def state(self) -> JobState:
+        """See `Producer.status`."""
+        return self.producer.status(self.id)
+
+    def cancel(self) -> CancelOutcome:
+        """See `Producer.cancel`."""
+        return self.producer.cancel(self.id)
+
+
+class Producer:
+    """A client of the queue.
+
+    Args:
+        connection: a client of Redis that returns bytes, or the URL of one.
+    """
+
+    def __init__(self, connection: redis.Redis | str) -> None:
+        self.connection = connect(connection) if isinstance(connection, str) else connection
+        self._owned = isinstance(connection, str)
+        require_bytes(self.connection)
+        self._queues: dict[str, Queue] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection if it was made here from a URL."""
+        if self._owned:
+            self.connection.close()
+
+    def submit(
+        self,
+        request: Fields | None = None,
+        *,
+        priority: Priority = "default",
+        job_timeout: int = JOB_SECONDS,
+        result_ttl: int = RESULT_SECONDS,
+        failure_ttl: int = FAILURE_SECONDS,
+        require_known_model: bool = True,
+        **fields: Any,
+    ) -> JobHandle:
+        """Enqueue one request: ``submit(prompt="def fibonacci(n):", temperature=0)``.
+
+        Args:
+            request: the request; or give its fields by name. Where exactly one model is known,
+                ``model`` may be left out.
+            priority: which of the model's queues it joins.
+            job_timeout: seconds that it may run.
+            result_ttl: seconds for which its result and its tokens are kept.
+            failure_ttl: seconds for which a failure is kept.
+            require_known_model: False also takes a model that no worker has announced yet.
+
+        Raises:
+            InvalidRequest: with one sentence that names the field, the value and the remedy;
+                nothing was enqueued.
+        """
+        if request is not None and fields:
+            raise TypeError("give a request or its fields by name, not both")
+        (handle,) = self.submit_many(
+            [fields if request is None else request],
+            priority=priority,
+            job_timeout=job_timeout,
+            result_ttl=result_ttl,
+            failure_ttl=failure_ttl,
+            require_known_model=require_known_model,
+        )
+        return handle
+
+    def submit_many(
+        self,
+        requests: Iterable[Fields],
+        *,
+        priority: Priority = "default",
+        job_timeout: int = JOB_SECONDS,
+        result_ttl: int = RESULT_SECONDS,
+        failure_ttl: int = FAILURE_SECONDS,
+        require_known_model: bool = True,
+    ) -> list[JobHandle]:
+        """Enqueue many requests, in their order, `CHUNK` at a time; see `submit`.
+
+        Raises:
+            InvalidRequest: for the first invalid one; nothing was enqueued. With more than one
+                request the message begins with its index.
+        """
+        if priority not in PRIORITIES:
+            raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
+        checked = self._check(list(requests), require_known_model)
+        jobs = [NewJob(uuid.uuid4().hex, request, priority) for request in checked]
+        limits = Limits(job_timeout, result_ttl, failure_ttl)
+        for start in range(0, len(jobs), CHUNK):
+            enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue)
+        return [JobHandle(job.id, job.queue, self) for job in jobs]
+
+    def stream(
+        self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS
+    ) -> TokenStream:
+        """Iterate over a job's events from a cursor; see `TokenStream`."""
+        return TokenStream(self.connection, job_id, cursor, reconnect_for=reconnect_for)
+
+    def result(self, job_id: str, timeout: float | None = None) -> dict[str, Any]:
+        """Wait for a job's result, an OpenAI response body.
+
+        Args:
+            job_id: the job.
+            timeout: seconds to wait at most; None waits for ever, 0 not at all.
+
+        Raises:
+            JobFailed: if it failed.
+            JobCancelled: if it was cancelled or stopped.
+            JobTimeout: if the time is over first; the job goes on.
+            UnknownJob: if there is none, or its result has expired.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            status, entries = ask_result(self.connection.pipeline(), job_id).execute()
+            if status is None:
+                raise unknown_job(job_id)
+            if ending := ENDINGS.get(status.decode()):
+                return read_outcome(job_id, ending, entries[0] if entries else None).unwrap()
+            wait = self._block_seconds
+            if deadline is not None:
+                wait = min(wait, deadline - time.monotonic())
+                if wait <= 0:
+                    raise JobTimeout(f"job {job_id} had not finished within {timeout:g} s")
+            # A result wakes this up. It also looks again by itself, for tools that cancel a job
+            # write no result.
+            last = entries[0][0] if entries else "0-0"
+            self.connection.xread({results_key(job_id): last}, block=max(1, int(1000 * wait)))
+
+    def status(self, job_id: str) -> JobState:
+        """What a job is doing.
+
+        Raises:
+            UnknownJob: if there is none.
+        """
+        return read_state(self.connection, job_id)
+
+    def cancel(self, job_id: str) -> CancelOutcome:
+        """Cancel a job that waits, stop one that runs; see `omlx_producer.cancel.cancel_job`.
+
+        Raises:
+            UnknownJob: if there is none.
+        """
+        return cancel_job(self.connection, job_id, keep_for=RESULT_SECONDS)
+
+    def models(self) -> dict[str, ModelInfo]:
+        """The models that workers have announced, by alias."""
+        return read_models(self.connection)
+
+    @property
+    def _block_seconds(self) -> float:
+        """How long a read may block before redis-py takes the silence for a lost connection."""
+        socket_timeout = self.connection.get_connection_kwargs().get("socket_timeout")
+        return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
+
+    def _check(self, requests: list[Fields], require_known_model: bool) -> list[GenerationRequest]:
+        models = self.models()
+        checked = []
+        for index, given in enumerate(requests):
+            try:
+                request = _parse(given, models)
+                if require_known_model:
+                    require_known(request, models)
+                require_fit(request, models)
+            except InvalidRequest as error:
+                where = f"request {index}: " if len(requests) > 1 else ""
+                raise InvalidRequest(f"{where}{error}") from None
+            checked.append(request)
+        return checked
+
+    def _queue(self, name: str) -> Queue:
+        # RQ asks the server for its version once for each Queue object.
+        if name not in self._queues:
+            self._queues[name] = Queue(name, connection=self.connection, serializer=JSONSerializer)
+        return self._queues[name]
+
+
+def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
+    if isinstance(given, GenerationRequest):
+        return given
+    if isinstance(given, Mapping) and given.get("model") is None:
+        given = {**given, "model": only_model(models)}
+    return GenerationRequest.parse(given)

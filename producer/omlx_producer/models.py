@@ -1,0 +1,101 @@
+"""Which models workers serve, and whether a request can be one of theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import redis
+from pydantic import ValidationError
+from redis.utils import str_if_bytes
+from rq import Queue
+
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.protocol import (
+    MODELS_KEY,
+    PRIORITIES,
+    GenerationRequest,
+    ModelInfo,
+    queue_name,
+)
+
+log = logging.getLogger(__name__)
+
+
+def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
+    """The models that workers have served, by alias, whether or not one is running now."""
+    models = {}
+    for key, document in connection.hgetall(MODELS_KEY).items():
+        alias = str_if_bytes(key)
+        try:
+            models[alias] = ModelInfo.model_validate_json(document)
+        except ValidationError:
+            log.warning("the entry %r of %s is not a model; ignored", alias, MODELS_KEY)
+    return dict(sorted(models.items()))
+
+
+def count_waiting(connection: redis.Redis, model: str) -> dict[str, int]:
+    """How many jobs wait for a model, by priority."""
+    queues = {priority: Queue(queue_name(model, priority), connection) for priority in PRIORITIES}
+    return {priority: queue.count for priority, queue in queues.items()}
+
+
+def only_model(models: Mapping[str, ModelInfo]) -> str:
+    """The model of a request that names none.
+
+    Raises:
+        InvalidRequest: unless exactly one is known.
+    """
+    if len(models) == 1:
+        return next(iter(models))
+    if not models:
+        raise InvalidRequest(
+            "model: missing, and no worker has announced one yet; start a worker with "
+            "omlx-worker run, or name a model and pass --queue-anyway "
+            "(require_known_model=False)"
+        )
+    raise InvalidRequest(f"model: missing, and there are several; give one of {_spell(models)}")
+
+
+def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
+    """Check that some worker has announced the request's model.
+
+    Raises:
+        InvalidRequest: naming the alias, the known ones and the remedy.
+    """
+    if request.model in models:
+        return
+    raise InvalidRequest(
+        f"model: got {request.model!r}, which no worker has announced (known: "
+        f"{_spell(models) or 'none'}); start a worker with omlx-worker run --model-alias "
+        f"{request.model}, or pass --queue-anyway (require_known_model=False)"
+    )
+
+
+def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
+    """Check that the prompt is not certainly longer than the context of its model.
+
+    A prompt that passes may still be too long: only the worker counts the tokens of a text.
+
+    Raises:
+        InvalidRequest: with the figures.
+    """
+    info = models.get(request.model)
+    if info is None:
+        return
+    if isinstance(request.prompt, list):
+        field, what, tokens = "prompt", "", len(request.prompt)
+    else:
+        field = "messages" if request.prompt is None else "prompt"
+        text = request.prompt or "".join(message.text for message in request.messages or ())
+        tokens = -(-len(text) // info.longest_token)
+        what = f"{len(text)} characters, which are at least "
+    if tokens > info.context_length:
+        raise InvalidRequest(
+            f"{field}: got {what}{tokens} tokens; give at most the {info.context_length} tokens "
+            f"of the context of {request.model}"
+        )
+
+
+def _spell(models: Mapping[str, ModelInfo]) -> str:
+    return ", ".join(models)

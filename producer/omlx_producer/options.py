@@ -1,0 +1,77 @@
+"""The request's fields as command line options, named as the fields are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+_NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
+    (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
+    (("--temperature",), float, "0 takes the most likely token; up to 2."),
+    (("--top-p",), float, "Keep the likeliest tokens up to this sum of probabilities."),
+    (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),
+    (("--min-p",), float, "Keep tokens at least this likely, relative to the likeliest."),
+    (("--repetition-penalty",), float, "Above 1 makes tokens that occurred less likely."),
+    (("--presence-penalty",), float, "Subtracted from the logits of tokens that occurred."),
+    (("--frequency-penalty",), float, "The same, times how often they occurred."),
+    (("--seed",), int, "The same seed gives the same text."),
+    (("--n",), int, "Generate this many choices."),
+    (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
+)
+
+
+def _biases(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float] | None:
+    biases: dict[str, float] = {}
+    for value in values:
+        token_id, _, bias = value.partition("=")
+        try:
+            biases[token_id] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"got {value!r}; give ID=VALUE, as in 42=-100") from None
+    return biases or None
+
+
+def _texts(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> list[str] | None:
+    return list(values) or None
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field that says how to generate."""
+    options = [
+        click.option(*names, names[0].strip("-").replace("-", "_"), type=kind, help=text)
+        for names, kind, text in _NUMBERS
+    ]
+    options += [
+        click.option("--stop", multiple=True, callback=_texts, help="Text to stop at; repeatable."),
+        click.option(
+            "--logit-bias",
+            multiple=True,
+            callback=_biases,
+            metavar="ID=VALUE",
+            help="Add to a token's logit; repeatable.",
+        ),
+        click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
+        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def build_fields(
+    text: str, *, chat: bool, system: str | None, sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of a request for a text: a prompt, or with ``chat`` a user message."""
+    fields = {name: value for name, value in sampling.items() if value is not None}
+    if not chat:
+        return {**fields, "prompt": text}
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return {**fields, "messages": messages}

@@ -1,0 +1,169 @@
+"""Every token once and in order, from a stream that keeps and a channel that may lose.
+
+Nothing here does input or output: `Replay` says what to do next, is told what came of it, and
+says which events the consumer gets. `omlx_producer.stream` does as it says, in a sync and an
+async form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any
+
+from redis.exceptions import AuthenticationError
+
+from omlx_producer.errors import TokensLost
+from omlx_producer.events import TokenEvent, TokensEvent, parse_event
+from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
+
+PAGE = 500
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+
+class Step(Enum):
+    """What to do next."""
+
+    SUBSCRIBE = auto()
+    LISTEN = auto()
+    READ = auto()
+    CONCLUDE = auto()
+    END = auto()
+
+
+class Replay:
+    """Follow one job: subscribe, read the stream, listen to the channel, read again when in doubt.
+
+    The stream is read at every confirmation of a subscription, for redis-py reconnects without a
+    word and what was published meanwhile is gone; when a message shows that an earlier one is
+    missing; and when nothing has come for a while, for a server drops slow readers, and tools
+    that know nothing of events end jobs.
+
+    Attributes:
+        step: what to do next; answer with the method named after it, or with `failed`.
+        cursor: how many tokens the consumer has had.
+    """
+
+    def __init__(self, job_id: str, cursor: int, *, reconnect_for: float) -> None:
+        self.job_id = job_id
+        self.step = Step.SUBSCRIBE
+        self._position = (cursor, 0)
+        self._heard_of = cursor
+        self._reconnect_for = reconnect_for
+        self._reached = False
+        self._down_since: float | None = None
+        self._pause = FIRST_PAUSE
+
+    @property
+    def cursor(self) -> int:
+        return self._position[0]
+
+    @property
+    def after(self) -> str:
+        """Where to read the stream from, as the first id of an XRANGE."""
+        return f"({self._position[0]}-{self._position[1]}"
+
+    def subscribed(self) -> None:
+        """The subscription was asked for; it counts from its confirmation on."""
+        self.step = Step.LISTEN
+
+    def heard(self, message: dict[str, Any] | None) -> list[TokenEvent]:
+        """A message of the channel came, or None: nothing for a while."""
+        if message is None or message["type"] == "subscribe":
+            self.step = Step.READ
+            return []
+        if message["type"] != "message":
+            return []
+        event = parse_event(message["data"])
+        if self._is_old(event):
+            return []
+        if self._leaves_gap(event):
+            if isinstance(event, TokensEvent):
+                self._heard_of = max(self._heard_of, event.n)
+            self.step = Step.READ
+            return []
+        return [self._take(event)]
+
+    def read(
+        self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]], status: bytes | None
+    ) -> list[TokenEvent]:
+        """The stream was read from `after`, up to PAGE entries, and the job's status with it.
+
+        Raises:
+            TokensLost: when the stream has lost tokens that the consumer has not had.
+            UnknownJob: when there is neither a job nor the end of its stream.
+        """
+        self._reached, self._down_since, self._pause = True, None, FIRST_PAUSE
+        payloads = [fields[b"event"] for _, fields in entries]
+        events: list[TokenEvent] = []
+        for event in map(parse_event, payloads):
+            if self.step is Step.END or self._is_old(event):
+                continue
+            if isinstance(event, TokensEvent) and self._leaves_gap(event):
+                raise self._lost(event.since)
+            events.append(self._take(event))
+        if self.step is Step.END or len(payloads) == PAGE:
+            return events
+        if self.cursor < self._heard_of:
+            raise self._lost(self._heard_of)
+        if status is None:
+            raise unknown_job(self.job_id)
+        self.step = Step.CONCLUDE if status.decode() in ENDINGS else Step.LISTEN
+        return events
+
+    def conclude(self, status: bytes | None, entry: ResultEntry | None) -> list[TokenEvent]:
+        """The job is over and its stream has no end: its status and last result were read.
+
+        Raises:
+            UnknownJob: when the job or its result has expired.
+        """
+        ending = ENDINGS.get(status.decode()) if status else None
+        if ending is None:
+            self.step = Step.READ
+            return []
+        return [self._take(read_outcome(self.job_id, ending, entry).as_event(self.cursor))]
+
+    def failed(self, error: Exception, now: float) -> float:
+        """The connection failed; subscribe anew.
+
+        Args:
+            error: a ConnectionError or TimeoutError of redis-py. It is raised again after too
+                long, and at once when the server refuses the password or has never answered.
+            now: monotonic seconds.
+
+        Returns:
+            How many seconds to wait first.
+        """
+        if self._down_since is None:
+            self._down_since = now
+        too_long = now - self._down_since > self._reconnect_for
+        if too_long or not self._reached or isinstance(error, AuthenticationError):
+            raise error
+        self.step = Step.SUBSCRIBE
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+    def _is_old(self, event: TokenEvent) -> bool:
+        return _position(event) <= self._position
+
+    def _leaves_gap(self, event: TokenEvent) -> bool:
+        since = event.since if isinstance(event, TokensEvent) else event.n
+        return since > self.cursor
+
+    def _take(self, event: TokenEvent) -> TokenEvent:
+        self._position = _position(event)
+        if not isinstance(event, TokensEvent):
+            self.step = Step.END
+        return event
+
+    def _lost(self, cursor: int) -> TokensLost:
+        return TokensLost(
+            f"tokens {self.cursor + 1} to {cursor} of job {self.job_id} have left its stream; "
+            "wait for its result, which has the whole text",
+            cursor,
+        )
+
+
+def _position(event: TokenEvent) -> tuple[int, int]:
+    """The id of an event's stream entry, as numbers."""
+    return event.n, 0 if isinstance(event, TokensEvent) else 1

@@ -1,0 +1,199 @@
+"""A generation request, in OpenAI's names: the same model checks it at producer and worker."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from omlx_producer.describe import describe
+from omlx_producer.errors import InvalidRequest
+
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIASES = 1024
+MAX_PROMPT_CHARACTERS = 8_000_000
+DEFAULT_MAX_TOKENS = 256
+REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
+
+
+class _Request(BaseModel):
+    """What users write. Every field's description completes the sentence "give ..."."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class TextPart(_Request):
+    """One text part of a message's content."""
+
+    type: Literal["text"] = Field(description='"text", the only type of content that is served')
+    text: str = Field(description="text")
+
+
+class Message(_Request):
+    """One chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="one of system, developer, user, assistant and tool"
+    )
+    content: str | list[TextPart] = Field(
+        description='text or a list of parts such as {"type": "text", "text": "Hello"}'
+    )
+    name: str | None = Field(default=None, description="text or leave it out")
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ResponseFormat(_Request):
+    """The form of the answer; free text is the only one served."""
+
+    type: Literal["text"] = Field(description='"text", the only form that is served')
+
+
+ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class GenerationRequest(_Request):
+    """One generation request, in OpenAI's names; see the module for where it travels.
+
+    Sampling fields left at ``None`` take the model's ``generation_config.json``, then OpenAI's
+    defaults. ``top_p``, ``min_p`` and ``top_k`` keep the tokens of the untempered distribution
+    that mlx-lm's `make_sampler` keeps; the penalties count the prompt and everything generated.
+    A request without a seed is given one made from its job id, so that a retry repeats it.
+    """
+
+    model: ModelAlias = Field(
+        description="a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
+    )
+    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(
+        default=None,
+        description='a list of messages such as {"role": "user", "content": "Hello"}',
+    )
+    prompt: (
+        Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+        | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+        | None
+    ) = Field(
+        default=None,
+        description=f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids",
+    )
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, lt=2**31, description="a whole number from 1 to 2147483647"
+    )
+    temperature: float | None = Field(default=None, ge=0, le=2, description="a number from 0 to 2")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="a number above 0 and up to 1"
+    )
+    top_k: int | None = Field(
+        default=None, ge=0, lt=2**31, description="a whole number of at least 0"
+    )
+    min_p: float | None = Field(default=None, ge=0, le=1, description="a number from 0 to 1")
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=10, description="a number above 0 and up to 10"
+    )
+    presence_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="a number from -2 to 2"
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="a number from -2 to 2"
+    )
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None,
+        max_length=MAX_LOGIT_BIASES,
+        description=f'up to {MAX_LOGIT_BIASES} numbers from -100 to 100, as {{"<token id>": 5}}',
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = (
+        Field(
+            default=None,
+            description=f"a text or up to {MAX_STOP_STRINGS} texts, each of 1 to 256 characters",
+        )
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        default=None, description=f"a list of up to {MAX_STOP_STRINGS} token ids"
+    )
+    ignore_eos: bool = Field(default=False, description="true or false")
+    seed: int | None = Field(
+        default=None, ge=-(2**63), lt=2**63, description="a whole number that fits 64 bits"
+    )
+    n: int = Field(
+        default=1, ge=1, le=MAX_CHOICES, description=f"a whole number from 1 to {MAX_CHOICES}"
+    )
+    logprobs: bool = Field(default=False, description="true or false")
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
+    )
+    stream: bool | None = Field(default=None, description="true or false")
+    response_format: ResponseFormat | None = Field(default=None, description='{"type": "text"}')
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+        default=None, description='a JSON object such as {"enable_thinking": false}'
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_aliases(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "max_tokens" in data:
+            if data.get("max_completion_tokens") is not None:
+                raise ValueError(
+                    "max_tokens: given beside max_completion_tokens, the same setting; give one"
+                )
+            data = dict(data)
+            data["max_completion_tokens"] = data.pop("max_tokens")
+        return data
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.messages is None and self.prompt is None:
+            raise ValueError("prompt: missing; give a prompt or messages")
+        if self.messages is not None and self.prompt is not None:
+            raise ValueError("prompt: given beside messages; give only one of the two")
+        if self.messages is not None:
+            characters = sum(len(message.text) for message in self.messages)
+            if characters == 0:
+                raise ValueError("messages: none has any text; give at least one with text")
+            if characters > MAX_PROMPT_CHARACTERS:
+                raise ValueError(
+                    f"messages: got {characters} characters; give at most {MAX_PROMPT_CHARACTERS}"
+                )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError(
+                f"top_logprobs: got {self.top_logprobs} without logprobs; give logprobs: true too"
+            )
+        for key in self.logit_bias or ():
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", key) or int(key) >= 2**31:
+                raise ValueError(
+                    f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
+                )
+        return self
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @classmethod
+    def parse(cls, data: Any) -> GenerationRequest:
+        """Validate a decoded JSON document or keyword arguments.
+
+        Raises:
+            InvalidRequest: with one sentence that names the field, the value and the remedy.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidRequest(describe(error, cls, data, REQUEST_SHAPE)) from None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form, without fields left at their defaults."""
+        return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,123 @@
+"""Writes a job's events and its end as a worker does, with plain Redis calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from rq.job import Job
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from omlx_producer.protocol import (
+    MODELS_KEY,
+    CancelledEvent,
+    ChoiceDelta,
+    DoneEvent,
+    FailedEvent,
+    FinishReason,
+    ModelInfo,
+    TokenEvent,
+    TokensEvent,
+    Usage,
+    events_key,
+    tokens_channel,
+)
+
+
+def announce(
+    connection: redis.Redis, alias: str = "demo", context: int = 1024, longest: int = 8
+) -> None:
+    """Make a model known, as a worker that starts does."""
+    info = ModelInfo(model=f"models/{alias}", context_length=context, longest_token=longest)
+    connection.hset(MODELS_KEY, alias, info.model_dump_json())
+
+
+class FakeWorker:
+    """Runs one job by hand.
+
+    Attributes:
+        texts: the text so far of each choice.
+        n: the number of tokens so far.
+    """
+
+    def __init__(self, connection: redis.Redis, job_id: str, *, publish: bool = True) -> None:
+        self.connection = connection
+        self.job_id = job_id
+        self.publish = publish
+        self.n = 0
+        self.texts: dict[int, str] = {0: ""}
+
+    @property
+    def job(self) -> Job:
+        return Job.fetch(self.job_id, connection=self.connection, serializer=JSONSerializer)
+
+    def start(self, worker_name: str = "fake-worker") -> None:
+        """Take the job from its queue."""
+        job = self.job
+        self.connection.lrem(f"rq:queue:{job.origin}", 0, self.job_id)
+        self.connection.hset(job.key, mapping={"status": "started", "worker_name": worker_name})
+
+    def step(self, text: str, *, tokens: int = 1, choice: int = 0) -> TokensEvent:
+        """Publish the tokens of one step; text without tokens counts as one."""
+        ids = list(range(self.n, self.n + tokens))
+        self.n += max(1, tokens)
+        self.texts[choice] = self.texts.get(choice, "") + text
+        delta = ChoiceDelta(index=choice, text=text, tokens=ids)
+        event = TokensEvent(job_id=self.job_id, n=self.n, choices=[delta])
+        self.append(event)
+        return event
+
+    def append(self, event: TokenEvent, *, pipe: Any = None) -> None:
+        pipe_ = self.connection.pipeline() if pipe is None else pipe
+        payload = event.model_dump_json()
+        pipe_.xadd(events_key(self.job_id), {"event": payload}, id=event.stream_id)
+        if self.publish:
+            pipe_.publish(tokens_channel(self.job_id), payload)
+        if pipe is None:
+            pipe_.execute()
+
+    def finish(
+        self, reason: FinishReason = "stop", *, event: bool = True, n: int | None = None
+    ) -> dict[str, Any]:
+        """End the job with its result; ``n`` counts tokens that were not published."""
+        count = self.n if n is None else n
+        usage = Usage(prompt_tokens=3, completion_tokens=count, total_tokens=3 + count)
+        body = {
+            "id": f"cmpl-{self.job_id}",
+            "object": "text_completion",
+            "choices": [
+                {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+                for index, text in sorted(self.texts.items())
+            ],
+            "usage": usage.model_dump(),
+        }
+        done = DoneEvent(
+            job_id=self.job_id, n=count, finish_reasons=[reason] * len(self.texts), usage=usage
+        )
+        self._end(done if event else None, "finished", Result.Type.SUCCESSFUL, body, None)
+        return body
+
+    def fail(self, error: str, *, event: bool = True) -> None:
+        failed = FailedEvent(job_id=self.job_id, n=self.n, error=error)
+        self._end(failed if event else None, "failed", Result.Type.FAILED, None, error)
+
+    def stop(self, error: str = "the job was stopped on request") -> None:
+        cancelled = CancelledEvent(job_id=self.job_id, n=self.n, error=error)
+        self._end(cancelled, "stopped", Result.Type.FAILED, None, error)
+
+    def _end(
+        self,
+        event: TokenEvent | None,
+        status: str,
+        kind: Result.Type,
+        body: dict[str, Any] | None,
+        error: str | None,
+    ) -> None:
+        job = self.job
+        with self.connection.pipeline() as pipe:
+            if event is not None:
+                self.append(event, pipe=pipe)
+            Result.create(job, kind, 600, return_value=body, exc_string=error, pipeline=pipe)
+            pipe.hset(job.key, "status", status)
+            pipe.execute()

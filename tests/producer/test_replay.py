@@ -1,0 +1,252 @@
+"""Whatever the channel loses, repeats or reorders, a consumer gets every event once, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.exceptions import AuthenticationError
+
+from omlx_producer import TokensLost, UnknownJob
+from omlx_producer.protocol import (
+    CancelledEvent,
+    ChoiceDelta,
+    DoneEvent,
+    TokenEvent,
+    TokensEvent,
+    Usage,
+)
+from omlx_producer.replay import PAGE, Replay, Step
+
+JOB = "j"
+
+
+def tokens(n: int, count: int = 1) -> TokensEvent:
+    """An event after which the job has n tokens, count of them in it; 0 is text alone."""
+    delta = ChoiceDelta(index=0, text=f"<{n}>", tokens=list(range(count)))
+    return TokensEvent(job_id=JOB, n=n, choices=[delta])
+
+
+def done(n: int) -> DoneEvent:
+    usage = Usage(prompt_tokens=1, completion_tokens=n, total_tokens=n + 1)
+    return DoneEvent(job_id=JOB, n=n, finish_reasons=["stop"], usage=usage)
+
+
+def message(event: TokenEvent) -> dict[str, Any]:
+    return {"type": "message", "data": event.model_dump_json().encode()}
+
+
+def entry(event: TokenEvent) -> tuple[bytes, dict[bytes, bytes]]:
+    return event.stream_id.encode(), {b"event": event.model_dump_json().encode()}
+
+
+def listening(cursor: int = 0, *events: TokenEvent) -> Replay:
+    """A replay that has read these events and listens now."""
+    replay = Replay(JOB, cursor, reconnect_for=10)
+    replay.subscribed()
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.step is Step.READ
+    replay.read([entry(event) for event in events], b"started")
+    return replay
+
+
+class Server:
+    """A stream that keeps, and a channel that misbehaves as it is told."""
+
+    def __init__(self, events: list[TokenEvent], faults: deque[str]) -> None:
+        self.coming = deque(events)
+        self.faults = faults
+        self.stream: list[TokenEvent] = []
+        self.channel: deque[TokenEvent] = deque()
+        self.over = False
+
+    def publish(self) -> None:
+        """Append the next event to the stream, and deliver it, or not, on the channel."""
+        event = self.coming.popleft()
+        self.stream.append(event)
+        fault = self.faults.popleft() if self.faults else "deliver"
+        if fault == "drop":
+            return
+        self.channel.append(event)
+        if fault == "repeat":
+            self.channel.append(event)
+        if fault == "swap" and len(self.channel) > 1:
+            self.channel[-1], self.channel[-2] = self.channel[-2], self.channel[-1]
+
+    def reconnect(self) -> dict[str, Any]:
+        """What redis-py does silently: the channel's backlog is gone."""
+        self.channel.clear()
+        return {"type": "subscribe", "data": 1}
+
+    def hear(self) -> dict[str, Any] | None:
+        if self.faults and self.faults[0] == "reconnect":
+            self.faults.popleft()
+            return self.reconnect()
+        return message(self.channel.popleft()) if self.channel else None
+
+    def read(self, after: str) -> list[TokenEvent]:
+        n, _, part = after.removeprefix("(").partition("-")
+        start = int(n), int(part)
+        later = [e for e in self.stream if tuple(map(int, e.stream_id.split("-"))) > start]
+        return later[:PAGE]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    n = 0
+    for count in draw(st.lists(st.integers(0, 4), max_size=12)):
+        n += max(1, count)
+        events.append(tokens(n, count))
+    # A terminal event may count tokens that were never published.
+    n += draw(st.integers(0, 2))
+    events.append(draw(st.sampled_from([done(n), CancelledEvent(job_id=JOB, n=n, error="x")])))
+    return events
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    jobs(),
+    st.lists(st.sampled_from(["deliver", "drop", "repeat", "swap", "reconnect", "lose"])),
+    st.lists(st.booleans(), max_size=60),
+    st.integers(0, 12),
+)
+def test_every_event_comes_once_and_in_order(
+    events: list[TokenEvent], faults: list[str], pace: list[bool], skip: int
+) -> None:
+    had = events[: min(skip, len(events) - 1)]
+    cursor = had[-1].n if had else 0
+    server = Server(events, deque(faults))
+    replay = Replay(JOB, cursor, reconnect_for=1e9)
+    paces, got, now, reads = deque(pace), [], 0.0, 0
+    while replay.step is not Step.END:
+        if server.coming and (not paces or paces.popleft()):
+            server.publish()
+            continue
+        now += 1
+        assert now < 1000, "stuck"
+        if server.faults and server.faults[0] == "lose":
+            server.faults.popleft()
+            server.channel.clear()
+            if reads:
+                replay.failed(redis.ConnectionError("gone"), now)
+        elif replay.step is Step.SUBSCRIBE:
+            replay.subscribed()
+            server.channel.clear()
+            got += replay.heard(server.reconnect())
+        elif replay.step is Step.LISTEN:
+            got += replay.heard(server.hear())
+        else:
+            assert replay.step is Step.READ
+            got += replay.read([entry(e) for e in server.read(replay.after)], b"started")
+            reads += 1
+    assert got == events[len(had) :]
+
+
+def test_a_second_subscription_reads_the_stream_again() -> None:
+    replay = listening()
+    assert replay.step is Step.LISTEN
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.step is Step.READ
+
+
+def test_silence_reads_the_stream_again() -> None:
+    replay = listening()
+    replay.heard(None)
+    assert replay.step is Step.READ
+
+
+def test_a_gap_reads_the_stream_again() -> None:
+    replay = listening(0, tokens(1))
+    assert replay.heard(message(tokens(3))) == []
+    assert replay.step is Step.READ
+    assert replay.read([entry(tokens(2)), entry(tokens(3))], b"started") == [tokens(2), tokens(3)]
+
+
+def test_text_without_tokens_counts_as_one_and_leaves_no_gap() -> None:
+    replay = listening(0, tokens(1))
+    assert replay.heard(message(tokens(2, count=0))) == [tokens(2, count=0)]
+    assert replay.heard(message(done(2))) == [done(2)]
+
+
+def test_what_was_had_is_dropped() -> None:
+    replay = listening(0, tokens(1), tokens(2))
+    assert replay.heard(message(tokens(1))) == []
+    assert replay.heard(message(tokens(2))) == []
+    assert replay.step is Step.LISTEN
+
+
+def test_a_full_page_is_followed_by_the_next() -> None:
+    replay = listening(0, *(tokens(n) for n in range(1, PAGE + 1)))
+    assert replay.step is Step.READ
+    assert replay.after == f"({PAGE}-0"
+
+
+def test_tokens_that_left_the_stream_are_never_passed_over() -> None:
+    replay = listening()
+    replay.heard(None)
+    with pytest.raises(TokensLost, match="tokens 1 to 4 of job j have left its stream") as caught:
+        replay.read([entry(tokens(5))], b"started")
+    assert caught.value.cursor == 4
+
+
+def test_tokens_heard_of_that_the_stream_lacks_are_never_passed_over() -> None:
+    replay = listening()
+    replay.heard(message(tokens(5)))
+    with pytest.raises(TokensLost):
+        replay.read([], b"started")
+
+
+def test_a_job_that_never_published_ends_with_its_terminal_event() -> None:
+    replay = listening()
+    assert replay.heard(message(done(7))) == []
+    assert replay.read([entry(done(7))], b"finished") == [done(7)]
+    assert replay.step is Step.END
+
+
+def test_a_stream_without_a_job_is_unknown() -> None:
+    replay = Replay(JOB, 0, reconnect_for=10)
+    with pytest.raises(UnknownJob):
+        replay.read([], None)
+
+
+def test_a_stream_that_outlives_its_job_is_read_to_its_end() -> None:
+    replay = Replay(JOB, 0, reconnect_for=10)
+    assert replay.read([entry(tokens(1)), entry(done(1))], None) == [tokens(1), done(1)]
+
+
+def test_a_job_that_runs_again_is_followed_on() -> None:
+    replay = Replay(JOB, 0, reconnect_for=10)
+    replay.read([], b"failed")
+    assert replay.step is Step.CONCLUDE
+    assert replay.conclude(b"queued", None) == []
+    assert replay.step is Step.READ
+
+
+def test_pauses_grow_until_it_gives_up() -> None:
+    replay = listening()
+    lost = redis.ConnectionError("gone")
+    assert [replay.failed(lost, now) for now in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    with pytest.raises(redis.ConnectionError, match="gone"):
+        replay.failed(lost, 11)
+
+
+def test_a_read_that_works_forgives_what_failed() -> None:
+    replay = listening()
+    replay.failed(redis.ConnectionError("gone"), 0)
+    replay.read([], b"started")
+    assert replay.failed(redis.ConnectionError("gone"), 100) == 0.05
+
+
+def test_a_server_that_never_answered_is_not_waited_for() -> None:
+    with pytest.raises(redis.ConnectionError):
+        Replay(JOB, 0, reconnect_for=1e9).failed(redis.ConnectionError("refused"), 0)
+
+
+def test_a_refused_password_is_not_tried_again() -> None:
+    with pytest.raises(AuthenticationError):
+        listening().failed(AuthenticationError("no"), 0)

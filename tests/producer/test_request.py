@@ -1,0 +1,232 @@
+"""A bad request gets one sentence that names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlx_producer.protocol import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIASES,
+    MAX_PROMPT_CHARACTERS,
+    GenerationRequest,
+    InvalidRequest,
+    Message,
+    ResponseFormat,
+    TextPart,
+)
+
+OK = {"model": "demo", "prompt": "x"}
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def refusal(data: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest.parse(data)
+    return str(caught.value)
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": "hi"} | fields]}
+
+
+SHAPE = 'give a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
+PROMPT = f"give text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids"
+STOP = "give a text or up to 16 texts, each of 1 to 256 characters"
+MODEL = "give a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
+BIAS = 'give up to 1024 numbers from -100 to 100, as {"<token id>": 5}'
+MESSAGES = 'give a list of messages such as {"role": "user", "content": "Hello"}'
+CONTENT = 'give text or a list of parts such as {"type": "text", "text": "Hello"}'
+BAD: list[tuple[Any, str]] = [
+    ([1], f"request: got [1]; {SHAPE}"),
+    ("x", f"request: got 'x'; {SHAPE}"),
+    (None, f"request: got None; {SHAPE}"),
+    ({"prompt": "x"}, f"model: missing; {MODEL}"),
+    (OK | {"model": ""}, f"model: got ''; {MODEL}"),
+    (OK | {"model": "a b"}, f"model: got 'a b'; {MODEL}"),
+    (OK | {"model": "a\n"}, f"model: got 'a\\n'; {MODEL}"),
+    (OK | {"model": 5}, f"model: got 5; {MODEL}"),
+    ({"model": "demo"}, "prompt: missing; give a prompt or messages"),
+    (OK | CHAT, "prompt: given beside messages; give only one of the two"),
+    (OK | {"prompt": ""}, f"prompt: got ''; {PROMPT}"),
+    (OK | {"prompt": []}, f"prompt: got []; {PROMPT}"),
+    (OK | {"prompt": 5}, f"prompt: got 5; {PROMPT}"),
+    (OK | {"prompt": ["a"]}, f"prompt[0]: got 'a'; {PROMPT}"),
+    (OK | {"prompt": [1, -1]}, f"prompt[1]: got -1; {PROMPT}"),
+    (OK | {"prompt": [2**31]}, f"prompt[0]: got 2147483648; {PROMPT}"),
+    (OK | {"prompt": [True]}, f"prompt[0]: got True; {PROMPT}"),
+    (OK | {"prompt": "\ud800"}, f"prompt: got '\\ud800'; {PROMPT}"),
+    (CHAT | {"messages": []}, f"messages: got []; {MESSAGES}"),
+    (CHAT | {"messages": "hi"}, f"messages: got 'hi'; {MESSAGES}"),
+    (CHAT | {"messages": ["hi"]}, f"messages[0]: got 'hi'; {MESSAGES}"),
+    (message(content=""), "messages: none has any text; give at least one with text"),
+    (message(content=5), f"messages[0].content: got 5; {CONTENT}"),
+    (message(content=["a"]), f"messages[0].content[0]: got 'a'; {CONTENT}"),
+    (
+        message(role="robot"),
+        "messages[0].role: got 'robot'; give one of system, developer, user, assistant and tool",
+    ),
+    (message(name=3), "messages[0].name: got 3; give text or leave it out"),
+    (message(nmae="a"), "messages[0].nmae: unknown field; did you mean name?"),
+    (message(tool_calls=[]), "messages[0].tool_calls: unknown field; remove it"),
+    (
+        message(content=[{"type": "image_url", "text": "a"}]),
+        "messages[0].content[0].type: got 'image_url'; "
+        'give "text", the only type of content that is served',
+    ),
+    (
+        message(content=[{"type": "text"}]),
+        "messages[0].content[0].text: missing; give text",
+    ),
+    (
+        OK | {"max_completion_tokens": 0},
+        "max_completion_tokens: got 0; give a whole number from 1 to 2147483647",
+    ),
+    (OK | {"max_tokens": 0}, "max_tokens: got 0; give a whole number from 1 to 2147483647"),
+    (OK | {"max_tokens": 1.5}, "max_tokens: got 1.5; give a whole number from 1 to 2147483647"),
+    (
+        OK | {"max_tokens": 1, "max_completion_tokens": 1},
+        "max_tokens: given beside max_completion_tokens, the same setting; give one",
+    ),
+    (OK | {"temperature": 2.1}, "temperature: got 2.1; give a number from 0 to 2"),
+    (OK | {"temperature": "1"}, "temperature: got '1'; give a number from 0 to 2"),
+    (OK | {"temperature": float("nan")}, "temperature: got nan; give a number from 0 to 2"),
+    (OK | {"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
+    (OK | {"user": "me"}, "user: unknown field; remove it"),
+    (OK | {"a\nb": 1}, "'a\\nb': unknown field; remove it"),
+    (OK | {"top_p": 0}, "top_p: got 0; give a number above 0 and up to 1"),
+    (OK | {"top_k": -1}, "top_k: got -1; give a whole number of at least 0"),
+    (OK | {"min_p": 1.1}, "min_p: got 1.1; give a number from 0 to 1"),
+    (
+        OK | {"repetition_penalty": 0},
+        "repetition_penalty: got 0; give a number above 0 and up to 10",
+    ),
+    (OK | {"presence_penalty": 3}, "presence_penalty: got 3; give a number from -2 to 2"),
+    (OK | {"frequency_penalty": -3}, "frequency_penalty: got -3; give a number from -2 to 2"),
+    (OK | {"logit_bias": {"1": 101}}, f"logit_bias.'1': got 101; {BIAS}"),
+    (OK | {"logit_bias": {1: 1}}, f"logit_bias[1]: got 1; {BIAS}"),
+    (OK | {"logit_bias": []}, f"logit_bias: got []; {BIAS}"),
+    (
+        OK | {"logit_bias": {"x": 1}},
+        "logit_bias: got the key 'x'; give token ids as keys, as in '42'",
+    ),
+    (
+        OK | {"logit_bias": {"01": 1}},
+        "logit_bias: got the key '01'; give token ids as keys, as in '42'",
+    ),
+    (
+        OK | {"logit_bias": {"9" * 5000: 1}},
+        f"logit_bias: got the key '{'9' * 40}'; give token ids as keys, as in '42'",
+    ),
+    (OK | {"stop": ""}, f"stop: got ''; {STOP}"),
+    (OK | {"stop": 5}, f"stop: got 5; {STOP}"),
+    (OK | {"stop": ["a", ""]}, f"stop[1]: got ''; {STOP}"),
+    (OK | {"stop_token_ids": [-1]}, "stop_token_ids[0]: got -1; give a list of up to 16 token ids"),
+    (OK | {"ignore_eos": 1}, "ignore_eos: got 1; give true or false"),
+    (OK | {"seed": 2**63}, "seed: got 9223372036854775808; give a whole number that fits 64 bits"),
+    (OK | {"n": 0}, f"n: got 0; give a whole number from 1 to {MAX_CHOICES}"),
+    (OK | {"n": 17}, f"n: got 17; give a whole number from 1 to {MAX_CHOICES}"),
+    (OK | {"logprobs": 5}, "logprobs: got 5; give true or false"),
+    (
+        OK | {"top_logprobs": 3},
+        "top_logprobs: got 3 without logprobs; give logprobs: true too",
+    ),
+    (
+        OK | {"logprobs": True, "top_logprobs": 21},
+        "top_logprobs: got 21; give a whole number from 0 to 20",
+    ),
+    (OK | {"stream": "yes"}, "stream: got 'yes'; give true or false"),
+    (
+        OK | {"response_format": {"type": "json_object"}},
+        "response_format.type: got 'json_object'; give \"text\", the only form that is served",
+    ),
+    (
+        OK | {"response_format": "text"},
+        'response_format: got \'text\'; give {"type": "text"}',
+    ),
+    (
+        OK | {"chat_template_kwargs": [1]},
+        'chat_template_kwargs: got [1]; give a JSON object such as {"enable_thinking": false}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "sentence"), BAD, ids=[sentence[:50] for _, sentence in BAD])
+def test_a_bad_request_is_refused_in_one_sentence(data: Any, sentence: str) -> None:
+    assert refusal(data) == sentence
+
+
+def test_every_field_is_refused_with_its_own_description() -> None:
+    for name, field in GenerationRequest.model_fields.items():
+        assert field.description, name
+        sentence = refusal({"model": "demo"} | ({} if name == "messages" else OK) | {name: {1j}})
+        assert sentence.startswith(f"{name}: got {{1j}}; give "), sentence
+        assert sentence.endswith(field.description)
+
+
+@pytest.mark.parametrize("model", [Message, TextPart, ResponseFormat])
+def test_every_inner_field_says_what_it_should_hold(model: Any) -> None:
+    assert all(field.description for field in model.model_fields.values())
+
+
+def test_a_huge_value_is_not_repeated() -> None:
+    assert len(refusal(OK | {"prompt": [0] * 500 + ["x" * 10_000]})) < 200
+    assert len(refusal(OK | {"x" * 10_000: 1})) < 200
+    assert len(refusal(OK | {"stop": ["y" * 10_000]})) < 200
+
+
+def test_a_prompt_and_messages_have_the_same_longest_length() -> None:
+    text = "x" * (MAX_PROMPT_CHARACTERS + 1)
+    assert refusal(OK | {"prompt": text}).startswith("prompt: got 'xxx")
+    assert refusal(message(content=text)) == (
+        f"messages: got {len(text)} characters; give at most {MAX_PROMPT_CHARACTERS}"
+    )
+
+
+def test_too_many_logit_biases_are_refused() -> None:
+    biases = {str(key): 1 for key in range(MAX_LOGIT_BIASES + 1)}
+    assert refusal(OK | {"logit_bias": biases}).startswith("logit_bias: got {'0': 1, ")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*GenerationRequest.model_fields, "max_tokens", "other"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        ),
+    )
+)
+def test_anything_is_either_taken_or_refused_in_one_line(data: dict[str, Any]) -> None:
+    try:
+        request = GenerationRequest.parse(data)
+    except InvalidRequest:
+        sentence = refusal(data)
+        assert sentence.isprintable()
+        assert ": " in sentence
+        assert len(sentence) < 400
+    else:
+        assert GenerationRequest.parse(json.loads(json.dumps(request.to_wire()))) == request
+
+
+def test_a_request_travels_without_its_defaults() -> None:
+    request = GenerationRequest.parse(OK | {"max_tokens": 5, "temperature": 1, "stop": "a"})
+    assert request.to_wire() == OK | {
+        "max_completion_tokens": 5,
+        "temperature": 1.0,
+        "stop": "a",
+    }
+    assert request.stop_strings == ["a"]
+
+
+def test_a_message_of_parts_has_their_text() -> None:
+    request = GenerationRequest.parse(
+        message(content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    )
+    assert request.messages is not None
+    assert request.messages[0].text == "ab"
