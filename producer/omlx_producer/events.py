@@ -36,12 +36,25 @@ class ChoiceDelta(_Wire):
     logprobs: list[TokenLogprob] | None = None
 
 
+class Speculation(_Wire):
+    """How a job's drafts fared, all choices together.
+
+    ``steps`` counts each row's steps; ``accepted`` says for each draft position, the first
+    token drafted in a step first, how many drafts were accepted there.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: list[int] = []
+
+
 class Usage(_Wire):
     """Token counts of a finished job, all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    speculation: Speculation = Speculation()
 
 
 class TokensEvent(_Wire):

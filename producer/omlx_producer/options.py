@@ -18,6 +18,7 @@ _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--frequency-penalty",), float, "The same, times how often they occurred."),
     (("--seed",), int, "The same seed gives the same text."),
     (("--n",), int, "Generate this many choices."),
+    (("--draft-depth",), int, "Draft at most this many tokens a step."),
     (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
 )
 
@@ -57,6 +58,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Add to a token's logit; repeatable.",
         ),
         click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
+        click.option("--draft/--no-draft", default=None, help="Speculate where the model can."),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token."),
     ]
     for option in reversed(options):

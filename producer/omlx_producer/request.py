@@ -11,6 +11,7 @@ from omlx_producer.describe import describe
 from omlx_producer.errors import InvalidRequest
 
 MAX_CHOICES = 16
+MAX_DRAFT_DEPTH = 4
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
@@ -68,6 +69,8 @@ class GenerationRequest(_Request):
     defaults. ``top_p``, ``min_p`` and ``top_k`` keep the tokens of the untempered distribution
     that mlx-lm's `make_sampler` keeps; the penalties count the prompt and everything generated.
     A request without a seed is given one made from its job id, so that a retry repeats it.
+    ``draft: false`` keeps speculation away from a job and ``draft_depth`` limits it; neither
+    changes what may be sampled, and a seeded request gets the same tokens either way.
     """
 
     model: ModelAlias = Field(
@@ -118,6 +121,13 @@ class GenerationRequest(_Request):
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         default=None, description=f"a list of up to {MAX_STOP_STRINGS} token ids"
+    )
+    draft: bool = Field(default=True, description="true or false")
+    draft_depth: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_DRAFT_DEPTH,
+        description=f"a whole number from 0 to {MAX_DRAFT_DEPTH}",
     )
     ignore_eos: bool = Field(default=False, description="true or false")
     seed: int | None = Field(

@@ -123,7 +123,23 @@ def test_a_finished_chat_job_answers_as_openai_does() -> None:
             "logprobs": None,
         }
     ]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "speculation": {"steps": 1, "drafted": 0, "accepted": []},
+    }
+
+
+def test_usage_says_how_drafts_fared_by_position() -> None:
+    job = active(prompt="hi")
+    for drafted, accepted in ((0, 0), (3, 3), (3, 1), (1, 0)):
+        tokens = list(range(accepted + 1))
+        job.feed(Emission("j:0", tokens, "x", None, None, drafted=drafted, accepted=accepted))
+
+    speculation = job.usage().speculation
+    assert (speculation.steps, speculation.drafted) == (4, 7)
+    assert speculation.accepted == [2, 1, 1]
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -11,6 +11,7 @@ from omlx_producer.protocol import (
     DoneEvent,
     FinishReason,
     GenerationRequest,
+    Speculation,
     TokenLogprob,
     TokensEvent,
     Usage,
@@ -76,6 +77,9 @@ class ActiveJob:
         self.created = int(time.time())
         self._sent = 0
         self._choices = [Choice(row) for row in rows]
+        self._steps = 0
+        self._drafted = 0
+        self._accepted: list[int] = []
         self._by_row = {choice.row.row_id: choice for choice in self._choices}
 
     @property
@@ -116,6 +120,11 @@ class ActiveJob:
     def feed(self, emission: Emission) -> None:
         """Take in what one step added to one row."""
         self._by_row[emission.row_id].feed(emission)
+        self._steps += 1
+        self._drafted += emission.drafted
+        self._accepted += [0] * (emission.drafted - len(self._accepted))
+        for position in range(emission.accepted):
+            self._accepted[position] += 1
 
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.
@@ -149,4 +158,7 @@ class ActiveJob:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
+            speculation=Speculation(
+                steps=self._steps, drafted=self._drafted, accepted=list(self._accepted)
+            ),
         )

@@ -48,6 +48,12 @@ def main(verbose: bool) -> None:
 @click.option("--embedded-redis", is_flag=True, default=None, help="Start a server of its own.")
 @click.option("--redis-dir", type=click.Path(path_type=Path), help="Data of the embedded server.")
 @click.option("--max-batch", type=int, help="Rows in the batch at the same time.")
+@click.option("--mtp-depth", type=int, help="Drafts a step with an MTP head; 0 for none.")
+@click.option(
+    "--acceptance",
+    type=click.Choice(["coupled", "ratio"]),
+    help="How drafts of requests without a seed are judged.",
+)
 @click.option("--burst", is_flag=True, default=None, help="End when the queues are empty.")
 @click.option("--name", help="The worker's name in RQ; by default a unique one.")
 @click.option("--lease-seconds", type=float, help="How long a silent worker keeps its jobs.")
@@ -137,7 +143,12 @@ def load_engine(settings: WorkerSettings) -> Engine:
     from omlx_worker.engine import loader
 
     try:
-        return loader.load_engine(settings.model, max_rows=settings.max_batch)
+        return loader.load_engine(
+            settings.model,
+            max_rows=settings.max_batch,
+            depth=settings.mtp_depth,
+            ratio=settings.acceptance == "ratio",
+        )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error
 

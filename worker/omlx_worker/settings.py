@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from omlx_producer.protocol import ModelAlias
+from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 
 
 class WorkerSettings(BaseSettings):
@@ -19,6 +20,9 @@ class WorkerSettings(BaseSettings):
         embedded_redis: start a Redis server as a child, and end it with the worker.
         redis_dir: where the embedded server keeps its data.
         max_batch: rows in the batch at the same time.
+        mtp_depth: drafts a step, at most, of a model with an MTP head; 0 for none.
+        acceptance: how drafts of requests without a seed are judged; see
+            `omlx_worker.engine.speculation`.
         burst: end when the queues are empty.
         name: the worker's name in RQ; by default host, process id and a random part.
         lease_seconds: how long a job stays this worker's without a sign of life.
@@ -40,6 +44,8 @@ class WorkerSettings(BaseSettings):
     embedded_redis: bool = False
     redis_dir: Path | None = None
     max_batch: int = Field(default=16, ge=1, le=1024)
+    mtp_depth: int = Field(default=1, ge=0, le=MAX_DRAFT_DEPTH)
+    acceptance: Literal["coupled", "ratio"] = "coupled"
     burst: bool = False
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
     lease_seconds: float = Field(default=30.0, ge=1)

@@ -36,12 +36,16 @@ class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""
 
 
-def load_engine(model: str, *, max_rows: int) -> DecodingEngine:
+def load_engine(
+    model: str, *, max_rows: int, depth: int = 0, ratio: bool = False
+) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
     Args:
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
+        depth: drafts a step, at most, where the model has an MTP head.
+        ratio: judge the drafts of requests without a seed by the ratio rule.
 
     Raises:
         ModelError: if there is no such model or its files cannot be used.
@@ -55,8 +59,9 @@ def load_engine(model: str, *, max_rows: int) -> DecodingEngine:
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
     )
-    prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path))
-    return DecodingEngine(_decoder(network, max_rows), tokenizer, prompter, info, max_rows)
+    prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path), ratio=ratio)
+    decoder = _decoder(network, max_rows, depth)
+    return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
 def resolve(model: str) -> Path:
@@ -101,10 +106,12 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
     return with_head(model_class), args_class
 
 
-def _decoder(network: nn.Module, max_rows: int) -> Decoder:
-    ragged = as_ragged(network)
+def _decoder(network: nn.Module, max_rows: int, depth: int) -> Decoder:
+    ragged = as_ragged(network, drafts=depth > 0)
+    if depth and (ragged is None or not ragged.drafts):
+        log.warning("the model has no MTP head to draft with: rows decode a token a step")
     if ragged is not None:
-        return RaggedDecoder(ragged)
+        return RaggedDecoder(ragged, depth)
     log.info("%s runs through mlx-lm's BatchGenerator", type(network).__module__)
     return GeneratorDecoder(network, max_rows)
 

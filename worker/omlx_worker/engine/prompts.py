@@ -52,11 +52,14 @@ class Prompter:
         info: ModelInfo,
         vocabulary: int,
         defaults: SamplingDefaults,
+        *,
+        ratio: bool = False,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
+        self._ratio = ratio
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -84,6 +87,7 @@ class Prompter:
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
+                depth=request.draft_depth if request.draft else 0,
             )
             for choice in range(request.n)
         ]
@@ -148,6 +152,8 @@ class Prompter:
             frequency_penalty=request.frequency_penalty or 0.0,
             logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
             seed=seed,
+            # A seed promises the same text at any depth, which only coupling gives.
+            ratio=self._ratio and request.seed is None,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
 

@@ -23,9 +23,6 @@ from omlx_worker.engine.cache import Window
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.sampling import Knobs, Law, Plan, law, noise, uniform
 
-MAX_DEPTH = 4
-"""Drafts of one window, at most."""
-
 _DRAFT_STREAM = 0x9E3779B9
 _VERDICT_STREAM = 0x7F4A7C15
 
