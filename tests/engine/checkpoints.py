@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
-from mlx_lm.models.qwen3_5 import ModelArgs
+from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omlx_worker.engine.models.mtp import Qwen35WithHead
+from omlx_worker.engine.models.mtp import with_head
 
 EOS = "<|end|>"
 
@@ -35,6 +35,25 @@ QWEN_TEXT: dict[str, Any] = {
     "full_attention_interval": 4,
     "max_position_embeddings": 1024,
     "mtp_num_hidden_layers": 1,
+}
+
+MIXTURE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+"""What makes a mixture of experts of a Qwen's text configuration."""
+
+QWEN_NEXT: dict[str, Any] = {
+    **{k: v for k, v in QWEN_TEXT.items() if k != "mtp_num_hidden_layers"},
+    **MIXTURE,
+    "model_type": "qwen3_next",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.25,
 }
 
 LLAMA: dict[str, Any] = {
@@ -77,21 +96,67 @@ def _scaled(parameters: Any, scale: float) -> list[tuple[str, mx.array]]:
 
 def write_qwen(path: Path, seed: int = 0, **text: Any) -> Path:
     """A dense Qwen3.5 with a head: raw HF names, norms stored minus one, HF's conv layout."""
+    return _write_raw(path, seed, {"model_type": "qwen3_5", "text_config": QWEN_TEXT | text})
+
+
+def write_qwen_moe(path: Path, seed: int = 0, **text: Any) -> Path:
+    """A mixture-of-experts Qwen3.5 with a head, likewise, its experts fused as HF has them."""
+    text = QWEN_TEXT | MIXTURE | text
+    return _write_raw(path, seed, {"model_type": "qwen3_5_moe", "text_config": text})
+
+
+def write_qwen_next(path: Path, seed: int = 0, **config: Any) -> Path:
+    """A Qwen3-Next with a head that its configuration does not mention, experts apart."""
+    return _write_raw(path, seed, QWEN_NEXT | config)
+
+
+def _write_raw(path: Path, seed: int, config: dict[str, Any]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     mx.random.seed(seed)
-    config = {"model_type": "qwen3_5", "text_config": QWEN_TEXT | text}
-    model = Qwen35WithHead(ModelArgs.from_dict(config))
-    weights = {}
+    family, args = _get_classes(config)
+    model = with_head(family)(args.from_dict(config))
+    weights: dict[str, mx.array] = {}
     for name, value in _scaled(model.parameters(), 2.0):
         if "norm" in name and value.ndim == 1 and "linear_attn.norm" not in name:
             value = 0.1 * mx.random.normal(value.shape)
         if "conv1d" in name:
             value = value.moveaxis(2, 1)
-        weights[name.replace("language_model.model.", "model.language_model.")] = value
-    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "pt"})
+        name = name.replace("language_model.model.", "model.language_model.")
+        weights[name.replace("language_model.lm_head", "lm_head")] = value
+    if not config.get("text_config", {"mtp_num_hidden_layers": 1})["mtp_num_hidden_layers"]:
+        weights = {name: value for name, value in weights.items() if "mtp." not in name}
+    experts = split_experts if config["model_type"] == "qwen3_next" else fuse_experts
+    mx.save_safetensors(str(path / "model.safetensors"), experts(weights), {"format": "pt"})
     (path / "config.json").write_text(json.dumps(config))
     write_tokenizer(path)
     return path
+
+
+def fuse_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """From mlx-lm's stacked experts to HF's ``experts.gate_up_proj`` and ``down_proj``."""
+    fused = {}
+    for name, value in weights.items():
+        if name.endswith("switch_mlp.gate_proj.weight"):
+            up = weights[name.replace("gate_proj", "up_proj")]
+            name = name.replace("switch_mlp.gate_proj.weight", "experts.gate_up_proj")
+            fused[name] = mx.concatenate([value, up], axis=-2)
+        elif name.endswith("switch_mlp.down_proj.weight"):
+            fused[name.replace("switch_mlp.down_proj.weight", "experts.down_proj")] = value
+        elif "switch_mlp" not in name:
+            fused[name] = value
+    return fused
+
+
+def split_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """From mlx-lm's stacked experts to one matrix per expert and projection."""
+    split = {}
+    for name, value in weights.items():
+        if "switch_mlp" in name:
+            for expert, matrix in enumerate(value):
+                split[name.replace("switch_mlp", f"experts.{expert}")] = matrix
+        else:
+            split[name] = value
+    return split
 
 
 def write_llama(path: Path, seed: int = 0) -> Path:

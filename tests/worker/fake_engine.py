@@ -76,6 +76,9 @@ class FakeEngine:
     def remove(self, row_id: str) -> None:
         self.states.pop(row_id, None)
 
+    def close(self) -> None:
+        self.states.clear()
+
     def _advance(self, state: _State) -> Emission:
         row = state.row
         tokens, text = expected(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +27,7 @@ from omlx_worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from omlx_worker.engine.interface import Engine
 
-BROKEN, USAGE, UNREACHABLE = 1, 2, 3
+BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
 
 
 @click.group()
@@ -80,6 +81,10 @@ def run(**options: Any) -> None:
                 _fail(UNREACHABLE, str(error))
             click.echo(f"Redis is at {url}", err=True)
         code = serve(settings, url)
+    if code > STOPPED_AT_ONCE:
+        # The engine may be in the middle of a step, which an orderly exit would trip over.
+        logging.shutdown()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -133,6 +133,7 @@ class Service:
         finally:
             self._give_back_all()
             self._traffic.put(Close())
+            self._close_engine()
 
     def _act(self) -> None:
         self._read_mailbox()
@@ -240,6 +241,12 @@ class Service:
                     log.exception("the engine failed to drop row %s", row.row_id)
             self._scheduler.remove(row.row_id)
         self._traffic.put(Ended(job.claim, reason))
+
+    def _close_engine(self) -> None:
+        try:
+            self._engine.close()
+        except Exception:
+            log.exception("the engine failed to close")
 
     def _give_back_all(self) -> None:
         with suppress(Empty):

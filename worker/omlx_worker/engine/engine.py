@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
@@ -73,6 +74,13 @@ class DecodingEngine:
     def remove(self, row_id: str) -> None:
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
+
+    def close(self) -> None:
+        del self._decoder
+        self._rows.clear()
+        # MLX aborts the process if a thread's streams are still at work when it exits.
+        mx.synchronize()
+        mx.clear_streams()
 
     def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
         pieces: list[str] = []

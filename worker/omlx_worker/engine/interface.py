@@ -138,3 +138,7 @@ class Engine(Protocol):
     def remove(self, row_id: str) -> None:
         """Drop a row at any point; unknown ids are ignored. Nothing more is emitted for it."""
         ...
+
+    def close(self) -> None:
+        """Wait for the device and let go of the model. The last call, from the same thread."""
+        ...

@@ -9,9 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
+from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.models.qwen3_next import RaggedQwen3Next
 
 LayerCache = AttentionCache | RecurrentCache
 
@@ -51,6 +53,7 @@ class RaggedModel(Protocol):
 _FAMILIES: dict[type[nn.Module], Callable[..., RaggedModel]] = {
     Qwen35: RaggedQwen35,
     Qwen35Moe: RaggedQwen35,
+    Qwen3Next: RaggedQwen3Next,
 }
 
 

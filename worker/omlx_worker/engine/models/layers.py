@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +10,10 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
+
+Projected = tuple[mx.array, mx.array, mx.array, mx.array]
+"""What a gated delta net makes of its input: conv inputs ``[S, W, channels]``, the output's gate
+``[S, W, H, Dv]``, and the inputs ``a`` and ``b`` ``[S, W, H]`` of the state's gates."""
 
 
 def attention(module: Any, x: mx.array, cache: AttentionCache, window: Window) -> mx.array:
@@ -26,8 +31,18 @@ def attention(module: Any, x: mx.array, cache: AttentionCache, window: Window) -
     return out
 
 
+def projected_apart(module: Any, x: mx.array) -> Projected:
+    """The projections of a Qwen3.5, one product each."""
+    gate = module.in_proj_z(x).reshape(*x.shape[:2], module.num_v_heads, module.head_v_dim)
+    return module.in_proj_qkv(x), gate, module.in_proj_a(x), module.in_proj_b(x)
+
+
 def gated_delta_net(
-    module: Any, x: mx.array, cache: RecurrentCache, accepted: mx.array
+    module: Any,
+    x: mx.array,
+    cache: RecurrentCache,
+    accepted: mx.array,
+    project: Callable[[Any, mx.array], Projected],
 ) -> mx.array:
     """The recurrent layer, ``[S, W, hidden]`` in and out; mlx-lm's `GatedDeltaNet`.
 
@@ -38,9 +53,10 @@ def gated_delta_net(
 
     Args:
         accepted: ``[S]`` int32, drafts accepted of each row's last window.
+        project: the family's projections.
     """
     slots, width, _ = x.shape
-    raw = module.in_proj_qkv(x)
+    raw, gate, a, b = project(module, x)
     taps = module.conv_kernel_size - 1
     inputs = mx.concatenate([_committed_conv(cache, accepted, taps), raw], axis=1)
     q, k, v = mx.split(
@@ -53,7 +69,6 @@ def gated_delta_net(
         eps=1e-6,
     )
     v = v.reshape(slots, width, module.num_v_heads, module.head_v_dim)
-    a, b = module.in_proj_a(x), module.in_proj_b(x)
 
     def run(parts: list[mx.array], state: mx.array, mask: mx.array | None) -> Any:
         return gated_delta_update(*parts, module.A_log, module.dt_bias, state, mask)
@@ -76,9 +91,8 @@ def gated_delta_net(
     cache.conv, cache.state = inputs[:, 1 : taps + 1], state
     cache.kept = [part[:, 1:] for part in (raw, k, v, a, b)] if width > 1 else []
 
-    z = module.in_proj_z(x).reshape(slots, width, module.num_v_heads, module.head_v_dim)
-    projected: mx.array = module.out_proj(module.norm(out, z).reshape(slots, width, -1))
-    return projected
+    mixed: mx.array = module.out_proj(module.norm(out, gate).reshape(slots, width, -1))
+    return mixed
 
 
 def _committed_conv(cache: RecurrentCache, accepted: mx.array, taps: int) -> mx.array:

@@ -8,31 +8,45 @@ Source: the names and shapes of published checkpoints, and the two inputs' order
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.qwen3_5 import DecoderLayer
 from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
+from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 log = logging.getLogger(__name__)
 
 Weights = dict[str, mx.array]
 
+_PREFIX = re.compile(r"(?:language_model\.|model\.)*mtp\.")
+_EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
+_FUSED = re.compile(r"(.+\.mlp)\.experts\.(gate_up_proj|down_proj)")
+_PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+
 
 class MTPHead(nn.Module):
-    """One full-attention decoder layer over a mix of an embedding and a hidden state."""
+    """One full-attention decoder layer over a mix of an embedding and a hidden state.
 
-    def __init__(self, args: Any) -> None:
+    Attributes:
+        takes_normed: whether ``hidden`` is the last layer's output after the final norm, as in
+            this family, or before it, as in DeepSeek's. The wrong one decodes, but accepts less.
+    """
+
+    takes_normed = True
+
+    def __init__(self, args: Any, layer: type[nn.Module]) -> None:
         super().__init__()
         size, eps = args.hidden_size, args.rms_norm_eps
         self.pre_fc_norm_embedding = nn.RMSNorm(size, eps=eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(size, eps=eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = [DecoderLayer(args, layer_idx=args.full_attention_interval - 1)]
+        self.layers = [layer(args, layer_idx=args.full_attention_interval - 1)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
     def mix(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
@@ -48,7 +62,7 @@ class MTPHead(nn.Module):
 
         Args:
             embeddings: ``[B, T, hidden]``, of the token after each position.
-            hidden: ``[B, T, hidden]``, the backbone's normed output at each position.
+            hidden: ``[B, T, hidden]``, the backbone's output at each position.
             caches: one mlx-lm key-value cache a layer, or None to see these positions alone.
 
         Returns:
@@ -62,32 +76,121 @@ class MTPHead(nn.Module):
         return normed
 
 
+def text_model(model: Any) -> Any:
+    """The language model inside a loaded model, which Qwen3-Next is itself."""
+    return getattr(model, "language_model", model)
+
+
 class _WithHead:
-    """Mixed into mlx-lm's model classes: keeps the head's weights through `sanitize`."""
+    """Mixed into mlx-lm's model classes: keeps the head's weights through `sanitize`.
+
+    A head is kept where a checkpoint has all of its weights, promised in the config or not.
+    """
 
     def __init__(self, args: Any) -> None:
         super().__init__(args)  # type: ignore[call-arg]
-        text_args = self.language_model.args  # type: ignore[attr-defined]
-        self.mtp: MTPHead | None = MTPHead(text_args) if _promised(args.text_config) else None
+        text = text_model(self)
+        self.mtp: MTPHead | None = MTPHead(text.args, type(text.layers[0]))
 
     def sanitize(self, weights: Weights) -> Weights:
-        head = {
-            "mtp." + name.split("mtp.", 1)[1]: value
-            for name, value in weights.items()
-            if name.startswith(("mtp.", "model.mtp.", "language_model.mtp."))
-        }
-        raw_backbone = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in weights.items())
-        backbone: Weights = super().sanitize(weights)  # type: ignore[misc]
-        if self.mtp is not None and not head:
+        head, backbone = _apart(weights)
+        # mlx-lm's own sign of a checkpoint in Hugging Face's form, before it is converted.
+        raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
+        backbone = super().sanitize(backbone)  # type: ignore[misc]
+        assert self.mtp is not None
+        head = fold_experts(head)
+        faults = _faults(self.mtp, head)
+        if not faults:
+            return backbone | _shift_norms(head, raw)
+        if head:
+            listed = "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
+            log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", listed)
+        elif _promised(self.args):  # type: ignore[attr-defined]
             log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
-            self.mtp = None
-        if self.mtp is None:
-            return backbone
-        return backbone | _shift_norms(head, raw_backbone)
+        self.mtp = None
+        return backbone
 
 
-def _promised(text_config: dict[str, Any]) -> bool:
-    return bool(text_config.get("mtp_num_hidden_layers", 0))
+class Qwen35WithHead(_WithHead, Qwen35):
+    """A dense Qwen3.5 that keeps its MTP head."""
+
+
+class Qwen35MoeWithHead(_WithHead, Qwen35Moe):
+    """A mixture-of-experts Qwen3.5 that keeps its MTP head."""
+
+    def sanitize(self, weights: Weights) -> Weights:
+        # mlx-lm splits fused experts here but, unlike for Qwen3-Next, does not stack separate
+        # ones, which is how transformers saves this family since version 5.
+        return super().sanitize(fold_experts(weights))
+
+
+class Qwen3NextWithHead(_WithHead, Qwen3Next):
+    """A Qwen3-Next that keeps its MTP head."""
+
+
+def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
+    """The class that keeps the MTP head, or the class itself where its family has none."""
+    kept = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
+    return kept.get(model_class, model_class)
+
+
+def _apart(weights: Weights) -> tuple[Weights, Weights]:
+    """The head's weights, named ``mtp.*``, and the backbone's."""
+    head, backbone = {}, {}
+    for name, value in weights.items():
+        if match := _PREFIX.match(name):
+            head["mtp." + name[match.end() :]] = value
+        else:
+            backbone[name] = value
+    return head, backbone
+
+
+def fold_experts(weights: Weights) -> Weights:
+    """Bring the experts of every layer into mlx-lm's form, ``mlp.switch_mlp``.
+
+    They come as a matrix per expert and projection (``mlp.experts.7.up_proj.weight``), stacked
+    here, or fused (``mlp.experts.gate_up_proj``, ``[E, 2 * intermediate, hidden]``), split here.
+    """
+    folded: Weights = {}
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, value in weights.items():
+        if match := _EXPERT.fullmatch(name):
+            mlp, expert, projection, part = match.groups()
+            experts.setdefault(f"{mlp}.switch_mlp.{projection}.{part}", {})[int(expert)] = value
+        elif match := _FUSED.fullmatch(name):
+            mlp, projection = match.groups()
+            into = ("down_proj",) if projection == "down_proj" else ("gate_proj", "up_proj")
+            for part, matrix in zip(into, mx.split(value, len(into), axis=-2), strict=True):
+                folded[f"{mlp}.switch_mlp.{part}.weight"] = matrix
+        else:
+            folded[name] = value
+    stacked = {name: mx.stack([by[i] for i in sorted(by)]) for name, by in experts.items()}
+    return folded | stacked
+
+
+def _faults(head: MTPHead, weights: Weights) -> list[str]:
+    """What keeps these weights, quantised in part or not at all, from being the head's."""
+    wanted = {f"mtp.{name}": value.shape for name, value in tree_flatten(head.parameters())}
+    for path in [name.removesuffix(".weight") for name in wanted]:
+        if f"{path}.scales" in weights:
+            # How a quantised matrix is packed along its last axis is mlx-lm's to know.
+            rows = wanted[f"{path}.weight"][:-1]
+            affine = weights[f"{path}.scales"].dtype != mx.uint8
+            for part in ("weight", "scales", "biases")[: 3 if affine else 2]:
+                wanted[f"{path}.{part}"] = rows
+    faults = [f"{name} is missing" for name in wanted if name not in weights]
+    for name, value in weights.items():
+        shape = wanted.get(name)
+        if shape is None:
+            faults.append(f"{name} has no place in it")
+        elif value.shape[: len(shape)] != shape:
+            faults.append(f"{name} has shape {value.shape}")
+    return faults
+
+
+def _promised(args: Any) -> bool:
+    text_config = getattr(args, "text_config", {})
+    return any(text_config.get(promise) for promise in _PROMISES)
 
 
 def _shift_norms(head: Weights, raw_backbone: bool) -> Weights:
@@ -101,16 +204,3 @@ def _shift_norms(head: Weights, raw_backbone: bool) -> Weights:
     if not raw_backbone and mx.mean(averages) > 0.5:
         return head
     return head | {name: head[name] + 1.0 for name in norms}
-
-
-class Qwen35WithHead(_WithHead, Qwen35):
-    """A dense Qwen3.5 that keeps its MTP head."""
-
-
-class Qwen35MoeWithHead(_WithHead, Qwen35Moe):
-    """A mixture-of-experts Qwen3.5 that keeps its MTP head."""
-
-
-def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
-    """The class that keeps the MTP head, or the class itself where its family has none."""
-    return {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead}.get(model_class, model_class)

@@ -12,19 +12,27 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
-from omlx_worker.engine.models.layers import attention, gated_delta_net
+from omlx_worker.engine.models.layers import attention, gated_delta_net, projected_apart
+from omlx_worker.engine.models.mtp import text_model
 
 LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedQwen35:
-    """A `RaggedModel` (see `omlx_worker.engine.models`) around a loaded ``qwen3_5`` model."""
+    """A `RaggedModel` (see `omlx_worker.engine.models`) around a loaded ``qwen3_5`` model.
+
+    Hidden states carry, after what `logits` scores, what the head takes, where that is another
+    tensor (`MTPHead.takes_normed`): ``hidden`` in the shapes below is then twice the model's.
+    """
+
+    _project = staticmethod(projected_apart)
 
     def __init__(self, model: nn.Module, *, drafts: bool = True) -> None:
-        self._text = model.language_model
+        self._text = text_model(model)
         self._args = self._text.args
         self._head = getattr(model, "mtp", None) if drafts else None
         self._head_layers = self._head.layers if self._head is not None else []
@@ -45,10 +53,14 @@ class RaggedQwen35:
         self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
     ) -> None:
         """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
-        count = len(self._text.layers)
-        hidden = self._text.model(tokens, cache=caches[:count])
+        x = self._text.model.embed_tokens(tokens)
+        for layer, cache in zip(self._text.layers, caches, strict=False):
+            mask = None if layer.is_linear else create_attention_mask(x, cache)
+            x = layer(x, mask=mask, cache=cache)
         if self._head is not None:
-            self._head(self._text.model.embed_tokens(following), hidden, caches[count:])
+            hidden = self._taken(self._outputs(x, self._text.model.norm))
+            embeddings = self._text.model.embed_tokens(following)
+            self._head(embeddings, hidden, caches[len(self._text.layers) :])
 
     def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
         """What each layer's `write` takes from a prompt's caches."""
@@ -91,7 +103,7 @@ class RaggedQwen35:
         window: Window,
         accepted: mx.array,
     ) -> mx.array:
-        """Run one window: ``[S, W]`` tokens to normed hidden states ``[S, W, hidden]``.
+        """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, normed.
 
         Args:
             accepted: ``[S]`` int32, drafts accepted of each row's last window.
@@ -100,12 +112,12 @@ class RaggedQwen35:
         for layer, cache in zip(self._text.layers, caches, strict=False):
             x = layer.input_layernorm(hidden)
             if isinstance(cache, RecurrentCache):
-                hidden = hidden + gated_delta_net(layer.linear_attn, x, cache, accepted)
+                mixed = gated_delta_net(layer.linear_attn, x, cache, accepted, self._project)
+                hidden = hidden + mixed
             else:
                 hidden = hidden + attention(layer.self_attn, x, cache, window)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        normed: mx.array = self._text.model.norm(hidden)
-        return normed
+        return self._outputs(hidden, self._text.model.norm)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
@@ -120,19 +132,30 @@ class RaggedQwen35:
             ``[S, W, hidden]``, normed: what `logits` scores for the token after ``tokens``.
         """
         assert self._head is not None
-        x = self._head.mix(self._text.model.embed_tokens(tokens), hidden)
+        x = self._head.mix(self._text.model.embed_tokens(tokens), self._taken(hidden))
         for layer, cache in zip(self._head_layers, caches[len(self._text.layers) :], strict=True):
             assert isinstance(cache, AttentionCache)
             x = x + attention(layer.self_attn, layer.input_layernorm(x), cache, window)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        normed: mx.array = self._head.norm(x)
-        return normed
+        return self._outputs(x, self._head.norm)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
         scores: mx.array
+        hidden = hidden[..., : self._args.hidden_size]
         if self._args.tie_word_embeddings:
             scores = self._text.model.embed_tokens.as_linear(hidden)
         else:
             scores = self._text.lm_head(hidden)
         return scores
+
+    def _outputs(self, x: mx.array, norm: nn.Module) -> mx.array:
+        """What `logits` scores of the last layer's output, and then what the head takes of it."""
+        normed: mx.array = norm(x)
+        if self._head is None or self._head.takes_normed:
+            return normed
+        return mx.concatenate([normed, x], axis=-1)
+
+    def _taken(self, hidden: mx.array) -> mx.array:
+        """The part of hidden states that the head takes."""
+        return hidden[..., -self._args.hidden_size :]
