@@ -173,9 +173,15 @@ def _text(model: PreTrainedModel) -> torch.nn.Module:
 
 @torch.no_grad()
 def _spread(module: torch.nn.Module) -> None:
-    """Make weights random enough that every part of a layer matters to the logits."""
-    for weight in module.parameters():
-        if weight.ndim == 1:
+    """Make weights random enough that every part of a layer matters to the logits.
+
+    The recurrence is made to forget slowly: its output, when tiny, is normalised up again, and
+    the rounding in it too.
+    """
+    for name, weight in module.named_parameters():
+        if name.endswith(("A_log", "dt_bias")):
+            weight.normal_(-1, 0.5)
+        elif weight.ndim == 1:
             weight.add_(0.1 * torch.randn_like(weight))
         else:
             weight.normal_(0, 2 * weight[0].numel() ** -0.5)

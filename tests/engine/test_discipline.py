@@ -6,12 +6,12 @@ import random
 
 import mlx.core as mx
 import pytest
-from tests.engine.driving import GREEDY, Loaded, row, run
 
 from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.cache import TAIL, AttentionCache
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models import as_ragged
+from tests.engine.driving import GREEDY, Loaded, row, run
 
 LONG = 7_000
 ROWS = 8

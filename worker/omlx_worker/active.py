@@ -11,12 +11,12 @@ from omlx_producer.protocol import (
     DoneEvent,
     FinishReason,
     GenerationRequest,
-    Speculation,
     TokenLogprob,
     TokensEvent,
     Usage,
 )
 from omlx_worker.claimed import ClaimedJob
+from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Emission, Row
 from omlx_worker.lease import Ending
 from omlx_worker.responses import response_body
@@ -77,9 +77,7 @@ class ActiveJob:
         self.created = int(time.time())
         self._sent = 0
         self._choices = [Choice(row) for row in rows]
-        self._steps = 0
-        self._drafted = 0
-        self._accepted: list[int] = []
+        self._drafts = DraftCounts()
         self._by_row = {choice.row.row_id: choice for choice in self._choices}
 
     @property
@@ -120,11 +118,7 @@ class ActiveJob:
     def feed(self, emission: Emission) -> None:
         """Take in what one step added to one row."""
         self._by_row[emission.row_id].feed(emission)
-        self._steps += 1
-        self._drafted += emission.drafted
-        self._accepted += [0] * (emission.drafted - len(self._accepted))
-        for position in range(emission.accepted):
-            self._accepted[position] += 1
+        self._drafts.add(emission)
 
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.
@@ -158,7 +152,5 @@ class ActiveJob:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            speculation=Speculation(
-                steps=self._steps, drafted=self._drafted, accepted=list(self._accepted)
-            ),
+            speculation=self._drafts.to_wire(),
         )

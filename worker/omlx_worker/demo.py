@@ -22,6 +22,7 @@ from omlx_producer.protocol import DoneEvent, TerminalEvent, TokensEvent
 from omlx_worker.cli import connect, load_engine
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.rq_worker import GenerationWorker
+from omlx_worker.service import Counters
 from omlx_worker.settings import WorkerSettings
 
 PROMPTS = (
@@ -68,9 +69,11 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         finally:
             worker.stop()
     tokens = sum(entry.tokens for entry in shown)
+    counters = worker.counters
     click.echo(
         f"{len(shown)} jobs, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s, "
-        f"mean batch {worker.mean_batch:.1f}"
+        f"mean batch {counters.mean_batch:.1f}, "
+        f"{counters.drafts.acceptance:.0%} of drafts accepted"
     )
     for entry in shown:
         if entry.failed:
@@ -92,8 +95,8 @@ class _Background:
         self._thread.start()
 
     @property
-    def mean_batch(self) -> float:
-        return self._worker.service.counters.mean_batch
+    def counters(self) -> Counters:
+        return self._worker.service.counters
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + LOAD_SECONDS

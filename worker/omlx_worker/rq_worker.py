@@ -262,5 +262,6 @@ class GenerationWorker(RecordedWorker):
                 self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
             log.warning("Redis does not answer (%s); leases will run out by themselves", error)
+        log.info("in all: %s", self.service.counters)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)

@@ -10,10 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from omlx_worker.active import ActiveJob
+from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Engine, Row
 from omlx_worker.messages import (
     Admit,
@@ -53,10 +54,22 @@ class Counters:
     steps: int = 0
     rows: int = 0
     tokens: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def mean_batch(self) -> float:
         return self.rows / self.steps if self.steps else 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.tokens} tokens in {self.steps} steps, mean batch {self.mean_batch:.1f}"
+        drafts = self.drafts
+        if not drafts.drafted:
+            return text
+        places = ", ".join(map(str, drafts.accepted))
+        return (
+            f"{text}; {drafts.acceptance:.0%} of {drafts.drafted} drafts accepted "
+            f"(by position: {places})"
+        )
 
 
 class Service:
@@ -203,6 +216,7 @@ class Service:
         self.counters.rows += rows
         for emission in emissions:
             self.counters.tokens += len(emission.tokens)
+            self.counters.drafts.add(emission)
             if emission.finish_reason is not None and emission.row_id in self._rows:
                 self._finish_row(emission.row_id)
         if emissions:
