@@ -162,3 +162,38 @@ def test_a_row_removed_in_the_middle_of_its_drafts_leaves_no_trace(qwen: Loaded)
     )
 
     assert got == {**wanted, "0": wanted["0"][:10]}
+
+
+def test_half_a_batch_without_drafts_costs_the_drafting_half_nothing(
+    demo: Loaded, heldout_prompts: list[str]
+) -> None:
+    given = [demo.tokenizer.encode(text)[:60] for text in heldout_prompts[:8]]
+
+    def decode(
+        depths: list[int | None], chosen: Sequence[int]
+    ) -> tuple[dict[str, list[int]], float]:
+        decoder = demo.decoder(depth=3)
+        steps = tokens = 0
+        inner = decoder.step
+
+        def watched() -> list:
+            nonlocal steps, tokens
+            landed = inner()
+            for outcome in landed:
+                if depths[int(outcome.row_id)] is None:
+                    steps += 1
+                    tokens += len(outcome.tokens)
+            return landed
+
+        decoder.step = watched  # type: ignore[method-assign]
+        rows = [Row(str(i), given[i], 48, GREEDY, depth=depths[i]) for i in chosen]
+        return run(decoder, rows, chunk=64), tokens / max(steps, 1)
+
+    alone, tokens_per_step_alone = decode([None] * 8, range(4))
+    mixed, tokens_per_step_mixed = decode([None] * 4 + [0] * 4, range(8))
+
+    plain = run(demo.decoder(0), [Row(str(i), given[i], 48, GREEDY) for i in range(8)], chunk=64)
+    assert mixed == plain
+    assert alone == {name: plain[name] for name in alone}
+    assert tokens_per_step_mixed >= 0.95 * tokens_per_step_alone
+    assert tokens_per_step_alone > 1.5
