@@ -207,6 +207,5 @@ def _publish_config(path: Path) -> None:
     if config["model_type"] == "qwen3_next":
         config |= {key: _ROPE[key] for key in ("rope_theta", "partial_rotary_factor")}
     else:
-        config["model_type"] = config["model_type"].removesuffix("_text")
         config.get("text_config", config)["mtp_num_hidden_layers"] = 1
     path.write_text(json.dumps(config))

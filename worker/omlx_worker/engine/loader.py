@@ -102,7 +102,11 @@ def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
 
 
 def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
-    model_class, args_class = _get_classes(config)
+    model_type = config["model_type"]
+    if model_type.startswith("qwen3_5"):
+        # A checkpoint saved without its vision tower names the text model, which mlx-lm does not.
+        model_type = model_type.removesuffix("_text")
+    model_class, args_class = _get_classes(config | {"model_type": model_type})
     return with_head(model_class), args_class
 
 

@@ -94,21 +94,21 @@ class _WithHead:
 
     def sanitize(self, weights: Weights) -> Weights:
         head, backbone = _apart(weights)
-        # mlx-lm's own sign of a checkpoint in Hugging Face's form, before it is converted.
+        # mlx-lm's own sign, for Qwen3.5, of a checkpoint in Hugging Face's form.
         raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
-        backbone = super().sanitize(backbone)  # type: ignore[misc]
-        assert self.mtp is not None
+        converted: Weights = super().sanitize(backbone)  # type: ignore[misc]
         head = fold_experts(head)
+        assert self.mtp is not None
         faults = _faults(self.mtp, head)
         if not faults:
-            return backbone | _shift_norms(head, raw)
+            return converted | _shift_norms(head, raw)
         if head:
             listed = "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
             log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", listed)
         elif _promised(self.args):  # type: ignore[attr-defined]
             log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
         self.mtp = None
-        return backbone
+        return converted
 
 
 class Qwen35WithHead(_WithHead, Qwen35):
