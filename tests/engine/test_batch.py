@@ -54,12 +54,15 @@ def test_the_demo_model_decodes_its_heldout_prompts_as_mlx_lm_does(
     assert got == wanted
 
 
-def test_rows_stay_exact_when_tails_fold_into_bodies_and_bodies_grow(qwen: Loaded) -> None:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_stay_exact_when_tails_fold_into_bodies_and_bodies_grow(
+    qwen: Loaded, depth: int
+) -> None:
     rng = random.Random(5)
     given = [[rng.randrange(256) for _ in range(length)] for length in (3, MIN_CAPACITY - 20)]
     tokens = TAIL + 60
     wanted = {str(i): qwen.greedy(prompt, tokens) for i, prompt in enumerate(given)}
-    decoder = qwen.decoder()
+    decoder = qwen.decoder(depth)
 
     got = run(decoder, [row(str(i), p, tokens) for i, p in enumerate(given)], chunk=128)
 

@@ -23,36 +23,11 @@ from omlx_worker.engine.sampling import Law, Plan, knobs
 from omlx_worker.engine.speculation import Drafts
 from omlx_worker.engine.step import State, advance
 from tests.engine.statistics import disagreement
+from tests.engine.table_model import VOCABULARY, TableModel
 
-VOCABULARY = 6
 ROWS = 25_000
 ROUNDS = 8
 START = 2
-
-
-class TableModel:
-    """A `RaggedModel` without layers: hidden states are tokens, scores are rows of a table."""
-
-    vocabulary = VOCABULARY
-    dtype = mx.float32
-    drafts = True
-
-    def __init__(self, closeness: float) -> None:
-        noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))
-        self.target = 1.5 * noise[0]
-        self.head = closeness * self.target + (1 - closeness) * 1.5 * noise[1]
-        self._table = self.target
-
-    def forward(self, tokens: mx.array, *_: Any) -> mx.array:
-        self._table = self.target
-        return tokens[..., None]
-
-    def draft(self, tokens: mx.array, *_: Any) -> mx.array:
-        self._table = self.head
-        return tokens[..., None]
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        return self._table[hidden[..., 0]]
 
 
 def draw_pairs(model: TableModel, sampling: Sampling, depth: int) -> Counter[tuple[int, int]]:

@@ -1,0 +1,39 @@
+"""A model without layers, whose next token depends on the last one alone, by a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+VOCABULARY = 6
+
+
+class TableModel:
+    """A `RaggedModel`: hidden states are tokens, and scores are rows of a table.
+
+    Attributes:
+        target: ``[V, V]``, the backbone's scores of what follows each token.
+        head: likewise the head's; the closer to the target's, the more drafts are accepted.
+    """
+
+    vocabulary = VOCABULARY
+    dtype = mx.float32
+    drafts = True
+
+    def __init__(self, closeness: float) -> None:
+        noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))
+        self.target = 1.5 * noise[0]
+        self.head = closeness * self.target + (1 - closeness) * 1.5 * noise[1]
+        self._table = self.target
+
+    def forward(self, tokens: mx.array, *_: Any) -> mx.array:
+        self._table = self.target
+        return tokens[..., None]
+
+    def draft(self, tokens: mx.array, *_: Any) -> mx.array:
+        self._table = self.head
+        return tokens[..., None]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._table[hidden[..., 0]]
