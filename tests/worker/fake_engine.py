@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
@@ -65,7 +66,7 @@ class FakeEngine:
         state.unread -= tokens
         return state.unread
 
-    def step(self) -> list[Emission]:
+    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         time.sleep(self.step_seconds)
         running = [state for state in self.states.values() if not state.unread]
         assert running

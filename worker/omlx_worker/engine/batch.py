@@ -13,12 +13,13 @@ sampling plan, not per join: rows write a slot when they join and free it when t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.backlog import Backlog
 from omlx_worker.engine.cache import TAIL, AttentionCache, RecurrentCache, capacity_for, pick
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models import LayerCache, RaggedModel
@@ -61,13 +62,15 @@ class Batch:
 
     Attributes:
         depth: drafts per row and step, at most; rows may have a lower limit of their own.
+        varies: whether steps may be asked for fewer drafts than that.
         traces: how many times a step was traced, that is, compiled for a new bucket or plan.
         reads: how many times the host waited for the device to read an outcome.
         drains: how many times the pipeline was drained to join, fold, grow or compact.
     """
 
-    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0, *, varies: bool = False) -> None:
         self.depth = depth if model.drafts else 0
+        self.varies = varies and self.depth > 0
         self._model = model
         self._slots: list[_Slot | None] = []
         self._caches: list[LayerCache] = []
@@ -78,6 +81,8 @@ class Batch:
         self._steps: dict[tuple[Plan, int], Any] = {}
         self._in_flight: _Flight | None = None
         self._slack = 0
+        self._depths: Mapping[str, int] = {}
+        self._backlog = Backlog(model) if self.varies else None
         self.traces = 0
         self.reads = 0
         self.drains = 0
@@ -112,6 +117,8 @@ class Batch:
                 if isinstance(cache, RecurrentCache):
                     cache.clear(index)
         self._slots[index] = _Slot(row, length, length, row.max_tokens)
+        if self._backlog:
+            self._backlog.restart()
         values = dict(zip(_PER_ROW, (row.prompt[-1], length, length, 0, 0), strict=True))
         for name, value in values.items():
             self._state[name][index] = value
@@ -133,8 +140,16 @@ class Batch:
         if not self._live():
             self._reset()
 
-    def step(self) -> list[RowStep]:
-        """Dispatch a step, then read the outcome of the one dispatched before it."""
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
+        """Dispatch a step, then read the outcome of the one dispatched before it.
+
+        Args:
+            depths: how many tokens to draft for each row, for the next step to judge; rows not
+                named, and all rows by default, get as many as they may have.
+        """
+        if self.varies and depths is not None and depths != self._depths:
+            self._depths = dict(depths)
+            self._knobs_stale = True
         landed, self._in_flight = self._in_flight, self._dispatch()
         return self._read(landed) if landed else []
 
@@ -148,6 +163,7 @@ class Batch:
         if self._knobs_stale:
             self._replan()
         depth = max(self._depth_of(slot.row) for _, slot in self._live())
+        self._mind_the_head(depth)
         width = 1 + (self._state["drafts"].shape[1] if "drafts" in self._state else 0)
         # The window's tokens, and the head's own for every draft but the first.
         reach = width + max(depth - 1, 0)
@@ -178,7 +194,18 @@ class Batch:
         return steps
 
     def _depth_of(self, row: Row) -> int:
-        return self.depth if row.depth is None else min(self.depth, row.depth)
+        limit = self.depth if row.depth is None else min(self.depth, row.depth)
+        return min(limit, self._depths.get(row.row_id, limit))
+
+    def _mind_the_head(self, depth: int) -> None:
+        """Let the head catch up before a step that drafts; note where it stops otherwise."""
+        if self._backlog is None:
+            return
+        offsets = [slot.cursor - slot.body_length for _, slot in self._live()]
+        if depth:
+            self._backlog.read(self._state, self._caches, max(offsets))
+        else:
+            self._backlog.open(min(offsets) - (self._in_flight.width if self._in_flight else 1))
 
     def _compile(self, depth: int) -> Any:
         def on_trace() -> None:
@@ -205,6 +232,10 @@ class Batch:
             self._slots = [None]
             self._caches = self._model.new_caches(1, capacity)
             self._state = {name: mx.zeros((1,), mx.int32) for name in _PER_ROW}
+            if self.varies:
+                hidden = (1, TAIL, self._model.hidden)
+                self._state["hidden"] = mx.zeros(hidden, self._model.dtype)
+                self._state["following"] = mx.zeros((1, TAIL), mx.int32)
         if None not in self._slots:
             self._resize(2 * len(self._slots))
         self._grow(capacity)
@@ -217,6 +248,9 @@ class Batch:
 
     def _fold(self) -> None:
         """Move every tail to its body and start the tails afresh."""
+        if self._backlog and self._backlog.begin is not None:
+            self._backlog.read(self._state, self._caches, TAIL)
+            self._backlog.open(0)
         self._drain()
         cursors: list[int] = self._state["cursors"].tolist()  # type: ignore[assignment]
         self._grow(capacity_for(max(cursors)))
@@ -250,12 +284,14 @@ class Batch:
         """Let go of every buffer, and of the step in flight, once no row is left."""
         self._slots, self._caches, self._state = [], [], {}
         self._in_flight, self._slack = None, 0
+        if self._backlog:
+            self._backlog.clear()
 
     def _replan(self) -> None:
         """Take up the settings of the rows that are there now."""
         rows = [slot.row.sampling if slot else Sampling(temperature=0) for slot in self._slots]
         depths = [self._depth_of(slot.row) if slot else 0 for slot in self._slots]
-        self._plan = Plan.of(rows, drafts=any(depths))
+        self._plan = Plan.of(rows, drafts=self.depth > 0)
         self._knobs = knobs(rows, self._plan)
         self._knobs["active"] = mx.array([slot is not None for slot in self._slots], mx.int32)
         self._knobs["depth"] = mx.array(depths, mx.int32)

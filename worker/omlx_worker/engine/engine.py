@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ class Decoder(Protocol):
 
     def prefill(self, row_id: str, tokens: int) -> int: ...
 
-    def step(self) -> list[RowStep]: ...
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]: ...
 
     def remove(self, row_id: str) -> None: ...
 
@@ -64,10 +65,10 @@ class DecodingEngine:
     def prefill(self, row_id: str, tokens: int) -> int:
         return self._decoder.prefill(row_id, tokens)
 
-    def step(self) -> list[Emission]:
+    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         return [
             self._emit(*self._rows[step.row_id], step)
-            for step in self._decoder.step()
+            for step in self._decoder.step(depths)
             if step.row_id in self._rows
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -73,7 +74,7 @@ class GeneratorDecoder:
         self._inserted[uid] = _Inserted(row, sampler)
         return 0
 
-    def step(self) -> list[RowStep]:
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
         steps = []
         for response in self._generator.next_generated():
             inserted = self._inserted[response.uid]

@@ -7,6 +7,7 @@ leaves by itself with the `Emission` that carries its finish reason, or by ``rem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -128,8 +129,12 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self) -> list[Emission]:
+    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         """Run one decode step for all rows whose prompts are read.
+
+        Args:
+            depths: how many tokens to draft for rows now, for a later step to judge; rows not
+                named get as many as they may have.
 
         Emissions may lag one step behind. Rows whose finish reason is set have left.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,10 @@ class _Reading:
 class RaggedDecoder:
     """A `Decoder` over one ragged batch."""
 
-    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0, *, varies: bool = False) -> None:
         self._model = model
         self._reading: dict[str, _Reading] = {}
-        self.batch = Batch(model, depth)
+        self.batch = Batch(model, depth, varies=varies)
 
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
@@ -53,8 +54,8 @@ class RaggedDecoder:
             return 0
         return reading.left
 
-    def step(self) -> list[RowStep]:
-        return self.batch.step()
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
+        return self.batch.step(depths)
 
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:

@@ -6,10 +6,13 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``cursors``       tokens in the cache, which is the pending token's position
 ``body_lengths``  how many of them lie in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
-``drafted``       how many of ``drafts`` are meant for the row; 0 until its first step
+``drafted``       how many of ``drafts`` the row may have accepted; 0 until its first step
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, what they were drawn by; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
+``hidden``        ``[S, TAIL, hidden]``, the backbone's output at each tail position, and
+``following``     ``[S, TAIL]``, the token after it: what the head has yet to read whenever steps
+                  were run without drafts; only where the depth may change from step to step
 """
 
 from __future__ import annotations
@@ -132,7 +135,7 @@ def advance(
     history = None if counts is None else _counts_along(counts, tokens)
     target = law(model.logits(hidden), history, knobs, plan)
     positions = cursors[:, None] + mx.arange(1, width + 1)
-    offered = mx.minimum(state["drafted"], knobs["depth"])
+    offered = state["drafted"]
     emitted, accepted = judge(target, drafts, offered, positions, knobs, plan)
 
     committed = cursors + (1 + accepted) * knobs["active"]
@@ -142,8 +145,12 @@ def advance(
         "cursors": committed,
         "body_lengths": body_lengths,
         "accepted": accepted,
-        "drafted": mx.full(pending.shape, depth, mx.int32),
+        "drafted": mx.minimum(knobs["depth"], depth),
     }
+    if "hidden" in state:
+        place = window.index[:, 0]
+        after["hidden"] = mx.put_along_axis(state["hidden"], place, hidden, axis=1)
+        after["following"] = mx.put_along_axis(state["following"], place[..., 0], emitted, axis=1)
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)

@@ -23,6 +23,7 @@ class RaggedModel(Protocol):
 
     dtype: mx.Dtype
     vocabulary: int
+    hidden: int
 
     @property
     def drafts(self) -> bool:

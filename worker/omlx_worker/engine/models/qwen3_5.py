@@ -38,6 +38,8 @@ class RaggedQwen35:
         self._head_layers = self._head.layers if self._head is not None else []
         self.dtype: mx.Dtype = self._text.model.norm.weight.dtype
         self.vocabulary: int = self._args.vocab_size
+        doubled = self._head is not None and not self._head.takes_normed
+        self.hidden: int = self._args.hidden_size * (2 if doubled else 1)
 
     @property
     def drafts(self) -> bool:
