@@ -256,9 +256,10 @@ def test_a_head_that_the_configuration_does_not_mention_is_used(tmp_path: Path) 
 def test_the_demo_models_first_draft_is_accepted_on_heldout_prompts(
     demo: Loaded, heldout_prompts: list[str]
 ) -> None:
-    prompts = [demo.tokenizer.encode(text) for text in heldout_prompts]
+    # A quarter of them; scripts/train_demo_model.py --evaluate measures all.
+    prompts = [demo.tokenizer.encode(text) for text in heldout_prompts[::4]]
 
     measured = first_draft_acceptance(demo.network, prompts, tokens=64)
 
+    assert measured.drafts == 63 * len(prompts)
     assert measured.acceptance >= 0.70
-    assert measured.drafts >= 60 * len(prompts) * 0.5

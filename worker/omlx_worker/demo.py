@@ -130,7 +130,11 @@ def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
         time.sleep(STAGGER_SECONDS * (entry.number - 1))
         with Producer(url) as producer:
             job = producer.submit(
-                model="demo", prompt=entry.prompt, max_completion_tokens=max_tokens, temperature=0
+                model="demo",
+                prompt=entry.prompt,
+                max_completion_tokens=max_tokens,
+                temperature=0.6,
+                seed=entry.number,
             )
             with job.stream() as events:
                 for event in events:
