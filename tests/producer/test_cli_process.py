@@ -17,7 +17,11 @@ from tests.redis_server import free_port
 
 
 def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
-    code = "from omlx_producer.cli import main; main()"
+    # A shell that runs the tests in the background has its children ignore interrupts.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from omlx_producer.cli import main; main()"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code, *args],
         env={
