@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
 from omlx_worker import cli, demo, embedded_redis
+from omlx_worker.cli import ModelNotLoaded, load_engine
 from omlx_worker.settings import WorkerSettings
 from tests.worker.fake_engine import BREAKS_STEP, FakeEngine
 from tests.worker.running import enqueue, status
@@ -148,3 +150,13 @@ def test_the_demo_draws_panels_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     console.file.close()
     assert "1: 7 tokens" in text
     assert "return [1]" in text
+
+
+def test_a_worker_without_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import omlx_worker.engine
+
+    monkeypatch.delattr(omlx_worker.engine, "loader", raising=False)
+    monkeypatch.setitem(sys.modules, "omlx_worker.engine.loader", None)
+
+    with pytest.raises(ModelNotLoaded, match=r"pip install 'omlx-queue\[worker\]'"):
+        load_engine(WorkerSettings())

@@ -110,7 +110,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         connection = connect(url)
         connection.ping()
     except (ConnectionError, TimeoutError, AuthenticationError, ValueError) as error:
-        _fail(UNREACHABLE, f"Redis at {without_password(url)} is not reachable: {error}")
+        _fail(UNREACHABLE, _unreachable(url, error))
     worker = GenerationWorker(
         settings.alias,
         lambda: load_engine(settings),
@@ -126,7 +126,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
     except ModelNotLoaded as error:
         _fail(USAGE, str(error))
     except (ConnectionError, TimeoutError) as error:
-        _fail(UNREACHABLE, f"Redis at {without_password(url)} is not reachable: {error}")
+        _fail(UNREACHABLE, _unreachable(url, error))
     except Exception as error:
         logging.getLogger("omlx_worker").exception("the worker ends")
         _fail(BROKEN, f"the worker can not go on: {error}")
@@ -145,8 +145,13 @@ def load_engine(settings: WorkerSettings) -> Engine:
     Raises:
         ModelNotLoaded: if there is no such model, or it can not be loaded.
     """
-    from omlx_worker.engine import loader
-
+    try:
+        from omlx_worker.engine import loader
+    except ImportError as error:
+        raise ModelNotLoaded(
+            f"{error.name or 'MLX'} is not installed; install omlx-queue with its extra: "
+            "pip install 'omlx-queue[worker]'"
+        ) from error
     try:
         return loader.load_engine(
             settings.model,
@@ -173,6 +178,13 @@ def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
     if url_given:
         _fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
     return EmbeddedRedis(settings.redis_dir or data_folder(), port=preferred_port())
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    return (
+        f"Redis at {without_password(url)} is not reachable ({error}); start a server there, "
+        "name another with --redis-url, or pass --embedded-redis"
+    )
 
 
 def _fail(code: int, sentence: str) -> NoReturn:

@@ -261,6 +261,8 @@ class Batch:
             slot.body_length = cursors[index]
         self._state["body_lengths"] = self._state["cursors"]
         mx.eval(self._arrays())
+        # Buffers of shapes that are gone would otherwise pile up in a worker that runs for days.
+        mx.clear_cache()
 
     def _compact(self) -> None:
         """Halve the slots once half of them have been empty for a while."""
@@ -279,6 +281,7 @@ class Batch:
         self._slots = moved + [None] * (size - len(moved))
         self._knobs_stale = True
         mx.eval(self._arrays(), self._state)
+        mx.clear_cache()
 
     def _reset(self) -> None:
         """Let go of every buffer, and of the step in flight, once no row is left."""
