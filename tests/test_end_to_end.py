@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -33,12 +34,17 @@ def heldout() -> list[str]:
 
 
 @contextlib.contextmanager
-def worker(redis_url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real worker process on the demo model, ended by SIGTERM."""
+def worker(
+    redis_url: str, *options: str, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A real worker process on the demo model, ended by SIGTERM; its stderr goes to ``log``."""
     command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    written = log.open("wb") if log else None
     process = subprocess.Popen(
-        [*command, "--model", "demo", "--redis-url", redis_url, *options], env=environment
+        [*command, "--model", "demo", "--redis-url", redis_url, *options],
+        env=environment,
+        stderr=written,
     )
     try:
         with Redis.from_url(redis_url) as connection:
@@ -52,6 +58,8 @@ def worker(redis_url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         assert process.wait(90) in {0, 128 + signal.SIGTERM}
+        if written:
+            written.close()
 
 
 def text_of(stream: TokenStream) -> str:
@@ -206,3 +214,34 @@ def test_a_worker_told_twice_stops_at_once_and_gives_its_jobs_back(
         assert process.wait(30) == 128 + signal.SIGTERM
 
     assert {producer.status(job.id).status for job in jobs} == {"queued"}
+
+
+def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
+    redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.log"
+    lengths = [400, *[30] * 8]
+    with worker(redis_url, "--mode", "hybrid", log=log):
+        producer = Producer(connection)
+
+        def submit(index: int) -> str:
+            return producer.submit(
+                model="demo",
+                prompt=heldout[index],
+                max_completion_tokens=lengths[index],
+                temperature=0.0,
+                ignore_eos=True,
+            ).id
+
+        jobs = [submit(0)]
+        next(iter(producer.stream(jobs[0])))
+        jobs += [submit(index) for index in range(1, 9)]
+        results = [producer.result(job, timeout=120) for job in jobs]
+
+    demo = Loaded.demo()
+    for index, result in enumerate(results):
+        tokens = demo.greedy(demo.tokenizer.encode(heldout[index]), lengths[index])
+        assert result["choices"][0]["text"] == demo.tokenizer.decode(tokens).rstrip("\ufffd")
+    assert results[0]["usage"]["speculation"]["drafted"] > 0
+    changes = [line for line in log.read_text().splitlines() if " rows: " in line]
+    assert len(changes) == 2, log.read_text()

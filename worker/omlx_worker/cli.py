@@ -21,7 +21,9 @@ from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 from redis.retry import Retry
 
 from omlx_producer.settings import without_password
+from omlx_worker.depth import make_policy
 from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, data_folder, preferred_port
+from omlx_worker.pacing import Pacing
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ def main(verbose: bool) -> None:
 @click.option("--embedded-redis", is_flag=True, default=None, help="Start a server of its own.")
 @click.option("--redis-dir", type=click.Path(path_type=Path), help="Data of the embedded server.")
 @click.option("--max-batch", type=int, help="Rows in the batch at the same time.")
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "hybrid", "mtp", "batched"]),
+    help="Draft where it pays, for a lone row, always, or never.",
+)
 @click.option("--mtp-depth", type=int, help="Drafts a step with an MTP head; 0 for none.")
 @click.option(
     "--acceptance",
@@ -116,6 +123,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         lambda: load_engine(settings),
         connection=connection,
         name=settings.name,
+        make_pacing=lambda depth: make_pacing(settings, depth),
         lease_seconds=settings.lease_seconds,
         prefill_chunk=settings.prefill_chunk,
         drain_timeout=settings.drain_timeout,
@@ -133,6 +141,11 @@ def serve(settings: WorkerSettings, url: str) -> int:
     finally:
         connection.close()
     return worker.exit_code
+
+
+def make_pacing(settings: WorkerSettings, depth: int) -> Pacing:
+    """How steps draft in the mode that was asked for, at most ``depth`` tokens a row."""
+    return Pacing(make_policy(settings.mode, depth), depth)
 
 
 class ModelNotLoaded(Exception):
@@ -156,7 +169,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
         return loader.load_engine(
             settings.model,
             max_rows=settings.max_batch,
-            depth=settings.mtp_depth,
+            depth=settings.depth,
+            varies=settings.mode in ("auto", "hybrid"),
             ratio=settings.acceptance == "ratio",
         )
     except loader.ModelError as error:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DoneEvent, TerminalEvent, TokensEvent
-from omlx_worker.cli import connect, load_engine
+from omlx_worker.cli import connect, load_engine, make_pacing
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.rq_worker import GenerationWorker
 from omlx_worker.service import Counters
@@ -88,7 +88,10 @@ class _Background:
     def __init__(self, settings: WorkerSettings, url: str) -> None:
         self._connection = connect(url)
         self._worker = GenerationWorker(
-            settings.alias, lambda: load_engine(settings), connection=self._connection
+            settings.alias,
+            lambda: load_engine(settings),
+            connection=self._connection,
+            make_pacing=lambda depth: make_pacing(settings, depth),
         )
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

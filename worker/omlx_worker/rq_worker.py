@@ -44,6 +44,7 @@ from omlx_worker.messages import (
     Stopped,
     TrafficMailbox,
 )
+from omlx_worker.pacing import Pacing
 from omlx_worker.publisher import TROUBLE, Publisher
 from omlx_worker.rq_endings import end_through_rq
 from omlx_worker.rq_record import RecordedWorker
@@ -62,6 +63,7 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the thread that will use the engine.
+        make_pacing: see `Service`.
 
     Attributes:
         exit_code: for the process, after `work`: 0, or 128 + signal when it was stopped at once.
@@ -74,6 +76,7 @@ class GenerationWorker(RecordedWorker):
         *,
         connection: Redis,
         name: str | None = None,
+        make_pacing: Callable[[int], Pacing] | None = None,
         lease_seconds: float = 30.0,
         prefill_chunk: int = 512,
         drain_timeout: float = 60.0,
@@ -100,7 +103,11 @@ class GenerationWorker(RecordedWorker):
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         self.service = Service(
-            make_engine, self._traffic, self._mailbox, prefill_chunk=prefill_chunk
+            make_engine,
+            self._traffic,
+            self._mailbox,
+            make_pacing=make_pacing,
+            prefill_chunk=prefill_chunk,
         )
         self._publisher = Publisher(self._leases, self._traffic, self._mailbox, self.service.submit)
         self._previous_handlers: dict[signal.Signals, Any] = {}

@@ -54,13 +54,18 @@ class Scheduler:
         self._arrivals = 0
         # Rows whose prompts are not fully read, waiting ones included; then those decoding.
         self._reading: dict[str, _Row] = {}
-        self._decoding: set[str] = set()
+        self._decoding: dict[str, None] = {}
         self._decode_is_due = False
 
     @property
     def decoding(self) -> int:
         """How many rows the next decode step runs."""
         return len(self._decoding)
+
+    @property
+    def decoding_rows(self) -> list[str]:
+        """The rows that the next decode step runs, in the order in which they came to it."""
+        return list(self._decoding)
 
     @property
     def joined(self) -> int:
@@ -75,7 +80,7 @@ class Scheduler:
     def remove(self, row_id: str) -> None:
         """Forget a row that has finished or was dropped; unknown ids are ignored."""
         self._reading.pop(row_id, None)
-        self._decoding.discard(row_id)
+        self._decoding.pop(row_id, None)
 
     def read(self, row_id: str, left: int) -> None:
         """Report how many prompt tokens of a row are left after a `Prefill`."""
@@ -83,7 +88,7 @@ class Scheduler:
             self._reading[row_id].left = left
         else:
             del self._reading[row_id]
-            self._decoding.add(row_id)
+            self._decoding[row_id] = None
 
     def has_joined(self, row_id: str) -> bool:
         """Whether a row has a place in the batch."""

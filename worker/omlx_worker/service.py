@@ -34,6 +34,7 @@ from omlx_worker.messages import (
     Stop,
     TrafficMailbox,
 )
+from omlx_worker.pacing import Pacing
 from omlx_worker.scheduler import Decode, Idle, Prefill, Scheduler
 
 log = logging.getLogger("omlx_worker.service")
@@ -79,6 +80,8 @@ class Service:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
+        make_pacing: given the engine's greatest depth, makes what decides how deep steps
+            draft; without it, as deep as rows may.
         prefill_chunk: prompt tokens read between two decode steps.
     """
 
@@ -88,12 +91,15 @@ class Service:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
+        make_pacing: Callable[[int], Pacing] | None = None,
         prefill_chunk: int = 512,
     ) -> None:
         self.counters = Counters()
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
+        self._make_pacing = make_pacing
+        self._pacing: Pacing | None = None
         self._prefill_chunk = prefill_chunk
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
@@ -131,6 +137,8 @@ class Service:
     def _run(self) -> None:
         try:
             self._engine = self._make_engine()
+            if self._make_pacing:
+                self._pacing = self._make_pacing(self._engine.max_depth)
             self._scheduler = Scheduler(self._engine.max_rows, self._prefill_chunk)
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
             self._error = error
@@ -194,9 +202,13 @@ class Service:
 
     def _prefill(self, row_id: str, tokens: int, joins: bool) -> None:
         row, job = self._rows[row_id]
+        if self._pacing:
+            self._pacing.disturb()
         try:
             if joins:
                 self._engine.add(row)
+                if self._pacing:
+                    self._pacing.add(row)
             left = self._engine.prefill(row_id, tokens)
         except Exception as error:
             log.exception("the engine failed on the prompt of job %s", job.id)
@@ -206,12 +218,15 @@ class Service:
 
     def _decode(self) -> None:
         rows = self._scheduler.decoding
+        depths = self._pacing.before(self._scheduler.decoding_rows) if self._pacing else None
         try:
-            emissions = self._engine.step()
+            emissions = self._engine.step(depths)
         except Exception as error:
             log.exception("the engine failed in a step of %d rows", rows)
             self._blame([job for job in self._active.values() if self._has_started(job)], error)
             return
+        if self._pacing:
+            self._pacing.after(emissions)
         self.counters.steps += 1
         self.counters.rows += rows
         for emission in emissions:
@@ -227,6 +242,8 @@ class Service:
 
     def _finish_row(self, row_id: str) -> None:
         self._scheduler.remove(row_id)
+        if self._pacing:
+            self._pacing.remove(row_id)
         _, job = self._rows.pop(row_id)
         if not any(row.row_id in self._rows for row in job.rows):
             del self._active[job.id]
@@ -254,6 +271,9 @@ class Service:
                 except Exception:
                     log.exception("the engine failed to drop row %s", row.row_id)
             self._scheduler.remove(row.row_id)
+            if self._pacing:
+                self._pacing.disturb()
+                self._pacing.remove(row.row_id)
         self._traffic.put(Ended(job.claim, reason))
 
     def _close_engine(self) -> None:

@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
+from omlx_worker.depth import Mode
 
 
 class WorkerSettings(BaseSettings):
@@ -20,6 +21,8 @@ class WorkerSettings(BaseSettings):
         embedded_redis: start a Redis server as a child, and end it with the worker.
         redis_dir: where the embedded server keeps its data.
         max_batch: rows in the batch at the same time.
+        mode: how deep steps draft: ``auto`` measures what pays, ``hybrid`` drafts for a lone
+            row, ``mtp`` always, ``batched`` never.
         mtp_depth: drafts a step, at most, of a model with an MTP head; 0 for none.
         acceptance: how drafts of requests without a seed are judged; see
             `omlx_worker.engine.speculation`.
@@ -44,7 +47,8 @@ class WorkerSettings(BaseSettings):
     embedded_redis: bool = False
     redis_dir: Path | None = None
     max_batch: int = Field(default=16, ge=1, le=1024)
-    mtp_depth: int = Field(default=1, ge=0, le=MAX_DRAFT_DEPTH)
+    mode: Mode = "auto"
+    mtp_depth: int = Field(default=3, ge=0, le=MAX_DRAFT_DEPTH)
     acceptance: Literal["coupled", "ratio"] = "coupled"
     burst: bool = False
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
@@ -52,6 +56,11 @@ class WorkerSettings(BaseSettings):
     prefill_chunk: int = Field(default=512, ge=1)
     drain_timeout: float = Field(default=60.0, ge=0)
     stream_ttl: int = Field(default=86_400, ge=60)
+
+    @property
+    def depth(self) -> int:
+        """Drafts a step, at most, in this mode."""
+        return 0 if self.mode == "batched" else self.mtp_depth
 
     @property
     def alias(self) -> str:

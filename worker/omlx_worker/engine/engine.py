@@ -19,6 +19,9 @@ from omlx_worker.engine.text import RowText, decode_faithfully
 class Decoder(Protocol):
     """Rows to tokens: the ragged batch, or mlx-lm's `BatchGenerator` for any other model."""
 
+    @property
+    def depth(self) -> int: ...
+
     def add(self, row: Row) -> None: ...
 
     def prefill(self, row_id: str, tokens: int) -> int: ...
@@ -54,6 +57,10 @@ class DecodingEngine:
     @property
     def max_rows(self) -> int:
         return self._max_rows
+
+    @property
+    def max_depth(self) -> int:
+        return self._decoder.depth
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         return self._prompter.rows(request, job_id)

@@ -54,6 +54,8 @@ class _Inserted:
 class GeneratorDecoder:
     """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
 
+    depth = 0
+
     def __init__(self, model: nn.Module, max_rows: int, prefill_chunk: int = 512) -> None:
         self._generator = BatchGenerator(
             model, completion_batch_size=max_rows, prefill_step_size=prefill_chunk

@@ -109,6 +109,11 @@ class Engine(Protocol):
         """How many rows may be added at the same time."""
         ...
 
+    @property
+    def max_depth(self) -> int:
+        """How many tokens a step can draft for a row; 0 for a model without a head."""
+        ...
+
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``.
 

@@ -35,6 +35,10 @@ class RaggedDecoder:
         self._reading: dict[str, _Reading] = {}
         self.batch = Batch(model, depth, varies=varies)
 
+    @property
+    def depth(self) -> int:
+        return self.batch.depth
+
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
 

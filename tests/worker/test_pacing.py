@@ -1,0 +1,113 @@
+"""Before each step a policy is asked; after it, it is told what the step before came to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from omlx_worker.depth import Decision, RowView, StepReport, make_policy
+from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.pacing import Pacing
+
+
+class Scripted:
+    """A policy that drafts as told and keeps what it hears."""
+
+    def __init__(self, *depths: int) -> None:
+        self.transitions = 0
+        self._depths = list(depths)
+        self.seen: list[Sequence[RowView]] = []
+        self.reports: list[StepReport] = []
+
+    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
+        self.seen.append(rows)
+        depth = self._depths.pop(0)
+        depths = {row.row_id: min(depth, row.limit) for row in rows if min(depth, row.limit)}
+        return Decision(depth, depths, f"depth {depth}")
+
+    def observe(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+def row(name: str, depth: int | None = None, prompt: int = 5) -> Row:
+    return Row(name, [1] * prompt, 50, Sampling(), depth=depth)
+
+
+def emitted(name: str, tokens: int, drafted: int) -> Emission:
+    return Emission(name, [7] * tokens, "x", drafted=drafted, accepted=tokens - 1)
+
+
+def test_every_row_is_named_and_keeps_its_own_limit() -> None:
+    pacing = Pacing(Scripted(3, 3), depth=4)
+    for member in (row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)):
+        pacing.add(member)
+
+    depths = pacing.before(["free", "none", "one", "many"])
+
+    assert depths == {"free": 3, "none": 0, "one": 1, "many": 3}
+
+
+def test_a_report_speaks_of_the_step_that_has_landed() -> None:
+    policy = Scripted(2, 1, 0, 0)
+    pacing = Pacing(policy, depth=2)
+    pacing.add(row("a"))
+    pacing.before(["a"])
+    pacing.after([])
+    pacing.before(["a"])
+    pacing.after([emitted("a", 1, 0)])
+    pacing.before(["a"])
+    pacing.after([emitted("a", 3, 2)])
+
+    first, second = policy.reports
+    assert (first.depth, first.drafted) == (0, 2)
+    assert (second.depth, second.drafted) == (2, 1)
+    assert [tuple(outcome) for outcome in second.outcomes] == [("a", 2, 2)]
+    assert [views[0].context for views in policy.seen] == [5, 5, 6]
+    assert first.seconds is not None
+
+
+def test_the_time_of_a_step_that_was_disturbed_is_not_reported() -> None:
+    policy = Scripted(1, 1, 1)
+    pacing = Pacing(policy, depth=1)
+    pacing.add(row("a"))
+    pacing.before(["a"])
+    pacing.after([])
+    pacing.disturb()
+    pacing.before(["a"])
+    pacing.after([emitted("a", 1, 1)])
+    pacing.before(["a"])
+    pacing.after([emitted("a", 1, 1)])
+
+    assert policy.reports[0].seconds is None
+    assert policy.reports[1].seconds is not None
+
+
+def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pacing = Pacing(make_policy("hybrid", 3), depth=3)
+    with caplog.at_level(logging.INFO):
+        pacing.add(row("a"))
+        for _ in range(3):
+            assert pacing.before(["a"]) == {"a": 3}
+        pacing.add(row("b"))
+        for _ in range(3):
+            assert pacing.before(["a", "b"]) == {"a": 0, "b": 0}
+        pacing.remove("b")
+        for _ in range(3):
+            assert pacing.before(["a"]) == {"a": 3}
+        pacing.remove("a")
+        pacing.add(row("c"))
+        pacing.before(["c"])
+
+    assert pacing.transitions == 2
+    assert len([record for record in caplog.records if "rows: " in record.message]) == 2
+
+
+def test_modes_without_drafts_never_ask_for_any() -> None:
+    for policy in (make_policy("batched", 4), make_policy("auto", 0), make_policy("mtp", 0)):
+        pacing = Pacing(policy, depth=0)
+        pacing.add(row("a"))
+        assert pacing.before(["a"]) == {"a": 0}

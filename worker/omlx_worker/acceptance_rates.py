@@ -1,0 +1,182 @@
+"""How many drafts of a row are likely to be accepted: its own record, and before that the model's.
+
+A row's rate at a draft position is that of drafts whose predecessors were all accepted, an
+exponential average that starts from what is expected there: at the first position the model's
+rate over all rows, later the row's own rate one position before, times how the model's rates
+compare there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+ROW_MEMORY = 0.985
+"""What one more draft leaves of a row's record: it remembers about 65 drafts."""
+
+MODEL_MEMORY = 0.9995
+"""The same for the model's record: about 2,000 drafts."""
+
+PRIOR = 4.0
+"""Drafts that a row's prior counts for; rates that differ by 0.2 from row to row make it 4."""
+
+FIRST_RATE, NEXT_RATE = 0.65, 0.92
+"""A model's rates before anything is known: at the first position, and relative to the last."""
+
+CURIOUS = 32.0
+"""Drafts after which a row's record needs no benefit of the doubt."""
+
+FUTILE, FUTILE_DRAFTS = 0.05, 24.0
+"""A row below this rate after so many drafts stops drafting for a while."""
+
+REST, LONGEST_REST = 64, 4096
+"""Steps until such a row tries again; twice as many each time it fails."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Drafts judged and accepted at each position, and what follows from them.
+
+    Attributes:
+        expected: drafts accepted on average when drafting 0, 1, ... deep.
+        doubt: by how much each of them may be too low, as long as little is known.
+        rest: steps left without drafts.
+        next_rest: how long the next such time is.
+    """
+
+    tries: list[float]
+    hits: list[float]
+    expected: list[float] = field(default_factory=list)
+    doubt: list[float] = field(default_factory=list)
+    rest: int = 0
+    next_rest: int = REST
+
+    def add(self, drafted: int, accepted: int, memory: float) -> None:
+        for position in range(min(drafted, accepted + 1, len(self.tries))):
+            self.tries[position] = self.tries[position] * memory + 1
+            self.hits[position] = self.hits[position] * memory + (position < accepted)
+
+
+class AcceptanceRates:
+    """Acceptance of every row there is, and of the model.
+
+    Args:
+        max_depth: drafts a step, at most.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._model = self._blank()
+        self._rows: dict[str, _Record] = {}
+        self._calls = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keep(self, row_ids: Iterable[str]) -> None:
+        """Make sure of these rows and forget all others."""
+        wanted = dict.fromkeys(row_ids)
+        for gone in [row_id for row_id in self._rows if row_id not in wanted]:
+            del self._rows[gone]
+        self._calls += 1
+        aged = self._calls % 32 == 0
+        for row_id in wanted:
+            if row_id not in self._rows:
+                self._rows[row_id] = self._blank()
+                self._expect(self._rows[row_id])
+            elif aged:
+                self._expect(self._rows[row_id])
+
+    def observe(self, row_id: str, drafted: int, accepted: int) -> None:
+        """Take in how a row's drafts fared; of rows not kept only the model learns."""
+        self._model.add(drafted, accepted, MODEL_MEMORY)
+        record = self._rows.get(row_id)
+        if record is None:
+            return
+        if not drafted:
+            record.rest = max(record.rest - 1, 0)
+            return
+        record.add(drafted, accepted, ROW_MEMORY)
+        self._expect(record)
+        if record.tries[0] < FUTILE_DRAFTS:
+            return
+        if record.expected[1] < FUTILE:
+            record.rest, record.next_rest = (
+                record.next_rest,
+                min(2 * record.next_rest, LONGEST_REST),
+            )
+            # Half of the evidence goes, so that the next attempt counts and lasts a few drafts.
+            record.tries = [tries / 2 for tries in record.tries]
+            record.hits = [hits / 2 for hits in record.hits]
+        else:
+            record.next_rest = REST
+
+    def rests(self, row_id: str) -> bool:
+        """Whether a row's drafts failed so often that it should not draft for now."""
+        record = self._rows.get(row_id)
+        return record is not None and record.rest > 0
+
+    def accepted(self, limits: Iterable[tuple[str, int]], depth: int) -> list[float]:
+        """Drafts accepted in one step over all rows, for every depth from 0 to ``depth``.
+
+        Rows that were hardly heard get the benefit of the doubt, but only as much as their doubts
+        add up to: many strangers are as good as the model's average, one may be much better.
+
+        Args:
+            limits: rows, and the most drafts that each gets.
+        """
+        total = [0.0] * (depth + 1)
+        doubt = [0.0] * (depth + 1)
+        for row_id, limit in limits:
+            record = self._rows[row_id]
+            for drafts in range(1, depth + 1):
+                own = min(drafts, limit)
+                total[drafts] += record.expected[own]
+                if record.doubt[own]:
+                    doubt[drafts] += record.doubt[own] ** 2
+        return [sure + sqrt(maybe) for sure, maybe in zip(total, doubt, strict=True)]
+
+    def of_row(self, row_id: str) -> list[float]:
+        """Drafts of a row accepted on average when drafting 0, 1, ... deep."""
+        return list(self._rows[row_id].expected)
+
+    def to_json(self) -> list[list[float]]:
+        return [self._model.tries, self._model.hits]
+
+    def restore(self, entries: Sequence[Any]) -> None:
+        """Take up the model's record as `to_json` left it.
+
+        Raises:
+            ValueError, TypeError: it is something else.
+        """
+        tries, hits = ([float(value) for value in values] for values in entries)
+        if len(tries) != len(hits) or not all(
+            0 <= hit <= judged for hit, judged in zip(hits, tries, strict=True)
+        ):
+            raise ValueError("more drafts accepted than judged")
+        blank = self._blank().tries
+        self._model.tries = (tries + blank)[: self._max_depth]
+        self._model.hits = (hits + blank)[: self._max_depth]
+
+    def _blank(self) -> _Record:
+        return _Record([0.0] * self._max_depth, [0.0] * self._max_depth)
+
+    def _expect(self, record: _Record) -> None:
+        """Work out a row's expectations from its record and the model's."""
+        record.expected, record.doubt = [0.0], [0.0]
+        model, rate, reach, hopeful = 1.0, 1.0, 1.0, 1.0
+        for position in range(self._max_depth):
+            default = FIRST_RATE if position == 0 else model * NEXT_RATE
+            tries, hits = self._model.tries[position], self._model.hits[position]
+            before, model = model, (8 * default + hits) / (8 + tries)
+            prior = min(rate * model / max(before, 1e-6), 1.0)
+            tries, hits = record.tries[position], record.hits[position]
+            rate = (PRIOR * prior + hits) / (PRIOR + tries)
+            reach *= rate
+            record.expected.append(record.expected[-1] + reach)
+            curiosity = max(0.0, 1 - record.tries[0] / CURIOUS)
+            spread = sqrt(rate * (1 - rate) / (PRIOR + record.tries[0] + 1))
+            hopeful *= min(rate + curiosity * spread, 1.0)
+            record.doubt.append(record.doubt[-1] + hopeful - reach)

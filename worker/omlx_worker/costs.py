@@ -1,0 +1,198 @@
+"""What a decode step costs, by rows, draft depth and context: measured, or guessed from that.
+
+On a GPU the cost of a window is a staircase (an M3 Max runs a 4-bit product over 10 tokens as
+fast as over 32, and over 33 twice as slowly), so no formula is fitted: every key has its own
+average. Keys never measured borrow the shape of the nearest ones that were.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FIRST = 3
+"""Observations of a key that make it known; their median is where its average starts."""
+
+GAIN = 0.08
+"""Weight of one more observation in an average that has settled."""
+
+CLIP = 0.25
+"""The most that one observation may differ from its average and count in full, as a share."""
+
+STEADY = 8
+"""Observations in a row of one key after which its drift is taken to be everybody's."""
+
+GUESS = 0.08
+"""What one more draft costs where nothing is known, as a share of a step."""
+
+Cell = tuple[int, int]
+"""Slots, and bucket of the context."""
+
+
+def slots_for(rows: int) -> int:
+    """The engine's batch sizes: powers of two."""
+    return 1 << max(rows - 1, 0).bit_length()
+
+
+def context_bucket(tokens: int) -> int:
+    """0 up to 1,024 tokens, 1 up to 2,048, 2 up to 4,096 and so on."""
+    return (max(tokens - 1, 0) // 1024).bit_length()
+
+
+@dataclass(slots=True)
+class Average:
+    """Seconds of one kind of step, deaf to outliers.
+
+    Attributes:
+        first: the observations that it starts from.
+        compiled: whether the first ever was seen, which includes compiling and does not count.
+        run: observations since another kind of step came in between.
+    """
+
+    mean: float = 0.0
+    count: int = 0
+    first: list[float] = field(default_factory=list)
+    compiled: bool = False
+    run: int = 0
+
+    def add(self, seconds: float) -> float:
+        """Take an observation in; returns by how much the mean moved."""
+        if not self.compiled:
+            self.compiled = True
+            return 0.0
+        before = self.mean
+        self.count += 1
+        if self.count <= FIRST:
+            self.first.append(seconds)
+            self.mean = statistics.median(self.first)
+        else:
+            error = min(max(seconds / self.mean - 1, -CLIP), CLIP)
+            self.mean *= 1 + max(GAIN, 1 / self.count) * error
+        return self.mean - before if self.count > 1 else 0.0
+
+
+class StepCosts:
+    """Seconds of a step; every `Cell` holds the averages of the depths seen in it."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Cell, dict[int, Average]] = {}
+        self._last: tuple[Cell, int] | None = None
+
+    def observe(self, cell: Cell, depth: int, seconds: float) -> None:
+        """Take in a step that verified and drafted equally deep."""
+        if seconds <= 0:
+            return
+        averages = self._cells.setdefault(cell, {})
+        average = averages.setdefault(depth, Average())
+        if self._last != (cell, depth):
+            average.run = 0
+            self._last = (cell, depth)
+        average.run += 1
+        moved = average.add(seconds)
+        if average.run > STEADY:
+            # A growing context, or another user of the machine: no depth escapes it.
+            for other_depth, other in averages.items():
+                if other_depth != depth and other.count:
+                    other.mean = max(other.mean + moved, 0.1 * other.mean)
+
+    def interrupt(self) -> None:
+        """Something else ran: the next observation does not continue a run."""
+        self._last = None
+
+    def known(self, cell: Cell) -> set[int]:
+        """The depths measured with so many slots, in contexts that compare with this one."""
+        return set(self._same_slots(cell))
+
+    def estimate(self, cell: Cell, depths: int) -> list[float]:
+        """Seconds of a step at each depth from 0 to ``depths``, comparable with one another."""
+        known = self._same_slots(cell)
+        if not known:
+            known = self._other_slots(cell)
+        elif len(known) <= depths:
+            # Better a figure from another context as it stands than none.
+            for other in self._neighbours(cell):
+                known = {**self._known(other), **known}
+        return [_between(known, depth) for depth in range(depths + 1)]
+
+    def _known(self, cell: Cell) -> dict[int, float]:
+        averages = self._cells.get(cell, {})
+        return {
+            depth: average.mean for depth, average in averages.items() if average.count >= FIRST
+        }
+
+    def _neighbours(self, cell: Cell) -> list[Cell]:
+        """Cells with as many slots, the nearest context first."""
+        others = [other for other in self._cells if other[0] == cell[0] and other != cell]
+        return sorted(others, key=lambda other: abs(other[1] - cell[1]))
+
+    def _same_slots(self, cell: Cell) -> dict[int, float]:
+        """Known depths, those of other contexts moved by as much as a depth known in both."""
+        known = self._known(cell)
+        for other in self._neighbours(cell):
+            theirs = self._known(other)
+            shared = theirs.keys() & known.keys()
+            if not known:
+                known = theirs
+            elif shared:
+                for depth in theirs.keys() - shared:
+                    nearest = min(shared, key=lambda candidate: abs(candidate - depth))
+                    moved = theirs[depth] + known[nearest] - theirs[nearest]
+                    known[depth] = max(moved, 0.1 * theirs[depth])
+        return known
+
+    def _other_slots(self, cell: Cell) -> dict[int, float]:
+        """What the nearest size knows, in the context of which it knows most."""
+        slots, context = cell
+        others = sorted(
+            self._cells,
+            key=lambda other: (
+                abs(other[0].bit_length() - slots.bit_length()),
+                abs(other[1] - context),
+            ),
+        )
+        return next((known for other in others if (known := self._same_slots(other))), {})
+
+    def to_json(self) -> list[list[float]]:
+        return [
+            [*cell, depth, average.mean]
+            for cell, averages in self._cells.items()
+            for depth, average in averages.items()
+            if average.count >= FIRST
+        ]
+
+    @classmethod
+    def from_json(cls, entries: Sequence[Any]) -> StepCosts:
+        """
+        Raises:
+            ValueError, TypeError: the entries are not what `to_json` makes.
+        """
+        costs = cls()
+        for slots, context, depth, mean in entries:
+            if not (slots >= 1 and context >= 0 and depth >= 0 and 0 < mean < float("inf")):
+                raise ValueError(f"no step costs {mean!r} seconds")
+            # Known, but soon outweighed: the machine may do other things today.
+            average = Average(float(mean), FIRST, [float(mean)] * FIRST)
+            costs._cells.setdefault((int(slots), int(context)), {})[int(depth)] = average
+        return costs
+
+
+def _between(known: dict[int, float], depth: int) -> float:
+    """A depth's cost on the line through its known neighbours; never less than a shallower one."""
+    if depth in known:
+        return known[depth]
+    below = max((other for other in known if other < depth), default=None)
+    above = min((other for other in known if other > depth), default=None)
+    if below is not None and above is not None:
+        share = (depth - below) / (above - below)
+        return known[below] + share * max(known[above] - known[below], 0.0)
+    if below is not None:
+        second = max((other for other in known if other < below), default=None)
+        rise = GUESS * known[below]
+        if second is not None:
+            rise = max((known[below] - known[second]) / (below - second), 0.0)
+        return known[below] + rise * (depth - below)
+    if above is not None:
+        return known[above] / (1 + GUESS * (above - depth))
+    return 1 + GUESS * depth
