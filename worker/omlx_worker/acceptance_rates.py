@@ -25,11 +25,14 @@ PRIOR = 4.0
 FIRST_RATE, NEXT_RATE = 0.65, 0.92
 """A model's rates before anything is known: at the first position, and relative to the last."""
 
-CURIOUS = 32.0
+CURIOUS = 64.0
 """Drafts after which a row's record needs no benefit of the doubt."""
 
 FUTILE, FUTILE_DRAFTS = 0.05, 24.0
 """A row below this rate after so many drafts stops drafting for a while."""
+
+RETRY_AFTER = 16.0
+"""What is left of those drafts when it tries again, so that it gets about eight more."""
 
 REST, LONGEST_REST = 64, 4096
 """Steps until such a row tries again; twice as many each time it fails."""
@@ -102,15 +105,15 @@ class AcceptanceRates:
         self._expect(record)
         if record.tries[0] < FUTILE_DRAFTS:
             return
-        if record.expected[1] < FUTILE:
-            record.rest, record.next_rest = (
-                record.next_rest,
-                min(2 * record.next_rest, LONGEST_REST),
-            )
-            # Half of the evidence goes, so that the next attempt counts and lasts a few drafts.
-            record.tries = [tries / 2 for tries in record.tries]
-            record.hits = [hits / 2 for hits in record.hits]
-        else:
+        share = record.hits[0] / record.tries[0]
+        if share < FUTILE:
+            record.rest = record.next_rest
+            record.next_rest = min(2 * record.next_rest, LONGEST_REST)
+            # Some of the evidence goes, so that the next attempt lasts a few drafts and counts.
+            kept = RETRY_AFTER / record.tries[0]
+            record.tries = [kept * tries for tries in record.tries]
+            record.hits = [kept * hits for hits in record.hits]
+        elif share > 2 * FUTILE:
             record.next_rest = REST
 
     def rests(self, row_id: str) -> bool:

@@ -38,10 +38,10 @@ MARGIN = 0.01
 CHANGE = 0.4
 """Price of a change of depth, in steps."""
 
-BUDGET = 0.008
+BUDGET = 0.006
 """Share of the time that trials of known depths may cost."""
 
-RARE, RAREST = 160, 1280
+RARE, RAREST = 160, 640
 """Steps between such trials; twice as many after each that changes nothing."""
 
 HOPELESS = 0.75
@@ -60,6 +60,7 @@ class _Trial:
     left: int
     reason: str
     steps: int = TRIAL
+    again: bool = False
 
 
 class AutoPolicy:
@@ -210,11 +211,11 @@ class AutoPolicy:
         """Pay for a trial. Back off when it changed nothing; at once act upon one that did."""
         current = min(self._settled, len(speeds) - 1)
         gain = speeds[trial.depth] / speeds[current] - 1
-        self._credit += trial.steps * min(gain, 0.0)
         if gain > MARGIN:
             self._regret = max(self._regret, CHANGE)
             self._interval = RARE
-        else:
+        elif trial.again:
+            self._credit += trial.steps * min(gain, 0.0)
             self._interval = min(2 * self._interval, RAREST)
 
     def _unknown(self, cell: Cell, speeds: list[float]) -> _Trial | None:
@@ -236,7 +237,7 @@ class AutoPolicy:
         return None
 
     def _overdue(self, cell: Cell, speeds: list[float]) -> _Trial | None:
-        """Now and then another depth: close rivals often and for longer, hopeless ones rarely."""
+        """Now and then another depth: close rivals often and longer, others every third time."""
         if self._since_trial < self._interval:
             return None
         current = min(self._settled, len(speeds) - 1)
@@ -246,12 +247,12 @@ class AutoPolicy:
             price = _length(share) * (1 - share)
             if depth != current and price <= self._credit:
                 age = self._steps - self._last_tried.get((cell[0], depth), 0)
-                urgency[depth] = age * share**8
+                urgency[depth] = age if self.trials % 3 == 0 else age * share**4
         if not urgency:
             return None
         depth = max(urgency, key=urgency.__getitem__)
         steps = _length(speeds[depth] / speeds[current])
-        return _Trial(depth, cell, steps, f"looking at depth {depth} again", steps)
+        return _Trial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
 
 
 def _length(share: float) -> int:

@@ -50,7 +50,7 @@ class FixedPolicy:
         self._reason = f"depth {depth} throughout"
         self.transitions = 0
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
+    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:  # noqa: ARG002
         return decide(rows, self._depth, self._reason)
 
     def observe(self, report: StepReport) -> None:
@@ -66,7 +66,7 @@ class HybridPolicy:
         self._reason = ""
         self.transitions = 0
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
+    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:  # noqa: ARG002
         if rows and (len(rows) == 1) != self._alone:
             self.transitions += self._alone is not None
             came_back = self._alone is False

@@ -1,0 +1,81 @@
+#!/usr/bin/env python
+"""Depth policies on simulated machines: tokens per second, and what an oracle would reach.
+
+    python scripts/bench/scheduler_sim.py                          every scenario, a table
+    python scripts/bench/scheduler_sim.py --machines apple h200    some
+    python scripts/bench/scheduler_sim.py --plot docs/scheduler.png
+
+The policies are the worker's own; the machines are cost tables (see tests/simulation/tables.py),
+with noise, outliers, compiling steps and the pipeline of the real engine. Plotting needs
+matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.simulation.engine import Run
+from tests.simulation.scenarios import ARRIVALS, MAX_DEPTH, POLICIES, Scenario
+from tests.simulation.tables import TABLES
+
+Results = dict[Scenario, dict[str, Run]]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--machines", nargs="+", choices=list(TABLES), default=list(TABLES))
+    options.add_argument("--arrivals", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--plot", type=Path, metavar="PNG", help="write a picture there")
+    chosen = options.parse_args()
+    results = {
+        scenario: {policy: scenario.run(policy) for policy in POLICIES}
+        for machine in chosen.machines
+        for arrivals in chosen.arrivals
+        for scenario in [Scenario(machine, arrivals, chosen.seed)]
+    }
+    show(results)
+    if chosen.plot:
+        from scheduler_plot import plot
+
+        plot(chosen.plot, chosen.seed)
+
+
+def show(results: Results) -> None:
+    table = Table(
+        title=f"tokens per second, at most {MAX_DEPTH} drafts; shares are of auto's tokens/s"
+    )
+    table.add_column("scenario", no_wrap=True)
+    for column in (*POLICIES, "of oracle", "of better fixed", "steps", "changes", "in 50 steps"):
+        table.add_column(column, justify="right")
+    worst_oracle = worst_fixed = 9.0
+    for scenario, runs in results.items():
+        speeds = {policy: run.tokens_per_second for policy, run in runs.items()}
+        auto = runs["auto"]
+        of_oracle = speeds["auto"] / speeds["oracle"]
+        of_fixed = speeds["auto"] / max(speeds["mtp"], speeds["batched"])
+        worst_oracle, worst_fixed = min(worst_oracle, of_oracle), min(worst_fixed, of_fixed)
+        table.add_row(
+            str(scenario),
+            *(f"{speeds[policy]:.1f}" for policy in POLICIES),
+            f"{of_oracle:.3f}",
+            f"{of_fixed:.3f}",
+            str(len(auto.steps)),
+            str(auto.changes),
+            f"{50 * auto.changes / len(auto.steps):.2f}",
+        )
+    console = Console(width=max(Console().width, 150))
+    console.print(table)
+    console.print(f"auto at its worst: {worst_oracle:.3f} of the oracle, ", end="")
+    console.print(f"{worst_fixed:.3f} of the better of mtp and batched")
+
+
+if __name__ == "__main__":
+    main()

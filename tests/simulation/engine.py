@@ -1,0 +1,236 @@
+"""An engine of numbers: it costs what a table says and accepts drafts by chance.
+
+It keeps the pipeline of the real one: a step verifies what the step before it drafted, and the
+policy hears of a step one step late.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from omlx_worker.costs import context_bucket, slots_for
+from omlx_worker.decisions import Outcome, RowView, StepReport
+from omlx_worker.depth import DepthPolicy
+from tests.simulation.tables import CostTable
+from tests.simulation.workloads import SimulatedJob
+
+SHRINK_AFTER = 32
+"""Steps with half the slots empty before their number is halved, as in the real batch."""
+
+RESUME = 0.25
+"""Price of drafting again after plain steps, in steps: the head reads what it missed."""
+
+NOISE, OUTLIERS = 0.04, 0.01
+"""Spread of the times reported, and the share of them that is far off."""
+
+COMPILE = 2.0
+"""Seconds that the first step of a new shape seems to take. They are reported but not counted:
+every policy pays for the shapes that it uses once in the life of a worker."""
+
+
+@dataclass(slots=True)
+class _Row:
+    job: SimulatedJob
+    left: int
+    context: int
+    chance: random.Random
+    luck: list[float] = field(default_factory=list)
+    drafts: int = 0
+
+    def accept(self) -> int:
+        """How many of the drafts made for it are accepted.
+
+        Every token of a job has its own luck, the same whatever the policy, so that policies are
+        not compared by how lucky they were.
+        """
+        first = self.job.tokens - self.left
+        while len(self.luck) < first + self.drafts:
+            self.luck.append(self.chance.random())
+        accepted = 0
+        while accepted < self.drafts and self.luck[first + accepted] < self.job.rates[accepted]:
+            accepted += 1
+        return accepted
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """What a step truly was.
+
+    Attributes:
+        seconds: without noise.
+        tokens: generated and wanted.
+        expected: tokens that it would generate on average, drafting as deep as it verified.
+    """
+
+    rows: int
+    depth: int
+    seconds: float
+    tokens: int
+    expected: float
+
+
+@dataclass(slots=True)
+class Run:
+    """A simulation's steps and sums."""
+
+    steps: list[SimulatedStep] = field(default_factory=list)
+    transitions: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def tokens(self) -> int:
+        return sum(step.tokens for step in self.steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def changes(self) -> int:
+        """Changes of depth from one step to the next, trials included."""
+        depths = [step.depth for step in self.steps]
+        return sum(a != b for a, b in itertools.pairwise(depths))
+
+
+class SimulatedEngine:
+    """Rows in slots, stepping."""
+
+    def __init__(self, table: CostTable, seed: int, noise: float = NOISE) -> None:
+        self._table = table
+        self._seed = seed
+        self._rng = random.Random(seed)
+        self._noise = noise
+        self._rows: dict[str, _Row] = {}
+        self._window = 0
+        self._slack = 0
+        self._landing: StepReport | None = None
+        self._joined = False
+        self._shapes: set[tuple[int, int, int, int]] = set()
+        self.slots = 0
+
+    @property
+    def rows(self) -> list[RowView]:
+        return [RowView(name, row.job.limit, row.context) for name, row in self._rows.items()]
+
+    def add(self, job: SimulatedJob) -> None:
+        chance = random.Random(f"{self._seed} {job.row_id}")
+        self._rows[job.row_id] = _Row(job, job.tokens, job.prompt, chance)
+        self.slots = max(self.slots, slots_for(len(self._rows)))
+        self._joined = True
+
+    def step(self, depths: Mapping[str, int]) -> tuple[SimulatedStep, StepReport | None]:
+        """Run a step that drafts so deep; returns it, and the report of the one before it."""
+        self._compact()
+        window, drafted = self._window, max(depths.values(), default=0)
+        assert all(k <= self._rows[row_id].job.limit for row_id, k in depths.items())
+        context = max(row.context for row in self._rows.values())
+        verify = self._table(self.slots, window, context)
+        seconds = (verify + self._table(self.slots, drafted, context)) / 2
+        if drafted and not window:
+            seconds += RESUME * verify
+        rows, tokens, expected = len(self._rows), 0, 0.0
+        outcomes = []
+        for name, row in list(self._rows.items()):
+            accepted = row.accept()
+            outcomes.append(Outcome(name, row.drafts, accepted))
+            expected += row.job.expected(row.drafts)
+            tokens += min(1 + accepted, row.left)
+            row.left -= 1 + accepted
+            row.context += 1 + accepted
+            row.drafts = depths.get(name, 0)
+            if row.left <= 0:
+                del self._rows[name]
+        self._window = drafted if self._rows else 0
+        report = StepReport(
+            self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
+            self.slots,
+            window,
+            context,
+            outcomes,
+            drafted,
+        )
+        landed, self._landing = self._landing, report
+        return SimulatedStep(rows, window, seconds, tokens, expected), landed
+
+    def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:
+        joined, self._joined = self._joined, False
+        if shape not in self._shapes:
+            self._shapes.add(shape)
+            return seconds + COMPILE
+        if joined:
+            return None
+        if self._rng.random() < OUTLIERS:
+            return seconds * self._rng.choice((0.1, 3.0, 20.0))
+        return seconds * max(self._rng.gauss(1.0, self._noise), 0.5)
+
+    def _compact(self) -> None:
+        self._slack = self._slack + 1 if 2 * len(self._rows) <= self.slots else 0
+        if self._slack >= SHRINK_AFTER and self.slots > 1:
+            self.slots //= 2
+            self._slack = 0
+
+
+class Oracle:
+    """Knows the table and every row's chances, and drafts what is best for the next step."""
+
+    def __init__(self, table: CostTable, jobs: Sequence[SimulatedJob], max_depth: int) -> None:
+        self._table = table
+        self._jobs = {job.row_id: job for job in jobs}
+        self._max_depth = max_depth
+
+    def best(self, rows: Sequence[RowView], slots: int) -> tuple[int, float]:
+        """The best depth, and its tokens per second."""
+        context = max(row.context for row in rows)
+        jobs = [self._jobs[row.row_id] for row in rows]
+        speeds = [
+            sum(job.expected(depth) for job in jobs) / self._table(slots, depth, context)
+            for depth in range(max(job.limit for job in jobs) + 1)
+            if depth <= self._max_depth
+        ]
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        return best, speeds[best]
+
+
+def simulate(
+    policy: DepthPolicy | Oracle,
+    table: CostTable,
+    jobs: Sequence[SimulatedJob],
+    *,
+    seed: int = 0,
+    max_rows: int = 32,
+    max_steps: int = 10**6,
+    noise: float = NOISE,
+) -> Run:
+    """Run jobs to their end, or for so many steps."""
+    engine, run = SimulatedEngine(table, seed, noise), Run()
+    waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
+    clock = 0.0
+    while len(run.steps) < max_steps:
+        rows = len(engine.rows)
+        if not rows and waiting:
+            clock = max(clock, waiting[-1].arrival)
+        while waiting and rows < max_rows and waiting[-1].arrival <= clock:
+            engine.add(waiting.pop())
+            rows += 1
+        if not rows:
+            break
+        views = engine.rows
+        if isinstance(policy, Oracle):
+            depth, _ = policy.best(views, engine.slots)
+            depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
+        else:
+            depths = policy.choose(views, engine.slots).depths
+        step, landed = engine.step(depths)
+        if landed and not isinstance(policy, Oracle):
+            policy.observe(landed)
+        run.steps.append(step)
+        clock += step.tokens
+    if not isinstance(policy, Oracle):
+        run.transitions = policy.transitions
+    return run

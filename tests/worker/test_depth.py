@@ -1,0 +1,254 @@
+"""Depth policies, against a simulated engine where time is concerned."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omlx_worker.depth import (
+    AutoPolicy,
+    DepthPolicy,
+    HybridPolicy,
+    Mode,
+    Outcome,
+    RowView,
+    StepReport,
+    make_policy,
+)
+from tests.simulation import workloads
+from tests.simulation.engine import Oracle, Run, simulate
+from tests.simulation.scenarios import MAX_DEPTH, SCENARIOS, Scenario
+from tests.simulation.tables import TABLES
+
+KEY = "model, device, mlx 0.32.4"
+STEADY = [scenario for scenario in SCENARIOS if scenario.is_endless]
+
+
+@functools.cache
+def run(scenario: Scenario, policy: str) -> Run:
+    return scenario.run(policy)
+
+
+def rows(*limits: int) -> list[RowView]:
+    return [RowView(f"row{n}", limit, 100) for n, limit in enumerate(limits)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_auto_comes_close_to_an_oracle_and_to_the_better_fixed_depth(scenario: Scenario) -> None:
+    speed = run(scenario, "auto").tokens_per_second
+    assert speed >= 0.97 * run(scenario, "oracle").tokens_per_second
+    assert speed >= 0.98 * run(scenario, "mtp").tokens_per_second
+    assert speed >= 0.98 * run(scenario, "batched").tokens_per_second
+
+
+@pytest.mark.parametrize("scenario", STEADY, ids=str)
+def test_auto_has_converged_after_200_steps(scenario: Scenario) -> None:
+    auto, oracle = run(scenario, "auto"), run(scenario, "oracle")
+    window = 400
+    for first in range(200, len(auto.steps) - window, window // 4):
+        ours = expected_speed(auto, first, first + window)
+        assert ours >= 0.97 * expected_speed(oracle, first, first + window), first
+
+
+@pytest.mark.parametrize("scenario", STEADY, ids=str)
+def test_auto_changes_depth_less_than_once_in_50_steps(scenario: Scenario) -> None:
+    depths = [step.depth for step in run(scenario, "auto").steps[200:]]
+    changes = sum(a != b for a, b in itertools.pairwise(depths))
+    assert changes < len(depths) / 50
+
+
+def expected_speed(run: Run, first: int, last: int) -> float:
+    steps = run.steps[first:last]
+    return sum(step.expected for step in steps) / sum(step.seconds for step in steps)
+
+
+def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
+    policy = HybridPolicy(3)
+    one, two, five = rows(3), rows(3, 3), rows(3, 3, 3, 3, 3)
+    decisions = [policy.choose(batch) for batch in (one, one, two, five, two, one, [], one)]
+    assert [decision.depth for decision in decisions] == [3, 3, 0, 0, 0, 3, 0, 3]
+    assert policy.transitions == 2
+    reasons = [decision.reason for decision in decisions]
+    assert len(set(reasons)) == 3
+    assert reasons[2] == reasons[3] == reasons[4]
+    assert reasons[5] == reasons[6] == reasons[7]
+    assert reasons[5] == "the batch has drained to one row: drafting again"
+
+
+@pytest.mark.parametrize(("mode", "depths"), [("mtp", {"row0": 3, "row2": 1}), ("batched", {})])
+def test_fixed_modes_stay_as_deep_as_rows_allow(mode: Mode, depths: dict[str, int]) -> None:
+    decision = make_policy(mode, 3).choose(rows(4, 0, 1))
+    assert decision.depths == depths
+    assert decision.depth == max(depths.values(), default=0)
+
+
+def test_a_model_without_a_head_never_drafts() -> None:
+    for mode in ("auto", "hybrid", "mtp", "batched"):
+        assert make_policy(mode, 0).choose(rows(4)).depths == {}
+
+
+def feed(
+    policy: DepthPolicy,
+    steps: int,
+    seconds: Sequence[float],
+    accepted: dict[str, int],
+    limits: Sequence[int] = (3, 3),
+) -> list[dict[str, int]]:
+    """Drive a policy with an engine that always takes as long and accepts as many."""
+    made, pending = [], dict[str, int]()
+    for _ in range(steps):
+        batch = rows(*limits)
+        depths = policy.choose(batch).depths
+        window = max(pending.values(), default=0)
+        outcomes = [
+            Outcome(row.row_id, k, min(k, accepted[row.row_id]))
+            for row in batch
+            for k in [pending.get(row.row_id, 0)]
+        ]
+        drafted = max(depths.values(), default=0)
+        policy.observe(StepReport(seconds[window], len(batch), window, 100, outcomes, drafted))
+        pending = depths
+        made.append(depths)
+    return made
+
+
+def test_a_row_that_must_not_draft_costs_the_others_nothing() -> None:
+    made = feed(AutoPolicy(3), 400, (1.0, 1.0, 1.0, 1.0), {"row0": 3, "row1": 0}, (3, 0))
+    assert all("row1" not in depths for depths in made)
+    assert made[-1] == {"row0": 3}
+
+
+def test_a_row_whose_drafts_keep_failing_stops_and_tries_again_ever_more_rarely() -> None:
+    made = feed(AutoPolicy(3), 4000, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 0})
+    tried = [index for index, depths in enumerate(made) if "row1" in depths]
+    assert 0 < len(tried) < 0.1 * len(made)
+    gaps = [b - a for a, b in itertools.pairwise(tried) if b - a > 30]
+    assert gaps == sorted(gaps)
+    assert len(gaps) >= 4
+    assert made[-1]["row0"] == 3
+
+
+def test_a_row_whose_drafts_begin_to_succeed_is_found_out() -> None:
+    policy = AutoPolicy(3)
+    feed(policy, 500, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 0})
+    made = feed(policy, 600, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 3})
+    assert made[-1] == {"row0": 3, "row1": 3}
+
+
+def test_a_machine_that_changes_its_mind_is_followed() -> None:
+    policy = AutoPolicy(3)
+    accepted = {"row0": 1, "row1": 1}
+    assert feed(policy, 400, (1.0, 1.1, 1.2, 1.3), accepted)[-1] == {"row0": 1, "row1": 1}
+    made = feed(policy, 4000, (1.0, 2.5, 3.5, 4.5), accepted)
+    assert sum(not depths for depths in made[-500:]) > 450
+
+
+def test_compiling_does_not_fool_the_policy() -> None:
+    policy = AutoPolicy(1)
+    pending, compiled = 0, set()
+    for _ in range(100):
+        decision = policy.choose(rows(1))
+        seconds = 1.0 if pending in compiled else 60.0
+        compiled.add(pending)
+        outcome = Outcome("row0", pending, pending)
+        policy.observe(StepReport(seconds, 1, pending, 100, [outcome], decision.depth))
+        pending = decision.depth
+    assert pending == 1
+
+
+def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
+    jobs, table = workloads.steady(6, 3), TABLES["apple"]
+    before = AutoPolicy(MAX_DEPTH)
+    simulate(before, table, jobs, max_steps=1000)
+    before.save(tmp_path / "known.json", KEY)
+    after, anew = AutoPolicy(MAX_DEPTH), AutoPolicy(MAX_DEPTH)
+    assert after.load(tmp_path / "known.json", KEY)
+    simulate(after, table, jobs, max_steps=100)
+    simulate(anew, table, jobs, max_steps=100)
+    assert after.trials == 0 < anew.trials
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        "{}",
+        json.dumps({"version": 1, "key": "another", "costs": [], "acceptance": [[], []]}),
+        json.dumps({"version": 1, "key": KEY, "costs": [[1, 0, 0, -1]], "acceptance": [[], []]}),
+        json.dumps({"version": 1, "key": KEY, "costs": [["a"]], "acceptance": [[], []]}),
+        json.dumps({"version": 1, "key": KEY, "costs": [], "acceptance": [[1], [2]]}),
+        json.dumps({"version": 1, "key": KEY, "costs": 3, "acceptance": None}),
+    ],
+)
+def test_a_foreign_or_broken_file_is_ignored_with_a_word(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "known.json"
+    path.write_text(content)
+    policy = AutoPolicy(3)
+    with caplog.at_level(logging.INFO):
+        assert not policy.load(path, KEY)
+    assert "measuring anew" in caplog.text
+    feed(policy, 50, (1.0, 1.1, 1.2, 1.3), {"row0": 1, "row1": 1})
+
+
+def test_no_file_is_no_trouble(tmp_path: Path) -> None:
+    assert not AutoPolicy(3).load(tmp_path / "none.json", KEY)
+
+
+def test_a_binary_file_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "known.json").write_bytes(b"\xff\xfe\x00")
+    assert not AutoPolicy(3).load(tmp_path / "known.json", KEY)
+
+
+batches = st.lists(
+    st.dictionaries(
+        st.sampled_from("abcdefgh"),
+        st.tuples(st.integers(0, 4), st.integers(1, 70_000)),
+        max_size=8,
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    mode=st.sampled_from(["auto", "hybrid", "mtp", "batched"]),
+    max_depth=st.integers(0, 4),
+    script=batches,
+    data=st.data(),
+)
+def test_no_row_drafts_deeper_than_it_may(
+    mode: Mode, max_depth: int, script: list[dict[str, tuple[int, int]]], data: st.DataObject
+) -> None:
+    policy = make_policy(mode, max_depth)
+    for batch in script:
+        views = [RowView(name, limit, context) for name, (limit, context) in batch.items()]
+        if not views:
+            continue
+        decision = policy.choose(views)
+        assert decision.depth == max(decision.depths.values(), default=0)
+        for name, depth in decision.depths.items():
+            assert 0 < depth <= min(batch[name][0], max_depth)
+        seconds = data.draw(st.one_of(st.none(), st.floats(0, 10)))
+        outcomes = [Outcome(name, k, k // 2) for name, k in decision.depths.items()]
+        policy.observe(StepReport(seconds, len(views), decision.depth, 5, outcomes))
+
+
+def test_the_oracle_is_no_slower_than_any_policy() -> None:
+    jobs, table = workloads.steady(6, 0), TABLES["apple"]
+    best = simulate(Oracle(table, jobs, 3), table, jobs, max_steps=500)
+    for mode in ("mtp", "batched"):
+        other = simulate(make_policy(mode, 3), table, jobs, max_steps=500)
+        assert expected_speed(best, 10, 500) >= 0.999 * expected_speed(other, 10, 500)
