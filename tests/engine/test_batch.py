@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.attention_cache import MIN_CAPACITY, TAIL
 from omlx_worker.engine.batch import SHRINK_AFTER
-from omlx_worker.engine.cache import MIN_CAPACITY, TAIL
 from omlx_worker.engine.interface import Sampling
 from tests.engine.driving import Loaded, row, run
 

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from omlx_worker.engine.cache import AttentionCache, RecurrentCache, capacity_for
+from omlx_worker.engine.attention_cache import AttentionCache, capacity_for
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.recurrent_cache import RecurrentCache
 from tests.engine.driving import GREEDY, Loaded
 
 LENGTH = 140

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.cache import Window
+from omlx_worker.engine.attention_cache import Window
 from omlx_worker.engine.models import as_ragged
 from tests.engine.driving import Loaded, row, run
 

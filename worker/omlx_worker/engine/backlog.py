@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.cache import TAIL, AttentionCache, Window
+from omlx_worker.engine.attention_cache import TAIL, AttentionCache, Window
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.step import Arrays, State
 

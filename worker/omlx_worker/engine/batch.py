@@ -19,11 +19,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.attention_cache import TAIL, AttentionCache, capacity_for
 from omlx_worker.engine.backlog import Backlog
-from omlx_worker.engine.cache import TAIL, AttentionCache, RecurrentCache, capacity_for, pick
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.recurrent_cache import RecurrentCache
 from omlx_worker.engine.sampling import Knobs, Plan, knobs
+from omlx_worker.engine.slots import pick
 from omlx_worker.engine.step import Arrays, RowStep, State, Verdict, compiled
 
 SHRINK_AFTER = 32

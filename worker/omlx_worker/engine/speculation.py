@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.cache import Window
+from omlx_worker.engine.attention_cache import Window
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.sampling import Knobs, Law, Plan, law, noise, uniform
 

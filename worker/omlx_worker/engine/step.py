@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.cache import AttentionCache, Window
+from omlx_worker.engine.attention_cache import AttentionCache, Window
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report

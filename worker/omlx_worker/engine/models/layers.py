@@ -9,7 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
-from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
+from omlx_worker.engine.attention_cache import AttentionCache, Window
+from omlx_worker.engine.recurrent_cache import RecurrentCache
 
 Projected = tuple[mx.array, mx.array, mx.array, mx.array]
 """What a gated delta net makes of its input: conv inputs ``[S, W, channels]``, the output's gate

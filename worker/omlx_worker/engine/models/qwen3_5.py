@@ -15,9 +15,10 @@ import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from omlx_worker.engine.cache import AttentionCache, RecurrentCache, Window
+from omlx_worker.engine.attention_cache import AttentionCache, Window
 from omlx_worker.engine.models.layers import attention, gated_delta_net, projected_apart
 from omlx_worker.engine.models.mtp import text_model
+from omlx_worker.engine.recurrent_cache import RecurrentCache
 
 LayerCache = AttentionCache | RecurrentCache
 

@@ -1,4 +1,4 @@
-"""Per-row caches of a ragged batch: attention in a body and a tail, recurrence as a state.
+"""The per-row attention cache of a ragged batch: a body and a tail.
 
 Rows live in slots and are left-aligned: the token at position ``p`` of a row's history lies at
 index ``p`` of its slot, whatever its neighbours do. A cache object is a thin view around the
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import mlx.core as mx
+
+from omlx_worker.engine.slots import pick
 
 TAIL = 256
 """Positions of the tail; a fold moves them to the body once it may overflow."""
@@ -159,54 +161,3 @@ class AttentionCache:
         self.body_keys, self.body_values, self.tail_keys, self.tail_values = (
             pick(array, slots, size) for array in self.arrays
         )
-
-
-class RecurrentCache:
-    """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
-
-    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) stand after the
-    first token of the last window, which is always committed. Of the window's other tokens,
-    drafts that were judged only later, the inputs are kept: the next step first replays as many
-    as were accepted.
-
-    Attributes:
-        kept: empty after a window of one token, else conv inputs ``[S, K, channels]``, keys
-            ``[S, K, Hk, Dk]``, values ``[S, K, H, Dv]``, and the gates' inputs ``[S, K, H]`` x 2.
-    """
-
-    def __init__(self, arrays: Sequence[mx.array]) -> None:
-        self.conv, self.state, *self.kept = arrays
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [self.conv, self.state, *self.kept]
-
-    @property
-    def written(self) -> list[mx.array]:
-        """What a step rewrites: everything."""
-        return self.arrays
-
-    def advance(self, written: Sequence[mx.array]) -> None:
-        """Take over what a step wrote."""
-        self.conv, self.state, *self.kept = written
-
-    def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
-        """Lay a prefilled prompt's conv inputs and state, ``[1, ...]`` each, into a slot."""
-        conv, state = prompt
-        self.conv[slot] = conv[0]
-        self.state[slot] = state[0]
-
-    def clear(self, slot: int) -> None:
-        """Make a slot the empty history."""
-        self.conv[slot] = 0
-        self.state[slot] = 0
-
-    def pick(self, slots: Sequence[int], size: int) -> None:
-        """Keep these slots, in this order, as the first of ``size`` slots."""
-        self.advance([pick(array, slots, size) for array in self.arrays])
-
-
-def pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
-    """These slots of an array, in this order, and empty ones after them, ``size`` in all."""
-    picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
-    return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))

@@ -1,0 +1,54 @@
+"""The per-row cache of a gated delta net: a state, and the inputs that may yet be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from omlx_worker.engine.slots import pick
+
+
+class RecurrentCache:
+    """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
+
+    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) stand after the
+    first token of the last window, which is always committed. Of the window's other tokens,
+    drafts that were judged only later, the inputs are kept: the next step first replays as many
+    as were accepted.
+
+    Attributes:
+        kept: empty after a window of one token, else conv inputs ``[S, K, channels]``, keys
+            ``[S, K, Hk, Dk]``, values ``[S, K, H, Dv]``, and the gates' inputs ``[S, K, H]`` x 2.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array]) -> None:
+        self.conv, self.state, *self.kept = arrays
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.conv, self.state, *self.kept]
+
+    @property
+    def written(self) -> list[mx.array]:
+        """What a step rewrites: everything."""
+        return self.arrays
+
+    def advance(self, written: Sequence[mx.array]) -> None:
+        """Take over what a step wrote."""
+        self.conv, self.state, *self.kept = written
+
+    def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
+        """Lay a prefilled prompt's conv inputs and state, ``[1, ...]`` each, into a slot."""
+        conv, state = prompt
+        self.conv[slot] = conv[0]
+        self.state[slot] = state[0]
+
+    def clear(self, slot: int) -> None:
+        """Make a slot the empty history."""
+        self.conv[slot] = 0
+        self.state[slot] = 0
+
+    def pick(self, slots: Sequence[int], size: int) -> None:
+        """Keep these slots, in this order, as the first of ``size`` slots."""
+        self.advance([pick(array, slots, size) for array in self.arrays])

@@ -1,0 +1,13 @@
+"""Slots: rows keep theirs from joining to leaving, unless the batch is resized or rearranged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+
+def pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
+    """These slots of an array, in this order, and empty ones after them, ``size`` in all."""
+    picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
+    return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))
