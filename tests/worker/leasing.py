@@ -14,7 +14,8 @@ from omlx_producer.protocol import (
     queue_name,
 )
 from omlx_worker.claimed import ClaimedJob
-from omlx_worker.lease import Ending, LeaseTable
+from omlx_worker.ending import Ending
+from omlx_worker.lease import SWEEP_LOCK, LeaseTable
 from tests.worker.running import ALIAS
 
 QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
@@ -51,3 +52,14 @@ def expire(connection: Redis, leases: LeaseTable) -> None:
     for job in leases.jobs():
         key, member = f"rq:wip:{job.queue}", f"{job.id}:{job.execution}"
         connection.zincrby(key, -leases.seconds - 1, member)
+
+
+def kill(connection: Redis, leases: LeaseTable) -> None:
+    """The worker dies; when its leases are over, another one sweeps up after it."""
+    expire(connection, leases)
+    for key in connection.keys("omlx:trial:*"):
+        if connection.get(key) == leases.worker_name.encode():
+            connection.delete(key)
+    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+    table(connection, "sweeper").sweep()
+    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")

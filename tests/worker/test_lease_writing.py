@@ -10,7 +10,7 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_worker.lease import Commit, Ending
+from omlx_worker.ending import Commit, Ending
 from tests.worker.leasing import claim, done, expire, failed, table, tokens
 from tests.worker.running import enqueue, events, queue, status
 
@@ -104,9 +104,43 @@ def test_a_commit_is_written_once(connection: Redis) -> None:
     job = enqueue(connection)
     leases = table(connection)
     (claimed,) = claim(leases)
+    # The second time as if the first answer had been lost on its way.
     verdicts = [leases.commit(claimed, done(job.id)) for _ in range(2)]
-    assert verdicts == [Commit.DONE, Commit.LOST]
+    assert verdicts == [Commit.DONE, Commit.DONE]
     assert len(job.results()) == 1
+    assert len(events(connection, job.id)) == 1
+
+
+def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(5)]
+    leases = table(connection)
+    claimed = claim(leases, 5)
+    enqueue(connection, depends_on=jobs[1])
+    connection.zrem(f"rq:wip:{claimed[2].queue}", f"{jobs[2].id}:{claimed[2].execution}")
+    connection.delete(f"rq:worker:{'worker-a'}")
+    connection.set("rq:worker:worker-a", "of another type")
+    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed[:3]])
+    assert verdicts == [Commit.REFUSED, Commit.NEEDS_RQ, Commit.LOST]
+    connection.delete("rq:worker:worker-a")
+    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed])
+    assert verdicts == [Commit.DONE, Commit.NEEDS_RQ, Commit.LOST, Commit.DONE, Commit.DONE]
+    assert [status(job) for job in jobs] == [
+        "finished",
+        "started",
+        "started",
+        "finished",
+        "finished",
+    ]
+    assert leases.jobs() == [claimed[1]]
+
+
+def test_results_of_another_type_do_not_keep_a_job_from_ending(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    connection.set(f"rq:results:{job.id}", "of another type")
+    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert job.return_value() == {"text": "abc"}
 
 
 def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:

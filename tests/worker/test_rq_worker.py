@@ -105,7 +105,7 @@ def test_every_choice_streams_and_all_are_in_the_result(redis_url: str, connecti
 def test_bulk_jobs_and_those_that_ask_stream_no_tokens(redis_url: str, connection: Redis) -> None:
     silent = [enqueue(connection, priority="bulk"), enqueue(connection, stream=False)]
     loud = [enqueue(connection), enqueue(connection, priority="bulk", stream=True)]
-    run_burst(redis_url)
+    run_burst(redis_url, step_seconds=0.01)
     assert [[e.type for e in events(connection, job.id)] for job in silent] == [["done"]] * 2
     assert all(len(events(connection, job.id)) > 2 for job in loud)
 

@@ -7,7 +7,10 @@ unpickled on its say.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import reprlib
 import zlib
 from typing import Any, NoReturn
 
@@ -15,6 +18,12 @@ from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidReque
 
 # A prompt of the protocol's greatest length, each character escaped as \\uXXXX, fits.
 MAX_BODY_BYTES = 64 * 2**20
+MAX_VALUES = 100_000
+TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_SHORT.maxlevel = 2
 
 
 def generate(request: Any = None) -> NoReturn:  # noqa: ARG001 (what producers pass)
@@ -41,6 +50,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
         raise InvalidRequest("the job has positional arguments; give the keyword request only")
     if not isinstance(kwargs, dict) or set(kwargs) != {"request"}:
         raise InvalidRequest("the job's only keyword argument must be request")
+    _require_few_values(kwargs["request"])
     try:
         request = GenerationRequest.parse(kwargs["request"])
     except RecursionError:
@@ -52,7 +62,16 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
     return request
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library would keep it (glibc does)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _decompress(data: bytes) -> bytes:
+    if not data:
+        raise InvalidRequest("the job has no payload; enqueue it through RQ or omlx_producer")
     decompressor = zlib.decompressobj()
     try:
         body = decompressor.decompress(data, MAX_BODY_BYTES)
@@ -60,9 +79,9 @@ def _decompress(data: bytes) -> bytes:
         body = data  # RQ reads uncompressed payloads too.
     else:
         if decompressor.unconsumed_tail:
-            raise InvalidRequest(f"the job's payload is longer than {MAX_BODY_BYTES} bytes")
-    if len(body) > MAX_BODY_BYTES:
-        raise InvalidRequest(f"the job's payload is longer than {MAX_BODY_BYTES} bytes")
+            raise InvalidRequest(
+                f"the job's payload unpacks to more than the {MAX_BODY_BYTES} bytes that are read"
+            )
     return body
 
 
@@ -72,6 +91,9 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
             "the job's payload is a pickle, which this worker never opens; "
             "enqueue with RQ's JSONSerializer"
         )
+    # The collector looks again and again at what is being built, and millions of values would
+    # hold up every thread for as many seconds.
+    gc.disable()
     try:
         call = json.loads(body, parse_constant=_refuse_constant)
     except InvalidRequest:
@@ -82,9 +104,32 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
         raise InvalidRequest(
             "the job's payload is not JSON; enqueue with RQ's JSONSerializer"
         ) from None
+    finally:
+        gc.enable()
     if not isinstance(call, list) or len(call) != 4:
         raise InvalidRequest("the job's payload is not a function call as RQ writes one")
     return (call[0], call[1], call[2], call[3])
+
+
+def _require_few_values(request: Any) -> None:
+    """Refuse what would take the validation minutes: it makes an error of every wrong value.
+
+    A prompt of token ids is not counted; there the first error ends the validation.
+    """
+    left = MAX_VALUES
+    waiting = [request]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            found: list[Any] = [item for key, item in value.items() if key != "prompt"]
+        else:
+            found = value if isinstance(value, list) else []
+        left -= len(found)
+        if left < 0:
+            raise InvalidRequest(
+                f"the request holds more than {MAX_VALUES} values beside its prompt; shorten it"
+            )
+        waiting += found
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -92,5 +137,5 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A value as an error quotes it; never all of what may be millions of values."""
+    return _SHORT.repr(value)

@@ -7,24 +7,29 @@ cut off for longer than its lease can write nothing: the sweeper of another work
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
-import zlib
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
-from omlx_producer.protocol import TerminalEvent, TokensEvent, events_key, tokens_channel
+from omlx_producer.protocol import (
+    ENDED_SECONDS,
+    TerminalEvent,
+    TokensEvent,
+    ended_stream,
+    events_key,
+    tokens_channel,
+)
 from omlx_worker.claimed import ClaimedJob
+from omlx_worker.ending import Commit, Ending
+from omlx_worker.jobs import MAX_BODY_BYTES
 from omlx_worker.scripts import load
+from omlx_worker.trial import Trial
 
 # Execution ids of this project begin with it and sort by claim; RQ's own are bare hexadecimal.
 EXECUTION_PREFIX = "omlx-"
@@ -35,48 +40,14 @@ SWEEP_LOCK_MILLISECONDS = 1_000
 STREAM_TTL = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ends.
-
-    Attributes:
-        status: RQ's: finished, failed or stopped.
-        event: the terminal event; its error is the result of a job that did not finish.
-        result: the response body of a finished job.
-        retry: whether RQ's ``Retry`` may apply to a failure.
-    """
-
-    status: str
-    event: TerminalEvent
-    result: dict[str, Any] | None = None
-    retry: bool = True
-
-    @property
-    def sentence(self) -> str:
-        return getattr(self.event, "error", "")
-
-    @property
-    def payload(self) -> str:
-        """As `rq.results.Result` stores it."""
-        if self.status == "finished":
-            return b64encode(json.dumps(self.result).encode()).decode()
-        return b64encode(zlib.compress(self.sentence.encode())).decode()
-
-
-class Commit(IntEnum):
-    """What became of an ending; the values are commit.lua's."""
-
-    LOST = 0
-    DONE = 1
-    NEEDS_RQ = 2
-
-
 class LeaseTable:
     """The leases of one worker. Any thread may call any method.
 
     Args:
         queues: names, best first.
         on_free: called, on any thread, whenever a job has left the table.
+        on_stop: called, on any thread, once for a job that somebody wants stopped.
+        trial: how jobs run whose workers have died.
     """
 
     def __init__(
@@ -88,13 +59,17 @@ class LeaseTable:
         seconds: float = 30.0,
         stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
+        on_stop: Callable[[ClaimedJob], None] = lambda _: None,
+        trial: Trial | None = None,
     ) -> None:
         self.connection = connection
         self.seconds = seconds
-        self._worker_name = worker_name
+        self.worker_name = worker_name
         self._queues = list(queues)
         self._stream_ttl = stream_ttl
         self._on_free = on_free
+        self._on_stop = on_stop
+        self._trial = trial or Trial()
         self._lock = threading.Lock()
         self._jobs: dict[str, ClaimedJob] = {}
         self._claim = load(connection, "claim")
@@ -131,24 +106,42 @@ class LeaseTable:
 
     # Redis
 
-    def claim(self, limit: int) -> list[ClaimedJob] | None:
-        """Take up to ``limit`` jobs, best queue first; None while workers are suspended."""
+    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[ClaimedJob] | None:
+        """Take up to ``limit`` jobs, best queue first; None while workers are suspended.
+
+        Takes none while a suspect runs alone, or waits to; one thread may call it.
+
+        Args:
+            queues: those to take from, best first; all by default.
+        """
+        held = self.jobs()
+        trial = self._trial
+        if trial.running(held):
+            return []
         claim = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
         executions = [f"{claim}{number:04x}" for number in range(limit)]
         reply = self._claim(
-            keys=self._queues,
+            keys=queues or self._queues,
             args=[
                 limit,
-                self._worker_name,
+                self.worker_name,
                 self.seconds,
                 GRACE_SECONDS,
                 events_key(""),
+                MAX_BODY_BYTES,
+                trial.suspect_crashes,
+                trial.max_crashes,
+                len(held),
+                trial.alone.id if trial.alone else "",
+                *trial.reserved,
                 *executions,
             ],
         )
         if reply is None:
             return None
-        claimed = [ClaimedJob.from_reply(fields) for fields in reply]
+        queue, suspect, entries = reply
+        claimed = [ClaimedJob.from_reply(fields) for fields in entries]
+        trial.note((queue.decode(), suspect.decode()), claimed)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
@@ -164,7 +157,7 @@ class LeaseTable:
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
             args += [*job.lease, event.stream_id if event else "", text]
-        return _pairs(self._append(args=args))
+        return self._lost(self._append(args=args), [job for job, _ in events])
 
     def commit(self, job: ClaimedJob, ending: Ending, *, force: bool = False) -> Commit:
         """End a job, if it is still held, and drop it from the table.
@@ -172,29 +165,44 @@ class LeaseTable:
         Args:
             force: end it here even if it has dependents or callbacks that RQ should serve.
         """
-        if job.needs_rq and not force:
-            return Commit.NEEDS_RQ
-        finished = ending.status == "finished"
-        verdict = Commit(
-            self._commit(
-                args=[
-                    *job.lease,
-                    self._worker_name,
-                    ending.status,
-                    ending.payload,
-                    DEFAULT_RESULT_TTL if finished else DEFAULT_FAILURE_TTL,
-                    self._stream_ttl,
-                    events_key(job.id),
-                    tokens_channel(job.id),
-                    ending.event.stream_id,
-                    ending.event.model_dump_json(),
-                    int(force),
-                ]
-            )
-        )
-        if verdict is not Commit.NEEDS_RQ:
-            self.forget(job)
+        (verdict,) = self.commit_many([(job, ending)], force=force)
         return verdict
+
+    def commit_many(
+        self, endings: Sequence[tuple[ClaimedJob, Ending]], *, force: bool = False
+    ) -> list[Commit]:
+        """The same for many jobs in one round trip, each by itself.
+
+        A call that raised may be made again: what it has done is not done twice.
+        """
+        replies: list[Any] = []
+        here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
+        if here:
+            with self.connection.pipeline(transaction=False) as pipeline:
+                for job, ending in here:
+                    self._commit(args=self._commit_args(job, ending, force), client=pipeline)
+                replies = pipeline.execute(raise_on_error=False)
+        verdicts = {}
+        for (job, _), reply in zip(here, replies, strict=True):
+            verdicts[job] = Commit.of(reply)
+            if verdicts[job] is not Commit.NEEDS_RQ:
+                self.forget(job)
+        return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
+
+    def _commit_args(self, job: ClaimedJob, ending: Ending, force: bool) -> list[str | int]:
+        return [
+            *job.lease,
+            self.worker_name,
+            ending.status,
+            ending.payload,
+            DEFAULT_RESULT_TTL if ending.status == "finished" else DEFAULT_FAILURE_TTL,
+            self._stream_ttl,
+            events_key(job.id),
+            tokens_channel(job.id),
+            ending.event.stream_id,
+            ending.event.model_dump_json(),
+            int(force),
+        ]
 
     def publish_end(
         self, pipeline: Pipeline, job_id: str, event: TerminalEvent, ttl: int | None = None
@@ -207,6 +215,9 @@ class LeaseTable:
         key, payload = events_key(job_id), event.model_dump_json()
         pipeline.xadd(key, {"event": payload}, id=event.stream_id)
         pipeline.publish(tokens_channel(job_id), payload)
+        if stream := ended_stream(job_id):
+            pipeline.xadd(stream, {"job": job_id})
+            pipeline.expire(stream, ENDED_SECONDS)
         pipeline.expire(key, ttl if ttl and ttl > 0 else self._stream_ttl)
 
     def renew(self, jobs: Iterable[ClaimedJob] | None = None) -> dict[str, str]:
@@ -215,7 +226,7 @@ class LeaseTable:
         if not held:
             return {}
         leases = [part for job in held for part in job.lease]
-        return _pairs(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]))
+        return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
 
     def give_back(self, jobs: Iterable[ClaimedJob]) -> int:
         """Put jobs back at the front of their queues, the oldest in front."""
@@ -228,7 +239,9 @@ class LeaseTable:
         return returned
 
     def sweep(self) -> list[str]:
-        """Put expired leases, anybody's, back at the front of their queues."""
+        """Put expired leases of others back at the front of their queues."""
+        # After an outage longer than a lease, one's own are not those of a dead worker.
+        self.renew()
         args: list[str | int] = [
             SWEEP_LOCK_MILLISECONDS,
             GRACE_SECONDS,
@@ -238,7 +251,14 @@ class LeaseTable:
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
         return [job.decode() for job in self._sweep(keys=[lock], args=args)]
 
-
-def _pairs(reply: list[bytes]) -> dict[str, str]:
-    texts = [item.decode() for item in reply]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+    def _lost(self, reply: list[bytes], asked: Iterable[ClaimedJob]) -> dict[str, str]:
+        """Read what append.lua and renew.lua tell; jobs to be stopped are passed on."""
+        texts = [item.decode() for item in reply]
+        told = dict(zip(texts[::2], texts[1::2], strict=True))
+        for job in asked:
+            if told.get(job.id) == "stop":
+                del told[job.id]
+                if job.treatment != "stop":
+                    job.treatment = "stop"
+                    self._on_stop(job)
+        return told

@@ -1,25 +1,33 @@
 """Endings that RQ's own handlers write: dependents, callbacks, webhooks, ``Retry``, ``Repeat``.
 
-The only module that calls RQ's handlers; a new RQ changes this one. They write in several calls,
-so the lease is renewed before each step, and a job whose lease is gone is left alone.
+The only module that calls RQ's handlers; a new RQ changes this one. A job whose lease is gone is
+left alone: the transaction in which RQ ends a job watches the lease, so that it fails when a
+sweeper takes the job away meanwhile. An answer that was lost is found out in the same way: when the
+lease is gone, the transaction had gone through.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from redis.client import Pipeline
+from redis.exceptions import ConnectionError, WatchError
+from rq import Queue
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
 
+from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.protocol import FailedEvent
 from omlx_worker.claimed import ClaimedJob
-from omlx_worker.lease import Ending, LeaseTable
-from omlx_worker.publisher import TROUBLE
+from omlx_worker.ending import Ending
+from omlx_worker.lease import LeaseTable
+from omlx_worker.trouble import TROUBLE
 
 if TYPE_CHECKING:
     from omlx_worker.rq_worker import GenerationWorker
@@ -29,6 +37,26 @@ log = logging.getLogger("omlx_worker.rq_endings")
 
 class GenerationFailed(Exception):
     """What failure callbacks are given: the sentence of a job that failed."""
+
+
+class LeaseGone(Exception):
+    """The job is not this worker's to end, or it has just ended it."""
+
+
+class FencedQueue(Queue):
+    """A queue whose dependents are enqueued by lease holders only.
+
+    RQ calls it first in each try at the transaction that ends a job, while keys can be watched.
+    """
+
+    fence: Callable[[Pipeline], None]
+
+    def enqueue_dependents(
+        self, job: Job, pipeline: Pipeline | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if pipeline is not None:
+            self.fence(pipeline)
+        super().enqueue_dependents(job, pipeline, *args, **kwargs)
 
 
 def end_through_rq(
@@ -45,19 +73,25 @@ def end_through_rq(
         job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
         job.ended_at = datetime.now(UTC)
         worker.execution = _execution(worker, claim)
+        worker.fence = lambda pipeline: _watch(pipeline, claim)
         if ending.status == "finished":
             ending = _succeed(worker, leases, claim, job, ending)
         if ending.status != "finished":
             _fail(worker, leases, claim, job, ending)
+    except LeaseGone:
+        log.info("job %s is over, or no longer this worker's", claim.id)
+    except WatchError as error:
+        raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
     except TROUBLE:
+        # It stays held, to be ended once Redis is back; callbacks are then called again.
         raise
     except Exception:
         # A job hash that RQ cannot read, as may come from a job written by hand.
         log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
         leases.commit(claim, ending, force=True)
     finally:
-        worker.execution = worker.on_ending = None
-        leases.forget(claim)
+        worker.execution = worker.on_ending = worker.fence = None
+    leases.forget(claim)
 
 
 def _succeed(
@@ -75,9 +109,10 @@ def _succeed(
         return Ending("failed", event)
     if leases.renew([claim]):
         return ending
-    queue = worker.queue_of(claim)
+    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
+    queue.fence = lambda pipeline: _watch(pipeline, claim)
     ttl = job.get_result_ttl(worker.default_result_ttl)
-    worker.on_ending = lambda pipeline: leases.publish_end(pipeline, job.id, ending.event, ttl)
+    worker.on_ending = _announce(leases, job, ending, ttl)
     worker.handle_job_success(job, queue, queue.started_job_registry)
     job.send_webhooks(JobStatus.FINISHED)
     return ending
@@ -102,8 +137,37 @@ def _fail(
     if leases.renew([claim]):
         return
     if stopped or not job.should_retry:
-        worker.on_ending = lambda pipeline: leases.publish_end(pipeline, job.id, ending.event)
+        worker.on_ending = _announce(leases, job, ending)
     worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
+    if not leases.renew([claim]):
+        # RQ logs what goes wrong here, and goes on.
+        raise ConnectionError(f"the failure of job {claim.id} has not arrived")
+
+
+def _watch(pipeline: Pipeline, claim: ClaimedJob) -> None:
+    """Let the transaction that follows fail if the lease ends before it.
+
+    Raises:
+        LeaseGone: if it has ended already.
+    """
+    execution = f"{claim.id}:{claim.execution}"
+    pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
+    if pipeline.zscore(f"rq:wip:{claim.queue}", execution) is None:
+        raise LeaseGone
+
+
+def _announce(
+    leases: LeaseTable, job: Job, ending: Ending, ttl: int | None = None
+) -> Callable[[Pipeline], None]:
+    """What goes into the transaction that ends a job for good, or one run of those it repeats."""
+    repeats = bool(job.repeats_left)
+
+    def write(pipeline: Pipeline) -> None:
+        leases.publish_end(pipeline, job.id, ending.event, ttl)
+        if not repeats:
+            pipeline.hdel(job.key, STOP_FIELD)
+
+    return write
 
 
 def _execution(worker: GenerationWorker, claim: ClaimedJob) -> Execution:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -16,21 +17,34 @@ from uuid import uuid4
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import RedisError
 from rq import Queue, Worker
 from rq.job import Job
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
-from rq.utils import now
+from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.lease import LeaseTable
 from omlx_worker.messages import MainMailbox, Ring, StopJob
+from omlx_worker.scripts import load
+from omlx_worker.trial import RUN_FIELDS
+from omlx_worker.trouble import passes
 
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
+# A worker is not heard of for so long only when it has died, or Redis was away.
+SILENT_SECONDS = 3 * BEAT_SECONDS
+# As often as RQ's scheduler looks, whose scores are whole seconds.
+SCHEDULE_SECONDS = 1.0
+MOST_DUE = 1000
+
+
+class NameTaken(ValueError):
+    """Another worker has the name that was asked for. The message is one sentence."""
 
 
 class RecordedWorker(Worker):
@@ -55,10 +69,13 @@ class RecordedWorker(Worker):
         )
         # Called with the pipeline in which RQ's handlers end a job.
         self.on_ending: Callable[[Pipeline], None] | None = None
+        # Called with that pipeline before its transaction begins; see `rq_endings`.
+        self.fence: Callable[[Pipeline], None] | None = None
         self._bell = bell
         self._mailbox = mailbox
         self._shown: tuple[str, str | None] | None = None
-        self._beat_at = float("-inf")
+        self._beat_at = self._scheduled_at = float("-inf")
+        self._schedule = load(connection, "schedule")
 
     def queue_of(self, claim: ClaimedJob) -> Queue:
         return next(queue for queue in self.queues if queue.name == claim.queue)
@@ -71,6 +88,8 @@ class RecordedWorker(Worker):
 
     def subscribe(self) -> None:
         """Listen for RQ's commands and for producers that ring."""
+        if self.pubsub_thread is not None:
+            return
         pubsub: Any = self.connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         pubsub.subscribe(
             **{
@@ -87,7 +106,11 @@ class RecordedWorker(Worker):
         """In the other order than RQ's, whose thread may go back to waiting and miss its end."""
         if self.pubsub_thread is not None:
             self.pubsub_thread.stop()
-            self.pubsub.unsubscribe()
+            try:
+                self.pubsub.unsubscribe()
+            except (RedisError, OSError, ValueError) as error:
+                # The thread is just connecting anew, and redis-py guards a connection for one.
+                log.info("the subscription could not be ended in good order: %s", error)
             self.pubsub_thread.join(timeout=1)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
@@ -108,7 +131,50 @@ class RecordedWorker(Worker):
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         raise NotImplementedError
 
+    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
+        """RQ's own ends the thread for good when a server does not answer in time."""
+        if not passes(exc):
+            log.error("no more commands are heard: %s", exc)
+            raise exc
+        time.sleep(random.uniform(0.5, 1.5))
+
     # The record
+
+    def register_birth(self) -> None:
+        """Also under the name of a worker that was killed, whose record RQ keeps for minutes.
+
+        Raises:
+            NameTaken: if a worker of this name lives, or may.
+        """
+        self.connection.transaction(self._retire_predecessor, self.key)
+        super().register_birth()  # type: ignore[no-untyped-call]
+
+    def _retire_predecessor(self, pipeline: Pipeline) -> None:
+        """Delete the record of a dead worker. Two that start at once must not both succeed: the
+        record is watched, and the later one finds that of the earlier."""
+        names = ("hostname", "pid", "last_heartbeat", "death")
+        host, pid, seen, death = (
+            value.decode() if value is not None else None for value in self._read(pipeline, names)
+        )
+        pipeline.multi()
+        if seen is None or death is not None:
+            return
+        silent = (now() - utcparse(seen)).total_seconds()
+        gone = host == self.hostname and pid is not None and not _lives(int(pid))
+        if silent > SILENT_SECONDS or gone:
+            log.warning("the worker named %s has died; taking over its name", self.name)
+            pipeline.delete(self.key)
+            return
+        raise NameTaken(
+            f"name: got {self.name!r}, the name of a worker that showed a sign of life "
+            f"{silent:.0f} s ago (process {pid} on {host}); give another, leave it out, or wait "
+            f"until it has been silent for {SILENT_SECONDS:.0f} s"
+        )
+
+    def _read(self, pipeline: Any, names: tuple[str, ...]) -> list[bytes | None]:
+        # A watched pipeline answers at once.
+        values: list[bytes | None] = pipeline.hmget(self.key, *names)
+        return values
 
     def show(self, leases: LeaseTable, suspended: bool) -> None:
         """Write state and current job when they have changed; the oldest job stands for all."""
@@ -138,12 +204,31 @@ class RecordedWorker(Worker):
             self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
 
+    def enqueue_due(self) -> None:
+        """Put jobs into their queues whose time has come: ``enqueue_in``, intervals of ``Retry``
+        and ``Repeat``. So none of them needs a scheduler process."""
+        if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
+            return
+        for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
+            log.info("the time of job %s has come", job_id.decode())
+        self._scheduled_at = time.monotonic()
+
     # RQ's handlers and maintenance
 
     def cleanup_execution(self, job: Job, pipeline: Pipeline) -> None:
         """RQ calls it in the transaction that ends a job: events go out with that."""
+        if self.fence is not None and not pipeline.explicit_transaction:
+            staged, pipeline.command_stack = pipeline.command_stack, []
+            self.fence(pipeline)
+            pipeline.multi()
+            pipeline.command_stack = staged
+        execution = self.execution
         super().cleanup_execution(job, pipeline)
+        # RQ forgets it before the transaction has gone through; when a watched key has changed it
+        # builds the transaction again, and would leave the execution behind.
+        self.execution = execution
         self._shown = None
+        pipeline.hdel(job.key, *RUN_FIELDS)
         if self.on_ending is not None:
             self.on_ending(pipeline)
 
@@ -158,6 +243,18 @@ class RecordedWorker(Worker):
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
         self.last_cleaned_at = now()  # type: ignore[assignment]
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process on this machine, other than this one: in a container that
+    was started again it has the same id as the one before."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
 
 
 def unique_name() -> str:

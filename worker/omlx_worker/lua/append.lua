@@ -6,21 +6,23 @@
 -- ARGV[4..]  for each job: queue, job, execution, entry id, event; an empty event only asks
 --            whether the lease is still held
 --
--- Returns the refused jobs: {job, reason, job, reason, ...} where the reason is the job's status
--- when its lease is gone, or 'written' when its stream is already further.
+-- Returns {job, reason, job, reason, ...} of those that were refused, where the reason is the job's
+-- status when its lease is gone, or 'written' when its stream is already further; and of those
+-- that were written but are to be stopped, with the reason 'stop'.
 
 local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
-local refused = {}
+local told = {}
 
-local function refuse(job, reason)
-  refused[#refused + 1] = job
-  refused[#refused + 1] = reason
+local function tell(job, reason)
+  told[#told + 1] = job
+  told[#told + 1] = reason
 end
 
 for i = 4, #ARGV, 5 do
   local queue, job, execution, id, event = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local reason = false
   if not holds(queue, job, execution) then
-    refuse(job, status(job))
+    reason = status(job)
   elseif event ~= '' then
     local reply = redis.pcall('XADD', events .. job, id, 'event', event)
     if type(reply) == 'table' and reply.err then
@@ -28,11 +30,13 @@ for i = 4, #ARGV, 5 do
       -- The holder of a lease is its only writer: its own id at the top is a call that was
       -- made twice because the first answer was lost.
       local last = redis.call('XREVRANGE', events .. job, '+', '-', 'COUNT', 1)
-      if not (last[1] and last[1][1] == id) then refuse(job, 'written') end
+      if not (last[1] and last[1][1] == id) then reason = 'written' end
     else
       redis.call('PUBLISH', tokens .. job, event)
       redis.call('EXPIRE', events .. job, ttl)
     end
   end
+  if not reason and redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
+  if reason then tell(job, reason) end
 end
-return refused
+return told

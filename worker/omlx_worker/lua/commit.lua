@@ -12,25 +12,37 @@
 -- ARGV[12]    the terminal event
 -- ARGV[13]    '1': leave dependents to nobody (RQ's own handlers have failed on this job)
 --
--- Returns 1 when done, 0 when the lease is gone, 2 when the job has dependents: nothing is written
--- then, and RQ's own handlers must end it.
+-- Returns 1 when done, also by an earlier call whose answer was lost, 0 when the lease is gone, 2
+-- when the job has dependents: nothing is written then, and RQ's own handlers must end it.
 
 local queue, job, execution, worker, ending = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local payload, stream, channel = ARGV[6], ARGV[9], ARGV[10]
 local key, dependents = job_key(job), job_key(job) .. ':dependents'
-local dependencies = job_key(job) .. ':dependencies'
+-- RQ's name for it, with two colons.
+local dependencies = 'rq:job::' .. job .. ':dependencies'
 local results, worker_key = 'rq:results:' .. job, 'rq:worker:' .. worker
 
-if not holds(queue, job, execution) then return 0 end
-if redis.call('EXISTS', key) == 0 then
+local function is_done()
+  local last = redis.pcall('XREVRANGE', results, '+', '-', 'COUNT', 1)
+  for _, entry in ipairs(last) do
+    for i = 1, #entry[2], 2 do
+      if entry[2][i] == 'execution_id' then return entry[2][i + 1] == execution end
+    end
+  end
+  return false
+end
+
+if not holds(queue, job, execution) then return is_done() and 1 or 0 end
+local succeeded = ending == 'finished'
+local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
+  'status', CRASHES, ALONE, STOP)
+if not fields[3] and redis.call('EXISTS', key) == 0 then
   drop_execution(queue, job, execution)
   return 0
 end
 if ARGV[13] ~= '1' and redis.call('EXISTS', dependents) == 1 then return 2 end
 
-local succeeded = ending == 'finished'
 local time, date = now()
-local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id')
 local ttl = tonumber(fields[1])
 if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(ARGV[7]) end
 ttl = math.floor(ttl)
@@ -41,7 +53,7 @@ local function expire(name, seconds)
 end
 
 if ttl ~= 0 then
-  redis.call('XADD', results, 'MAXLEN', '~', 10, '*',
+  write('XADD', results, 'MAXLEN', '~', 10, '*',
     'type', succeeded and '1' or '2', 'worker_name', worker,
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
     'execution_started_at', started, 'execution_ended_at', number(time))
@@ -50,6 +62,12 @@ end
 
 redis.pcall('XADD', stream, ARGV[11], 'event', ARGV[12])
 redis.call('PUBLISH', channel, ARGV[12])
+-- A bulk run hears of its jobs on one stream; its name is protocol.py's `ended_stream`.
+local run = string.match(job, '^bulk%-(%x+)%-')
+if run then
+  redis.call('XADD', 'omlx:bulk:' .. run, '*', 'job', job)
+  redis.call('EXPIRE', 'omlx:bulk:' .. run, 604800)
+end
 if ttl == 0 then
   redis.call('EXPIRE', stream, 60)
 elseif succeeded then
@@ -66,9 +84,10 @@ end
 drop_execution(queue, job, execution)
 if ttl == 0 then
   redis.call('DEL', key, dependents, dependencies, executions_key(job))
-  if fields[2] and fields[2] ~= '' then redis.call('SREM', 'rq:group:' .. fields[2], job) end
+  if fields[2] and fields[2] ~= '' then redis.pcall('SREM', 'rq:group:' .. fields[2], job) end
 else
   redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
+  if fields[4] or fields[5] or fields[6] then redis.call('HDEL', key, CRASHES, ALONE, STOP) end
   expire(key, ttl)
   redis.call('EXPIRE', dependencies, ttl)
   -- RQ's scores: what never expires is +inf when finished and -1 when failed.

@@ -6,7 +6,10 @@
 
 local returned = 0
 for i = 1, #ARGV, 3 do
-  if holds(ARGV[i], ARGV[i + 1], ARGV[i + 2]) and put_back(ARGV[i], ARGV[i + 1], ARGV[i + 2]) then
+  local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if holds(queue, job, execution) and put_back(queue, job, execution) then
+    -- Its worker lives: having been alone proves nothing.
+    redis.call('HDEL', job_key(job), ALONE)
     returned = returned + 1
   end
 end

@@ -8,7 +8,13 @@ local function queue_key(queue) return 'rq:queue:' .. queue end
 local function started_key(queue) return 'rq:wip:' .. queue end
 local function executions_key(job) return 'rq:executions:' .. job end
 local function execution_key(job, execution) return 'rq:execution:' .. job .. ':' .. execution end
+local function trial_key(job) return 'omlx:trial:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
+
+-- This project's fields in RQ's job hash; RQ keeps what it does not know.
+local CRASHES = 'omlx_crashes'  -- how many workers died while they held the job
+local ALONE = 'omlx_alone'      -- '1': it is the only job of its worker, or was when that died
+local STOP = 'omlx_stop'        -- '1': somebody wants it stopped
 
 -- Seconds since 1970 with six decimals, and the same moment as RQ writes it in job hashes.
 local function now()
@@ -43,13 +49,23 @@ local function status(job)
   return type(reply) == 'string' and reply or 'deleted'
 end
 
+-- Run a command that writes to a key; where the key is of another type, somebody has made something
+-- else of it, over which RQ would stumble, and it is deleted first.
+local function write(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+  redis.call('DEL', key)
+  return redis.call(command, key, ...)
+end
+
 -- Write or renew everything that says when a lease ends. RQ's own clean-up takes a started job
 -- whose score has passed for abandoned and fails it, and even `rq info` runs it: so the score
 -- lies `grace` seconds behind the lease, and sweep.lua subtracts them again.
 local function extend(queue, job, execution, time, lease, grace)
   local ttl = math.ceil(lease)
   redis.call('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
-  redis.call('ZADD', executions_key(job), number(time + ttl + 60), execution)
+  write('ZADD', executions_key(job), number(time + ttl + 60), execution)
   redis.call('EXPIRE', executions_key(job), ttl + 60)
   -- Lives longer than its entry above: RQ raises when it finds the entry without the hash.
   redis.call('EXPIRE', execution_key(job, execution), ttl + 120)

@@ -4,20 +4,26 @@
 -- ARGV[2]    grace in seconds, see `extend`
 -- ARGV[3..]  for each: queue, job, execution
 --
--- Returns those that are gone: {job, status, job, status, ...}
+-- Returns {job, status, job, status, ...} of those that are gone, and of those that were renewed
+-- but are to be stopped, with 'stop' in the place of the status.
 
 local lease, grace = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time, date = now()
-local gone = {}
+local told = {}
 for i = 3, #ARGV, 3 do
   local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local reason = false
   if holds(queue, job, execution) and redis.call('EXISTS', job_key(job)) == 1 then
     redis.call('HSET', execution_key(job, execution), 'last_heartbeat', number(time))
     redis.call('HSET', job_key(job), 'last_heartbeat', date)
     extend(queue, job, execution, time, lease, grace)
+    if redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
   else
-    gone[#gone + 1] = job
-    gone[#gone + 1] = status(job)
+    reason = status(job)
+  end
+  if reason then
+    told[#told + 1] = job
+    told[#told + 1] = reason
   end
 end
-return gone
+return told

@@ -1,4 +1,5 @@
--- Put jobs whose leases have expired back at the front of their queues.
+-- Put jobs whose leases have expired back at the front of their queues, and count it: their worker
+-- has died, or was away for so long that nobody can tell.
 --
 -- KEYS[1]    lock: workers that come while it exists leave the sweeping to its owner
 -- ARGV[1]    milliseconds that the lock lasts
@@ -25,7 +26,12 @@ for i = 4, #ARGV do
   -- Execution ids grow with time: the last claimed goes first, and the oldest ends up in front.
   table.sort(ours, function(a, b) return a[2] > b[2] end)
   for _, entry in ipairs(ours) do
-    if put_back(queue, entry[1], entry[2]) then returned[#returned + 1] = entry[1] end
+    local job = entry[1]
+    if put_back(queue, job, entry[2]) then
+      returned[#returned + 1] = job
+      local crashes = redis.pcall('HINCRBY', job_key(job), CRASHES, 1)
+      if type(crashes) == 'table' then redis.call('HSET', job_key(job), CRASHES, 1) end
+    end
   end
 end
 return returned

@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Measure claim and commit: jobs per second through the lease, the engine stubbed, beside stock RQ.
+
+    python scripts/bench/lease.py                       10,000 jobs, claims of 1, 16 and 64
+    python scripts/bench/lease.py --jobs 2000 --batches 64
+
+Every job is claimed, ended with a result of some hundred bytes and a terminal event, and left in
+RQ's finished registry. Enqueuing is not counted. Stock RQ runs its SimpleWorker, which does not
+fork, on a function that does nothing; its jobs are as many as it ends in about five seconds. The
+server runs on this machine and keeps an append-only file, synced every second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from redis import Redis
+from rich.console import Console
+from rich.table import Table
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from omlx_producer import DoneEvent, GenerationRequest, Usage
+from omlx_producer.enqueue import Limits, NewJob, enqueue
+from omlx_producer.protocol import PRIORITIES, queue_name
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.embedded_redis import EmbeddedRedis
+from omlx_worker.ending import Commit, Ending
+from omlx_worker.lease import LeaseTable
+
+ALIAS = "bench"
+CHUNK = 500
+USAGE = Usage(prompt_tokens=20, completion_tokens=64, total_tokens=84)
+BODY = {
+    "object": "text_completion",
+    "model": ALIAS,
+    "choices": [{"index": 0, "text": "x" * 256, "finish_reason": "stop", "logprobs": None}],
+    "usage": USAGE.model_dump(),
+}
+
+
+def nothing(**_: object) -> dict[str, object]:
+    """What stock RQ runs in the place of an engine."""
+    return BODY
+
+
+def fill(connection: Redis, count: int) -> None:
+    connection.flushall()
+    queue = Queue(queue_name(ALIAS, "bulk"), connection=connection, serializer=JSONSerializer)
+    request = GenerationRequest(model=ALIAS, prompt="def fibonacci(n):", max_completion_tokens=64)
+    for start in range(0, count, CHUNK):
+        jobs = [
+            NewJob(f"job{start + n}", request, "bulk") for n in range(min(CHUNK, count - start))
+        ]
+        enqueue(connection, jobs, Limits(), lambda _: queue)
+
+
+def ending(job: ClaimedJob) -> Ending:
+    event = DoneEvent(job_id=job.id, n=64, finish_reasons=["stop"], usage=USAGE)
+    return Ending("finished", event, result={"id": f"cmpl-{job.id}", **BODY})
+
+
+def claims(leases: LeaseTable, batch: int) -> Iterator[list[ClaimedJob]]:
+    while claimed := leases.claim(batch):
+        yield claimed
+
+
+def measure(connection: Redis, count: int, batch: int) -> tuple[float, float]:
+    """Seconds spent in claims and in commits, over all jobs."""
+    fill(connection, count)
+    queues = [queue_name(ALIAS, priority) for priority in PRIORITIES]
+    leases = LeaseTable(connection, "bench", queues)
+    claiming = committing = 0.0
+    clock = time.perf_counter
+    began = clock()
+    for claimed in claims(leases, batch):
+        done = clock()
+        claiming += done - began
+        verdicts = leases.commit_many([(job, ending(job)) for job in claimed])
+        began = clock()
+        committing += began - done
+        assert all(verdict is Commit.DONE for verdict in verdicts)
+    assert connection.zcard(f"rq:finished:{queue_name(ALIAS, 'bulk')}") == count
+    return claiming, committing
+
+
+def measure_stock(connection: Redis, count: int) -> float:
+    """Seconds for as many jobs through RQ's own worker."""
+    connection.flushall()
+    queue = Queue("stock", connection=connection, serializer=JSONSerializer)
+    # By the module's name as an import: RQ refuses functions of __main__.
+    function = f"{Path(__file__).stem}.nothing"
+    data = [queue.prepare_data(function, kwargs={"request": {}}) for _ in range(count)]
+    queue.enqueue_many(data)
+    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+    worker.log_job_description = False
+    began = time.perf_counter()
+    worker.work(burst=True, logging_level="CRITICAL")
+    assert queue.finished_job_registry.count == count
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--stock-jobs", type=int, default=2_000)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--laps", type=int, default=3)
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    sys.path.insert(0, str(Path(__file__).parent))
+    table = Table("worker", "claimed at once", "claim, µs/job", "commit, µs/job", "jobs/s")
+    with TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
+        connection = Redis.from_url(server.url)
+        for batch in options.batches:
+            laps = [measure(connection, options.jobs, batch) for _ in range(options.laps)]
+            claiming, committing = min(laps, key=sum)
+            table.add_row(
+                "omlx-queue",
+                str(batch),
+                f"{1e6 * claiming / options.jobs:.0f}",
+                f"{1e6 * committing / options.jobs:.0f}",
+                f"{options.jobs / (claiming + committing):,.0f}",
+            )
+        seconds = min(measure_stock(connection, options.stock_jobs) for _ in range(options.laps))
+        table.add_row("rq SimpleWorker", "1", "", "", f"{options.stock_jobs / seconds:,.0f}")
+    Console().print(table)
+    print(f"the best of {options.laps} laps, over {options.jobs} and {options.stock_jobs} jobs")
+
+
+if __name__ == "__main__":
+    main()

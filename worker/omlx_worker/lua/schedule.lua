@@ -1,0 +1,36 @@
+-- Move jobs whose time has come from RQ's registries of scheduled jobs to their queues, as RQ's
+-- scheduler does. A scheduler that runs for a queue holds the queue's lock, and is left to it.
+--
+-- KEYS     names of queues (names, not keys)
+-- ARGV[1]  most jobs to move for one queue
+--
+-- Returns the ids of the moved jobs.
+
+local time, date = now()
+local moved = {}
+
+local function enqueue(queue, job)
+  local fields = redis.pcall('HMGET', job_key(job), 'status', 'ttl', 'ended_at',
+    'enqueue_at_front', 'enqueue_at_front_on_retry')
+  -- Whatever else became of it since: gone, cancelled, or enqueued by somebody already.
+  if fields.err or (fields[1] ~= 'scheduled' and fields[1] ~= 'created') then return end
+  local has_run = fields[3] and fields[3] ~= ''
+  local at_front = fields[4] == '1' or (has_run and fields[5] == '1')
+  redis.call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job)
+  redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
+  local ttl = tonumber(fields[2] or '')
+  if ttl and ttl > 0 and ttl < 2 ^ 31 then redis.call('EXPIRE', job_key(job), math.floor(ttl)) end
+  moved[#moved + 1] = job
+end
+
+for _, queue in ipairs(KEYS) do
+  if redis.call('EXISTS', 'rq:scheduler-lock:' .. queue) == 0 then
+    local scheduled = 'rq:scheduled:' .. queue
+    local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
+    for _, job in ipairs(due) do
+      enqueue(queue, job)
+      redis.call('ZREM', scheduled, job)
+    end
+  end
+end
+return moved

@@ -1,0 +1,11 @@
+"""Sentences for users, made of what others have said."""
+
+from __future__ import annotations
+
+LONGEST_SENTENCE = 1000
+
+
+def one_line(text: str) -> str:
+    """A sentence as it can be stored and shown, whatever the job had in the place it quotes."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
