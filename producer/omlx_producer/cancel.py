@@ -15,12 +15,20 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outcome import ENDINGS
-from omlx_producer.protocol import CancelledEvent, events_key, tokens_channel
+from omlx_producer.protocol import (
+    ENDED_SECONDS,
+    CancelledEvent,
+    ended_stream,
+    events_key,
+    tokens_channel,
+)
 from omlx_producer.state import fetch_job, tokens_streamed
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
 TRIES, PAUSE_SECONDS = 100, 0.02
+# In RQ's job hash; workers honour it when they claim a job, write for it, or renew its lease.
+STOP_FIELD = "omlx_stop"
 REASON = "the job was cancelled before a worker took it"
 
 
@@ -34,8 +42,8 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
 
     Returns:
         ``cancelled``: it waited and will never run. ``stopping``: it runs, and its worker was
-        told to stop it; a worker that has just died does not hear it, and then the job runs
-        again. ``over``: it had finished, failed or been cancelled.
+        told to stop it; if that worker has just died, the next one ends the job instead of
+        running it again. ``over``: it had finished, failed or been cancelled.
 
     Raises:
         UnknownJob: if there is none.
@@ -48,6 +56,8 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
             return "over"
         try:
             if status == "started":
+                if not _mark(connection, job):
+                    raise WatchError
                 send_stop_job_command(connection, job_id, serializer=JSONSerializer)
                 return "stopping"
             _cancel_waiting(connection, job, keep_for)
@@ -56,6 +66,16 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
             # A worker took the job, gave it back or ended it meanwhile: look again.
             time.sleep(PAUSE_SECONDS)
     raise OmlxQueueError(f"job {job_id} changes hands all the time; cancel it again later")
+
+
+def _mark(connection: redis.Redis, job: Job) -> bool:
+    """Note on a running job that it is to be stopped, for a command is heard by living workers
+    only; returns False if it no longer runs."""
+    script = """
+        if redis.call('HGET', KEYS[1], 'status') ~= 'started' then return 0 end
+        return redis.call('HSET', KEYS[1], ARGV[1], 1) and 1
+    """
+    return bool(connection.eval(script, 1, job.key, STOP_FIELD))
 
 
 def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
@@ -72,9 +92,14 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
         payload = event.model_dump_json()
         pipe.multi()
         job.cancel(pipeline=pipe)
+        pipe.hdel(job.key, STOP_FIELD)
         Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)
         pipe.xadd(events_key(job.id), {"event": payload}, id=event.stream_id)
         pipe.publish(tokens_channel(job.id), payload)
+        if stream := ended_stream(job.id):
+            pipe.xadd(stream, {"job": job.id})
+            pipe.expire(stream, ENDED_SECONDS)
         pipe.expire(events_key(job.id), keep_for)
         pipe.expire(job.key, keep_for)
+        pipe.expire(job.dependencies_key, keep_for)
         pipe.execute()

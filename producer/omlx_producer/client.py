@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from omlx_producer.enqueue import (
     enqueue,
 )
 from omlx_producer.errors import InvalidRequest, JobTimeout
+from omlx_producer.idempotency import job_id_of, job_id_of_content
 from omlx_producer.models import only_model, read_models, require_fit, require_known
 from omlx_producer.outcome import ENDINGS, ask_result, read_outcome, results_key, unknown_job
 from omlx_producer.protocol import (
@@ -99,6 +100,8 @@ class Producer:
         result_ttl: int = RESULT_SECONDS,
         failure_ttl: int = FAILURE_SECONDS,
         require_known_model: bool = True,
+        idempotency_key: str | None = None,
+        idempotent: bool = False,
         **fields: Any,
     ) -> JobHandle:
         """Enqueue one request: ``submit(prompt="def fibonacci(n):", temperature=0)``.
@@ -111,6 +114,9 @@ class Producer:
             result_ttl: seconds for which its result and its tokens are kept.
             failure_ttl: seconds for which a failure is kept.
             require_known_model: False also takes a model that no worker has announced yet.
+            idempotency_key: submitting again with the same key returns the job of the first
+                time, whatever has become of it, until its result has expired or it was deleted.
+            idempotent: the same, with a key made from the request itself.
 
         Raises:
             InvalidRequest: with one sentence that names the field, the value and the remedy;
@@ -125,6 +131,8 @@ class Producer:
             result_ttl=result_ttl,
             failure_ttl=failure_ttl,
             require_known_model=require_known_model,
+            idempotency_keys=[idempotency_key],
+            idempotent=idempotent,
         )
         return handle
 
@@ -137,8 +145,13 @@ class Producer:
         result_ttl: int = RESULT_SECONDS,
         failure_ttl: int = FAILURE_SECONDS,
         require_known_model: bool = True,
+        idempotency_keys: Sequence[str | None] | None = None,
+        idempotent: bool = False,
     ) -> list[JobHandle]:
         """Enqueue many requests, in their order, `CHUNK` at a time; see `submit`.
+
+        Args:
+            idempotency_keys: one for each request; None for those without.
 
         Raises:
             InvalidRequest: for the first invalid one; nothing was enqueued. With more than one
@@ -147,7 +160,15 @@ class Producer:
         if priority not in PRIORITIES:
             raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
         checked = self._check(list(requests), require_known_model)
-        jobs = [NewJob(uuid.uuid4().hex, request, priority) for request in checked]
+        keys = idempotency_keys or [None] * len(checked)
+        if len(keys) != len(checked):
+            raise InvalidRequest(
+                f"idempotency_keys: got {len(keys)} for {len(checked)} requests; give one for each"
+            )
+        jobs = [
+            _new_job(request, priority, key, idempotent)
+            for request, key in zip(checked, keys, strict=True)
+        ]
         limits = Limits(job_timeout, result_ttl, failure_ttl)
         for start in range(0, len(jobs), CHUNK):
             enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue)
@@ -235,6 +256,16 @@ class Producer:
         if name not in self._queues:
             self._queues[name] = Queue(name, connection=self.connection, serializer=JSONSerializer)
         return self._queues[name]
+
+
+def _new_job(
+    request: GenerationRequest, priority: Priority, key: str | None, idempotent: bool
+) -> NewJob:
+    if key is not None:
+        return NewJob(job_id_of(key), request, priority, once=True)
+    if idempotent:
+        return NewJob(job_id_of_content(request), request, priority, once=True)
+    return NewJob(uuid.uuid4().hex, request, priority)
 
 
 def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:

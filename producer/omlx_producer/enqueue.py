@@ -10,11 +10,15 @@ from redis.client import Pipeline
 from redis.exceptions import WatchError
 from rq import Queue
 from rq.job import Job
+from rq.serializers import JSONSerializer
 
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.outcome import results_key
 from omlx_producer.protocol import (
     JOB_FUNCTION,
     GenerationRequest,
     Priority,
+    events_key,
     queue_name,
     wake_channel,
 )
@@ -36,15 +40,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A checked request on its way into a queue."""
+    """A checked request on its way into a queue.
+
+    Attributes:
+        once: its id stands for an idempotency key: where a job has it already, that is the job.
+    """
 
     id: str
     request: GenerationRequest
     priority: Priority
+    once: bool = False
 
     @property
     def queue(self) -> str:
         return queue_name(self.request.model, self.priority)
+
+    @property
+    def key(self) -> str:
+        return str(Job.key_for(self.id))
 
 
 def enqueue(
@@ -56,22 +69,66 @@ def enqueue(
     """Enqueue jobs and ring for their workers.
 
     redis-py repeats a command whose answer was lost, which would enqueue the jobs twice; a
-    watched pipeline raises WatchError instead, and then the first job tells what happened.
+    watched pipeline raises WatchError instead, and then the jobs that are there tell what
+    happened. It raises it too when somebody else has enqueued a job with the same key meanwhile.
+
+    Raises:
+        InvalidRequest: if a job with the same key has another request; nothing was enqueued.
     """
-    first, lost_answer = Job.key_for(jobs[0].id), False
+    by_id = {job.id: job for job in reversed(jobs)}
+    for job in jobs:
+        if job.request != by_id[job.id].request:
+            raise _taken(job.id)
+    jobs = [by_id[job_id] for job_id in dict.fromkeys(job.id for job in jobs)]
+    once = [job for job in jobs if job.once]
+    # One of those whose ids are new in the world stands for all of them.
+    fresh = [job for job in jobs if not job.once][:1]
+    lost_answer = False
     while True:
         with connection.pipeline() as pipe:
-            pipe.watch(first)  # type: ignore[no-untyped-call]
-            if lost_answer and pipe.exists(first):
+            pipe.watch(*(job.key for job in (*once, *fresh)))  # type: ignore[no-untyped-call]
+            if lost_answer and fresh and pipe.exists(fresh[0].key):
+                return
+            known = _find_known(connection, once)
+            new = [job for job in jobs if job.id not in known]
+            if not new:
                 return
             pipe.multi()
-            _fill(pipe, jobs, limits, open_queue)
+            _fill(pipe, new, limits, open_queue)
             try:
                 pipe.execute()
             except WatchError:
                 lost_answer = True
                 continue
             return
+
+
+def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
+    """The ids of those that have been enqueued before.
+
+    Raises:
+        InvalidRequest: if one of them has another request now.
+    """
+    if not once:
+        return set()
+    with connection.pipeline(transaction=False) as pipe:
+        for job in once:
+            pipe.hget(job.key, "data")
+        payloads = dict(zip(once, pipe.execute(), strict=True))
+    known = {job: payload for job, payload in payloads.items() if payload is not None}
+    for job, payload in known.items():
+        stored = Job(job.id, connection=connection, serializer=JSONSerializer)
+        stored.restore({b"data": payload})
+        if stored.kwargs != {"request": job.request.to_wire()}:
+            raise _taken(job.id)
+    return {job.id for job in known}
+
+
+def _taken(job_id: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"idempotency_key: job {job_id} has the same key and another request; "
+        "give each request a key of its own"
+    )
 
 
 def _fill(
@@ -93,6 +150,10 @@ def _fill(
             )
             for job in members
         ]
+        # What a deleted job of the same id has left would be taken for this one's.
+        for job in members:
+            if job.once:
+                pipe.delete(events_key(job.id), results_key(job.id))
         open_queue(name).enqueue_many(data, pipeline=pipe)
         pipe.publish(wake_channel(members[0].request.model), len(members))
 

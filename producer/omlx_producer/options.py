@@ -59,6 +59,11 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
         click.option("--draft/--no-draft", default=None, help="Speculate where the model can."),
+        click.option(
+            "--completion-window",
+            metavar="TIME",
+            help="Fail what is not finished so long after submission, as in 24h or 90m.",
+        ),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token."),
     ]
     for option in reversed(options):

@@ -71,18 +71,21 @@ class GenerationRequest(_Request):
     A request without a seed is given one made from its job id, so that a retry repeats it.
     ``draft: false`` keeps speculation away from a job and ``draft_depth`` limits it; neither
     changes what may be sampled, and a seeded request gets the same tokens either way.
+    ``completion_window`` counts from the submission; what is not finished by then fails.
     """
 
     model: ModelAlias = Field(
         description="a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
     )
-    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
         description='a list of messages such as {"role": "user", "content": "Hello"}',
     )
     prompt: (
         Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-        | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+        | Annotated[
+            list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS, fail_fast=True)
+        ]
         | None
     ) = Field(
         default=None,
@@ -149,6 +152,10 @@ class GenerationRequest(_Request):
         default=None, description='a JSON object such as {"enable_thinking": false}'
     )
 
+    completion_window: (
+        Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
+    ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')
+
     @model_validator(mode="before")
     @classmethod
     def _fold_aliases(cls, data: Any) -> Any:
@@ -191,6 +198,14 @@ class GenerationRequest(_Request):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @property
+    def window_seconds(self) -> float | None:
+        """How long after its submission the job is still worth finishing."""
+        if self.completion_window is None:
+            return None
+        unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}[self.completion_window[-1]]
+        return float(self.completion_window[:-1]) * unit
 
     @classmethod
     def parse(cls, data: Any) -> GenerationRequest:
