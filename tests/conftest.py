@@ -10,6 +10,20 @@ import redis
 from tests.redis_server import RedisServer, redis_server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos")
+    group.addoption("--chaos-schedules", type=int, default=20, help="Random schedules to run.")
+    group.addoption("--chaos-seed", type=int, default=1, help="The seed of the first of them.")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers keep what they measure away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMLX_QUEUE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _session_server() -> Iterator[RedisServer]:
     with redis_server() as server:

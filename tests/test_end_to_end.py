@@ -20,7 +20,7 @@ from redis import Redis
 from rq.cli import main as rq_cli
 
 from omlx_producer import JobFailed, Producer, TokenStream
-from omlx_producer.protocol import DoneEvent, TokensEvent, queue_name
+from omlx_producer.protocol import DoneEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.loader import DEMO, resolve
 from tests.engine.driving import Loaded
 
@@ -245,3 +245,32 @@ def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
     assert results[0]["usage"]["speculation"]["drafted"] > 0
     changes = [line for line in log.read_text().splitlines() if " rows: " in line]
     assert len(changes) == 2, log.read_text()
+
+
+@pytest.mark.parametrize("mode", ["batched", "mtp"])
+def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
+    redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path, mode: str
+) -> None:
+    log = tmp_path / "worker.log"
+    lengths = [300, 300, 30]
+    with worker(redis_url, "--max-batch", "2", "--mode", mode, log=log):
+        producer = Producer(connection)
+
+        def submit(index: int, priority: Priority) -> str:
+            fields = {"prompt": heldout[index], "max_completion_tokens": lengths[index]}
+            fields |= {"model": "demo", "temperature": 0.0, "ignore_eos": True, "stream": True}
+            return producer.submit(fields, priority=priority).id
+
+        bulk = [submit(0, "bulk"), submit(1, "bulk")]
+        for job in bulk:
+            next(iter(producer.stream(job)))
+        high = submit(2, "high")
+        urgent = text_of(producer.stream(high))
+        assert {producer.status(job).status for job in bulk} == {"started"}
+        texts = [*(text_of(producer.stream(job)) for job in bulk), urgent]
+
+    demo = Loaded.demo()
+    for index, text in enumerate(texts):
+        tokens = demo.greedy(demo.tokenizer.encode(heldout[index]), lengths[index])
+        assert text == demo.tokenizer.decode(tokens).rstrip("\ufffd")
+    assert "makes place for a more urgent one" in log.read_text()

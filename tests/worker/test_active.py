@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,7 +74,12 @@ def test_an_ending_without_text_makes_no_event() -> None:
     assert job.finished
 
 
-def test_a_second_run_publishes_only_what_the_first_did_not() -> None:
+def final_text(texts: dict[int, str]) -> Callable[[Row], str]:
+    """An engine's word on what tokens have made final, by the first of them."""
+    return lambda row: texts[row.generated[0]] if row.generated else ""
+
+
+def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
     first = active(n=2)
     sent = []
     for step in range(3):
@@ -81,15 +87,12 @@ def test_a_second_run_publishes_only_what_the_first_did_not() -> None:
         emit(first, "", 20 + step, choice=1)
         sent.append(taken(first))
     second = active(n=2)
-    second.resume(sent)
+    second.resume(sent, final_text({10: "xyx", 20: ""}))
     assert second.sent == 6
-    for step in range(3):
-        emit(second, "xy"[step % 2], 10 + step)
+    assert [row.generated for row in second.rows] == [(10, 11, 12), (20, 21, 22)]
     assert second.take_event() is None
     emit(second, "zz", 13)
-    for step in range(4):
-        emit(second, "", 20 + step, choice=1)
-    emit(second, "late", reason="stop", choice=1)
+    emit(second, "late", 23, reason="stop", choice=1)
     event = taken(second)
     assert event.n == 8
     assert [(d.index, d.tokens, d.text) for d in event.choices] == [
@@ -97,16 +100,45 @@ def test_a_second_run_publishes_only_what_the_first_did_not() -> None:
         (1, [23], "late"),
     ]
     assert second.choices[0].text == "xyxzz"
+    assert second.choices[0].tokens == [10, 11, 12, 13]
 
 
-def test_text_cut_in_the_middle_of_a_piece_is_continued_there() -> None:
-    job = active()
+def test_log_probabilities_of_the_first_run_are_part_of_the_result() -> None:
+    entries = [TokenLogprob(token=t, token_id=i, logprob=-1.0, top=[]) for i, t in enumerate("ab")]
+    fields = {"prompt": "abc", "logprobs": True}
+    first, second = active(**fields), active(**fields)
+    first.feed(Emission("j:0", [0], "a", entries[:1]))
+    second.resume([taken(first)], final_text({0: "a"}))
+    second.feed(Emission("j:0", [1], "b", entries[1:], "length"))
+    assert taken(second).choices[0].logprobs == entries[1:]
+    assert second.choices[0].logprobs == entries
+
+
+def test_text_that_the_last_step_of_the_first_run_released_is_not_said_again() -> None:
+    """A stop token releases what was held back; the run died between that event and its commit."""
+    first, second = active(), active()
+    emit(first, "a", 1)
+    emit(first, "bc", reason="stop")
+    second.resume([taken(first)], final_text({1: "a"}))
+    emit(second, "bc", reason="stop")
+    assert second.take_event() is None
+    assert second.choices[0].text == "abc"
+
+
+def test_text_that_was_final_but_not_yet_said_is_said_first() -> None:
+    first, second = active(), active()
+    emit(first, "a", 1)
+    second.resume([taken(first)], final_text({1: "ab"}))
+    emit(second, "c", 2)
+    assert taken(second).choices[0].text == "bc"
+    assert second.choices[0].text == "abc"
+
+
+def test_a_stream_whose_text_is_not_that_of_its_tokens_is_refused() -> None:
     first = active()
-    emit(first, "ab", 1)
-    job.resume([taken(first)])
-    emit(job, "a", 1)
-    emit(job, "bcd", 2)
-    assert taken(job).choices[0].text == "cd"
+    emit(first, "a", 1)
+    with pytest.raises(ValueError, match="the stream says 'a' where its tokens say 'z'"):
+        active().resume([taken(first)], final_text({1: "z"}))
 
 
 def test_a_finished_chat_job_answers_as_openai_does() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
@@ -107,6 +108,8 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
         (["--model-alias", "a b"], "model_alias: got 'a b'"),
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
         (["--max-batch", "many"], "not a valid integer"),
+        (["--memory-limit", "much"], "memory_limit: got 'much'"),
+        (["--patience", "0"], "patience: got 0"),
     ],
 )
 def test_wrong_options_exit_with_2(arguments: list[str], said: str) -> None:
@@ -160,3 +163,8 @@ def test_a_worker_without_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(ModelNotLoaded, match=r"pip install 'omlx-queue\[worker\]'"):
         load_engine(WorkerSettings())
+
+
+def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:
+    with pytest.raises(ModelNotLoaded, match=r"got 1\.0 MiB, but .* take \d+\.\d MiB"):
+        load_engine(WorkerSettings(model="demo", memory_limit=ByteSize(2**20)))

@@ -44,7 +44,7 @@ def test_every_row_is_named_and_keeps_its_own_limit() -> None:
     for member in (row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)):
         pacing.add(member)
 
-    depths = pacing.before(["free", "none", "one", "many"])
+    depths = pacing.before(["free", "none", "one", "many"], slots=4)
 
     assert depths == {"free": 3, "none": 0, "one": 1, "many": 3}
 
@@ -53,11 +53,11 @@ def test_a_report_speaks_of_the_step_that_has_landed() -> None:
     policy = Scripted(2, 1, 0, 0)
     pacing = Pacing(policy, depth=2)
     pacing.add(row("a"))
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([])
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([emitted("a", 1, 0)])
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([emitted("a", 3, 2)])
 
     first, second = policy.reports
@@ -72,12 +72,12 @@ def test_the_time_of_a_step_that_was_disturbed_is_not_reported() -> None:
     policy = Scripted(1, 1, 1)
     pacing = Pacing(policy, depth=1)
     pacing.add(row("a"))
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([])
     pacing.disturb()
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([emitted("a", 1, 1)])
-    pacing.before(["a"])
+    pacing.before(["a"], slots=1)
     pacing.after([emitted("a", 1, 1)])
 
     assert policy.reports[0].seconds is None
@@ -91,16 +91,16 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
     with caplog.at_level(logging.INFO):
         pacing.add(row("a"))
         for _ in range(3):
-            assert pacing.before(["a"]) == {"a": 3}
+            assert pacing.before(["a"], slots=1) == {"a": 3}
         pacing.add(row("b"))
         for _ in range(3):
-            assert pacing.before(["a", "b"]) == {"a": 0, "b": 0}
+            assert pacing.before(["a", "b"], slots=2) == {"a": 0, "b": 0}
         pacing.remove("b")
         for _ in range(3):
-            assert pacing.before(["a"]) == {"a": 3}
+            assert pacing.before(["a"], slots=1) == {"a": 3}
         pacing.remove("a")
         pacing.add(row("c"))
-        pacing.before(["c"])
+        pacing.before(["c"], slots=1)
 
     assert pacing.transitions == 2
     assert len([record for record in caplog.records if "rows: " in record.message]) == 2
@@ -110,4 +110,4 @@ def test_modes_without_drafts_never_ask_for_any() -> None:
     for policy in (make_policy("batched", 4), make_policy("auto", 0), make_policy("mtp", 0)):
         pacing = Pacing(policy, depth=0)
         pacing.add(row("a"))
-        assert pacing.before(["a"]) == {"a": 0}
+        assert pacing.before(["a"], slots=1) == {"a": 0}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from omlx_producer.protocol import (
     ChoiceDelta,
@@ -17,8 +17,8 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.drafting import DraftCounts
+from omlx_worker.ending import Ending
 from omlx_worker.engine.interface import Emission, Row
-from omlx_worker.lease import Ending
 from omlx_worker.responses import response_body
 
 
@@ -33,7 +33,8 @@ class Choice:
     finish_reason: FinishReason | None = None
     sent_tokens: int = 0
     unsent_text: str = ""
-    # Characters that this run is yet to repeat of what an interrupted run has published.
+    # Characters that this run is yet to repeat of what an interrupted run has published: what
+    # the last step of a row gives out all at once, when it was that step that was interrupted.
     repeats: int = 0
 
     @property
@@ -47,6 +48,27 @@ class Choice:
         self.repeats = max(0, self.repeats - len(emission.text))
         self.logprobs += emission.logprobs or ()
         self.finish_reason = emission.finish_reason or self.finish_reason
+
+    def take_over(self, delta: ChoiceDelta) -> None:
+        """Count a part of an interrupted run's stream as produced and published."""
+        self.tokens += delta.tokens
+        self.pieces.append(delta.text)
+        self.logprobs += delta.logprobs or ()
+        self.sent_tokens += len(delta.tokens)
+
+    def go_on(self, text_of: Callable[[Row], str]) -> None:
+        """Let the row go on from the tokens that were taken over.
+
+        Raises:
+            ValueError: if the text that was published is not theirs.
+        """
+        self.row = replace(self.row, generated=tuple(self.tokens))
+        said, final = self.text, text_of(self.row)
+        if not (said.startswith(final) or final.startswith(said)):
+            raise ValueError(f"the stream says {said[-40:]!r} where its tokens say {final[-40:]!r}")
+        self.pieces = [final]
+        self.unsent_text = final[len(said) :]
+        self.repeats = max(0, len(said) - len(final))
 
     def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
         """What is new since the last call."""
@@ -63,9 +85,8 @@ class Choice:
 class ActiveJob:
     """Folds the emissions of a job's rows into events and, at the end, the response.
 
-    A job that was interrupted runs again from its start with the same seed, and so repeats the
-    tokens that are already in its stream: `resume` counts them as sent, and only what follows is
-    published.
+    A job that was interrupted goes on from the tokens that are in its stream, `resume`: they count
+    as produced and published, and its rows read them as part of their prompts.
     """
 
     def __init__(
@@ -106,14 +127,21 @@ class ActiveJob:
     def finished(self) -> bool:
         return all(choice.finish_reason for choice in self._choices)
 
-    def resume(self, events: Iterable[TokensEvent]) -> None:
-        """Count the events of an interrupted run as sent."""
+    def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], str]) -> None:
+        """Go on from where an interrupted run's events end.
+
+        Args:
+            text_of: the text that a row's `Row.generated` tokens have made final.
+
+        Raises:
+            ValueError: if the events are not those of a run of this job.
+        """
         for event in events:
             self._sent = event.n
             for delta in event.choices:
-                choice = self._choices[delta.index]
-                choice.sent_tokens += len(delta.tokens)
-                choice.repeats += len(delta.text)
+                self._choices[delta.index].take_over(delta)
+        for choice in self._choices:
+            choice.go_on(text_of)
 
     def feed(self, emission: Emission) -> None:
         """Take in what one step added to one row."""

@@ -21,10 +21,13 @@ from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 from redis.retry import Retry
 
 from omlx_producer.settings import without_password
-from omlx_worker.depth import make_policy
+from omlx_worker.depth import AutoPolicy, make_policy
 from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, data_folder, preferred_port
+from omlx_worker.knowledge import Knowledge
+from omlx_worker.memory import in_units
 from omlx_worker.pacing import Pacing
 from omlx_worker.settings import WorkerSettings
+from omlx_worker.trouble import TROUBLE
 
 if TYPE_CHECKING:
     from omlx_worker.engine.interface import Engine
@@ -65,8 +68,14 @@ def main(verbose: bool) -> None:
 @click.option("--burst", is_flag=True, default=None, help="End when the queues are empty.")
 @click.option("--name", help="The worker's name in RQ; by default a unique one.")
 @click.option("--lease-seconds", type=float, help="How long a silent worker keeps its jobs.")
-@click.option("--prefill-chunk", type=int, help="Prompt tokens read between two decode steps.")
+@click.option("--prefill-chunk", type=int, help="Prompt tokens read between two steps, at most.")
+@click.option(
+    "--patience", type=float, help="Seconds that a job may be passed over for better ones."
+)
+@click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Keeps what was measured.")
 @click.option("--drain-timeout", type=float, help="Seconds for running jobs after SIGTERM.")
+@click.option("--redis-grace", type=float, help="Seconds that Redis may be in trouble.")
 def run(**options: Any) -> None:
     """Serve the jobs of one model until told to stop.
 
@@ -111,6 +120,7 @@ def demo(max_batch: int, max_tokens: int) -> None:
 
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
+    from omlx_worker.rq_record import NameTaken
     from omlx_worker.rq_worker import GenerationWorker
 
     try:
@@ -118,22 +128,27 @@ def serve(settings: WorkerSettings, url: str) -> int:
         connection.ping()
     except (ConnectionError, TimeoutError, AuthenticationError, ValueError) as error:
         _fail(UNREACHABLE, _unreachable(url, error))
-    worker = GenerationWorker(
-        settings.alias,
-        lambda: load_engine(settings),
-        connection=connection,
-        name=settings.name,
-        make_pacing=lambda depth: make_pacing(settings, depth),
-        lease_seconds=settings.lease_seconds,
-        prefill_chunk=settings.prefill_chunk,
-        drain_timeout=settings.drain_timeout,
-        stream_ttl=settings.stream_ttl,
-    )
     try:
+        # RQ asks the server for its own address.
+        worker = GenerationWorker(
+            settings.alias,
+            lambda: load_engine(settings),
+            connection=connection,
+            name=settings.name,
+            make_pacing=lambda engine: make_pacing(settings, engine),
+            lease_seconds=settings.lease_seconds,
+            prefill_chunk=settings.prefill_chunk,
+            patience=settings.patience,
+            memory_limit=settings.memory_limit,
+            mode=settings.mode,
+            drain_timeout=settings.drain_timeout,
+            redis_grace=settings.redis_grace,
+            stream_ttl=settings.stream_ttl,
+        )
         worker.work(burst=settings.burst)
-    except ModelNotLoaded as error:
+    except (ModelNotLoaded, NameTaken) as error:
         _fail(USAGE, str(error))
-    except (ConnectionError, TimeoutError) as error:
+    except TROUBLE as error:
         _fail(UNREACHABLE, _unreachable(url, error))
     except Exception as error:
         logging.getLogger("omlx_worker").exception("the worker ends")
@@ -143,9 +158,13 @@ def serve(settings: WorkerSettings, url: str) -> int:
     return worker.exit_code
 
 
-def make_pacing(settings: WorkerSettings, depth: int) -> Pacing:
-    """How steps draft in the mode that was asked for, at most ``depth`` tokens a row."""
-    return Pacing(make_policy(settings.mode, depth), depth)
+def make_pacing(settings: WorkerSettings, engine: Engine) -> Pacing:
+    """How the engine's steps draft in the mode that was asked for."""
+    policy = make_policy(settings.mode, engine.max_depth)
+    knowledge = None
+    if isinstance(policy, AutoPolicy):
+        knowledge = Knowledge(policy, settings.state_dir, engine.identity)
+    return Pacing(policy, engine.max_depth, knowledge)
 
 
 class ModelNotLoaded(Exception):
@@ -166,7 +185,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
             "pip install 'omlx-queue[worker]'"
         ) from error
     try:
-        return loader.load_engine(
+        engine = loader.load_engine(
             settings.model,
             max_rows=settings.max_batch,
             depth=settings.depth,
@@ -175,6 +194,12 @@ def load_engine(settings: WorkerSettings) -> Engine:
         )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error
+    if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
+        raise ModelNotLoaded(
+            f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
+            f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
+        )
+    return engine
 
 
 def connect(url: str) -> Redis:

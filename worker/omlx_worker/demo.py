@@ -20,9 +20,9 @@ from rich.text import Text
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DoneEvent, TerminalEvent, TokensEvent
 from omlx_worker.cli import connect, load_engine, make_pacing
+from omlx_worker.counters import Counters
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.rq_worker import GenerationWorker
-from omlx_worker.service import Counters
 from omlx_worker.settings import WorkerSettings
 
 PROMPTS = (
@@ -91,7 +91,7 @@ class _Background:
             settings.alias,
             lambda: load_engine(settings),
             connection=self._connection,
-            make_pacing=lambda depth: make_pacing(settings, depth),
+            make_pacing=lambda engine: make_pacing(settings, engine),
         )
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

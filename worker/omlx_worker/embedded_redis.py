@@ -12,13 +12,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Self
 
 from redis import Redis
 from redis.exceptions import RedisError
+
+from omlx_worker.folders import app_folder
 
 USUAL_PORT = 6379
 START_SECONDS = 10.0
@@ -169,7 +170,4 @@ def preferred_port() -> int:
 
 def data_folder() -> Path:
     """Where a worker's own server keeps its data by default."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "omlx-queue" / "redis"
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "omlx-queue" / "redis"
+    return app_folder() / "redis"

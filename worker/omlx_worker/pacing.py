@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from omlx_worker.depth import Decision, DepthPolicy, Outcome, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.knowledge import Knowledge
 
 log = logging.getLogger("omlx_worker.pacing")
 
@@ -19,13 +20,17 @@ log = logging.getLogger("omlx_worker.pacing")
 class Pacing:
     """Asks a policy before each step, and reports to it after.
 
+    Args:
+        knowledge: where the policy keeps what it has measured, if it measures.
+
     Attributes:
         transitions: how often drafting began or ended while rows were being decoded.
     """
 
-    def __init__(self, policy: DepthPolicy, depth: int) -> None:
+    def __init__(self, policy: DepthPolicy, depth: int, knowledge: Knowledge | None = None) -> None:
         self.transitions = 0
         self._policy = policy
+        self._knowledge = knowledge
         self._depth = depth
         self._contexts: dict[str, int] = {}
         self._limits: dict[str, int] = {}
@@ -33,10 +38,26 @@ class Pacing:
         self._dispatched: Decision | None = None
         self._drafting: bool | None = None
         self._stepped_at: float | None = None
+        self._slots = 0
+
+    @property
+    def depth(self) -> int:
+        """Drafts a row and step, at most, in use now."""
+        return self._decision.depth if self._decision else 0
+
+    @property
+    def reason(self) -> str:
+        """Why that deep."""
+        return self._decision.reason if self._decision else ""
+
+    def rest(self, *, for_good: bool = False) -> None:
+        """There is nothing to do now, or never again: time to keep what was measured."""
+        if self._knowledge:
+            self._knowledge.save(at_once=for_good)
 
     def add(self, row: Row) -> None:
         """A row is about to join."""
-        self._contexts[row.row_id] = len(row.prompt)
+        self._contexts[row.row_id] = row.length
         self._limits[row.row_id] = self._depth if row.depth is None else min(self._depth, row.depth)
 
     def remove(self, row_id: str) -> None:
@@ -50,10 +71,15 @@ class Pacing:
         """Something other than a step ran: the time until the next outcome says nothing."""
         self._stepped_at = None
 
-    def before(self, rows: Sequence[str]) -> dict[str, int]:
-        """How many tokens to draft for each of these rows in the step that comes now."""
+    def before(self, rows: Sequence[str], slots: int) -> dict[str, int]:
+        """How many tokens to draft for each of these rows in the step that comes now.
+
+        Args:
+            slots: of the batch as the step before it left it, the one whose outcome is read next.
+        """
+        self._slots = slots
         views = [RowView(row, self._limits[row], self._contexts[row]) for row in rows]
-        self._dispatched, self._decision = self._decision, self._policy.choose(views)
+        self._dispatched, self._decision = self._decision, self._policy.choose(views, slots)
         self._announce(self._decision, len(rows))
         return {row: self._decision.depths.get(row, 0) for row in rows}
 
@@ -70,7 +96,7 @@ class Pacing:
         self._policy.observe(
             StepReport(
                 seconds=seconds,
-                rows=len(emissions),
+                rows=self._slots,
                 depth=max(emission.drafted for emission in emissions),
                 context=max(self._contexts.values(), default=0),
                 outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],

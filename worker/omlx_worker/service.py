@@ -10,12 +10,13 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from omlx_worker.active import ActiveJob
-from omlx_worker.drafting import DraftCounts
-from omlx_worker.engine.interface import Engine, Row
+from omlx_worker.counters import Counters
+from omlx_worker.decoding import Decoding, EngineFailed
+from omlx_worker.engine.interface import Emission, Engine
+from omlx_worker.memory import MemoryBudget
 from omlx_worker.messages import (
     Admit,
     Cancel,
@@ -34,43 +35,22 @@ from omlx_worker.messages import (
     Stop,
     TrafficMailbox,
 )
+from omlx_worker.outbox import Outbox
 from omlx_worker.pacing import Pacing
-from omlx_worker.scheduler import Decode, Idle, Prefill, Scheduler
+from omlx_worker.prefill_pace import PrefillPace
+from omlx_worker.scheduler import PATIENCE_SECONDS
+from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.service")
 
 # Engine failures in a row, none of whose jobs finished, after which the engine is given up.
 MAX_ENGINE_FAILURES = 3
-PRIORITIES = {"high": 0, "default": 1, "bulk": 2}
+# How often a full outbox is looked at again; messages are read at once.
+FULL_SECONDS = 0.05
 
 
 class EngineBroken(RuntimeError):
     """The engine fails again and again; the process should end and be started anew."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the engine has done. Written by the decode thread alone."""
-
-    steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-
-    @property
-    def mean_batch(self) -> float:
-        return self.rows / self.steps if self.steps else 0.0
-
-    def __str__(self) -> str:
-        text = f"{self.tokens} tokens in {self.steps} steps, mean batch {self.mean_batch:.1f}"
-        drafts = self.drafts
-        if not drafts.drafted:
-            return text
-        places = ", ".join(map(str, drafts.accepted))
-        return (
-            f"{text}; {drafts.acceptance:.0%} of {drafts.drafted} drafts accepted "
-            f"(by position: {places})"
-        )
 
 
 class Service:
@@ -80,9 +60,12 @@ class Service:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
-        make_pacing: given the engine's greatest depth, makes what decides how deep steps
-            draft; without it, as deep as rows may.
-        prefill_chunk: prompt tokens read between two decode steps.
+        make_pacing: makes what decides how deep the engine's steps draft; without it, as deep
+            as rows may.
+        prefill_chunk: prompt tokens read between two decode steps, at most.
+        patience: see `omlx_worker.scheduler.Scheduler`.
+        memory_limit: bytes for weights and caches; by default what the engine proposes.
+        outbox: told what is produced; while it is full, nothing is.
     """
 
     def __init__(
@@ -91,16 +74,21 @@ class Service:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
-        make_pacing: Callable[[int], Pacing] | None = None,
-        prefill_chunk: int = 512,
+        make_pacing: Callable[[Engine], Pacing] | None = None,
+        prefill_chunk: int = 2048,
+        patience: float = PATIENCE_SECONDS,
+        memory_limit: int | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self.counters = Counters()
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
         self._make_pacing = make_pacing
-        self._pacing: Pacing | None = None
         self._prefill_chunk = prefill_chunk
+        self._patience = patience
+        self._memory_limit = memory_limit
+        self._outbox = outbox or Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
         self._made = threading.Event()
@@ -108,7 +96,6 @@ class Service:
         self._stopped = False
         self._failures = 0
         self._active: dict[str, ActiveJob] = {}
-        self._rows: dict[str, tuple[Row, ActiveJob]] = {}
 
     # Any thread
 
@@ -136,10 +123,18 @@ class Service:
 
     def _run(self) -> None:
         try:
-            self._engine = self._make_engine()
-            if self._make_pacing:
-                self._pacing = self._make_pacing(self._engine.max_depth)
-            self._scheduler = Scheduler(self._engine.max_rows, self._prefill_chunk)
+            self._engine = engine = self._make_engine()
+            limit = self._memory_limit or engine.memory_budget
+            self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+            self.pacing = self._make_pacing(engine) if self._make_pacing else None
+            self._decoding = Decoding(
+                engine,
+                self.budget,
+                self.counters,
+                pacing=self.pacing,
+                pace=PrefillPace(self._prefill_chunk),
+                patience=self._patience,
+            )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
             self._error = error
             return
@@ -154,19 +149,29 @@ class Service:
         finally:
             self._give_back_all()
             self._traffic.put(Close())
+            if self.pacing:
+                self.pacing.rest(for_good=True)
             self._close_engine()
 
     def _act(self) -> None:
         self._read_mailbox()
         if self._stopped:
             return
-        match self._scheduler.next():
-            case Prefill(row_id, tokens, joins):
-                self._prefill(row_id, tokens, joins)
-            case Decode():
-                self._decode()
-            case Idle():
-                self._obey(self._mailbox.get())
+        if not self._outbox.has_room:
+            with suppress(Empty):
+                self._obey(self._mailbox.get(timeout=FULL_SECONDS))
+            return
+        try:
+            emissions = self._decoding.act()
+        except EngineFailed as failure:
+            self._blame(failure)
+            return
+        if emissions is None:
+            if self.pacing:
+                self.pacing.rest()
+            self._obey(self._mailbox.get())
+        elif emissions:
+            self._report(emissions)
 
     def _read_mailbox(self) -> None:
         with suppress(Empty):
@@ -183,7 +188,7 @@ class Service:
                     self._end(running, reason)
             case Drain():
                 for job in list(self._active.values()):
-                    if not self._has_started(job):
+                    if not self._decoding.has_started(job):
                         self._end(job, GivenBack())
             case Stop():
                 self._stopped = True
@@ -195,85 +200,31 @@ class Service:
             self._end(earlier, Lost())
         self._traffic.put(Admit(job))
         self._active[job.id] = job
-        priority = PRIORITIES.get(job.claim.queue.rpartition(":")[2], PRIORITIES["default"])
-        for row in job.rows:
-            self._rows[row.row_id] = (row, job)
-            self._scheduler.add(row.row_id, len(row.prompt), priority)
+        self._decoding.add(job)
 
-    def _prefill(self, row_id: str, tokens: int, joins: bool) -> None:
-        row, job = self._rows[row_id]
-        if self._pacing:
-            self._pacing.disturb()
-        try:
-            if joins:
-                self._engine.add(row)
-                if self._pacing:
-                    self._pacing.add(row)
-            left = self._engine.prefill(row_id, tokens)
-        except Exception as error:
-            log.exception("the engine failed on the prompt of job %s", job.id)
-            self._blame([job], error)
-        else:
-            self._scheduler.read(row_id, left)
-
-    def _decode(self) -> None:
-        rows = self._scheduler.decoding
-        depths = self._pacing.before(self._scheduler.decoding_rows) if self._pacing else None
-        try:
-            emissions = self._engine.step(depths)
-        except Exception as error:
-            log.exception("the engine failed in a step of %d rows", rows)
-            self._blame([job for job in self._active.values() if self._has_started(job)], error)
+    def _report(self, emissions: list[Emission]) -> None:
+        self._outbox.add(emissions)
+        self._traffic.put(Stepped(emissions))
+        if not any(emission.finish_reason for emission in emissions):
             return
-        if self._pacing:
-            self._pacing.after(emissions)
-        self.counters.steps += 1
-        self.counters.rows += rows
-        for emission in emissions:
-            self.counters.tokens += len(emission.tokens)
-            self.counters.drafts.add(emission)
-            if emission.finish_reason is not None and emission.row_id in self._rows:
-                self._finish_row(emission.row_id)
-        if emissions:
-            self._traffic.put(Stepped(emissions))
-
-    def _has_started(self, job: ActiveJob) -> bool:
-        return any(self._scheduler.has_joined(row.row_id) for row in job.rows)
-
-    def _finish_row(self, row_id: str) -> None:
-        self._scheduler.remove(row_id)
-        if self._pacing:
-            self._pacing.remove(row_id)
-        _, job = self._rows.pop(row_id)
-        if not any(row.row_id in self._rows for row in job.rows):
+        for job in [job for job in self._active.values() if not self._decoding.holds(job)]:
             del self._active[job.id]
             self._failures = 0
 
-    def _blame(self, jobs: list[ActiveJob], error: Exception) -> None:
+    def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""
-        reason = Failed(f"the engine failed on this job: {type(error).__name__}: {error}")
-        for job in jobs:
+        reason = Failed(one_line(f"the engine failed on this job: {failure}"))
+        for job in failure.jobs:
             self._end(job, reason)
         self._failures += 1
         if self._failures >= MAX_ENGINE_FAILURES:
             raise EngineBroken(
-                f"the engine failed {self._failures} times in a row, lastly with: {error}"
-            ) from error
+                f"the engine failed {self._failures} times in a row, lastly with: {failure}"
+            ) from failure.__cause__
 
     def _end(self, job: ActiveJob, reason: Reason) -> None:
         del self._active[job.id]
-        for row in job.rows:
-            if self._rows.pop(row.row_id, None) is None:
-                continue
-            if self._scheduler.has_joined(row.row_id):
-                try:
-                    self._engine.remove(row.row_id)
-                except Exception:
-                    log.exception("the engine failed to drop row %s", row.row_id)
-            self._scheduler.remove(row.row_id)
-            if self._pacing:
-                self._pacing.disturb()
-                self._pacing.remove(row.row_id)
+        self._decoding.drop(job)
         self._traffic.put(Ended(job.claim, reason))
 
     def _close_engine(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.depth import Mode
+from omlx_worker.folders import app_folder
 
 
 class WorkerSettings(BaseSettings):
@@ -29,8 +30,13 @@ class WorkerSettings(BaseSettings):
         burst: end when the queues are empty.
         name: the worker's name in RQ; by default host, process id and a random part.
         lease_seconds: how long a job stays this worker's without a sign of life.
-        prefill_chunk: prompt tokens read between two decode steps.
+        prefill_chunk: prompt tokens read between two decode steps, at most.
+        patience: how long a queue or row is passed over for better ones.
+        memory_limit: bytes for the model and its caches, also as in ``24GB``; by default what the
+            device recommends, or what is free.
+        state_dir: where what was measured is kept for the next start.
         drain_timeout: how long running jobs may go on after SIGTERM.
+        redis_grace: how long Redis may be in trouble before the worker ends with an error.
         stream_ttl: how long a stream of tokens is kept when no result says so.
     """
 
@@ -53,8 +59,12 @@ class WorkerSettings(BaseSettings):
     burst: bool = False
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
     lease_seconds: float = Field(default=30.0, ge=1)
-    prefill_chunk: int = Field(default=512, ge=1)
+    prefill_chunk: int = Field(default=2048, ge=1)
+    patience: float = Field(default=30.0, gt=0)
+    memory_limit: ByteSize | None = Field(default=None, gt=0)
+    state_dir: Path = Field(default_factory=app_folder)
     drain_timeout: float = Field(default=60.0, ge=0)
+    redis_grace: float = Field(default=600.0, gt=0)
     stream_ttl: int = Field(default=86_400, ge=60)
 
     @property

@@ -1,0 +1,139 @@
+#!/usr/bin/env python
+"""Compare the worker's modes through Redis: jobs in, results out, real worker processes.
+
+    python scripts/bench/modes.py                       the demo model, 1 to 16 jobs at once
+    python scripts/bench/modes.py --model PATH --jobs 1 8
+
+One worker a mode, all alive on one server of the script's own, one of them busy at a time. They
+take turns, several laps each, and the ratios are the medians over laps, so that what else the
+machine is doing falls on all alike. On Linux, preload OpenBLAS as for engine.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from omlx_producer.client import Producer
+from omlx_worker.embedded_redis import EmbeddedRedis
+from omlx_worker.engine.loader import DEMO, resolve
+
+MODES = ("batched", "mtp", "hybrid", "auto")
+LOAD_SECONDS = 600.0
+
+
+@contextmanager
+def worker(url: str, model: str, mode: str, max_batch: int) -> Iterator[None]:
+    """A worker process that serves the model under its mode's name."""
+    command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
+    command += [
+        "--model",
+        model,
+        "--redis-url",
+        url,
+        "--model-alias",
+        mode,
+        "--mode",
+        mode,
+        "--max-batch",
+        str(max_batch),
+    ]
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_until_served(producer: Producer) -> None:
+    deadline = time.monotonic() + LOAD_SECONDS
+    while set(MODES) - set(producer.models()):
+        if time.monotonic() > deadline:
+            sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
+        time.sleep(0.1)
+
+
+def lap(producer: Producer, mode: str, prompts: list[str], tokens: int, seed: int) -> float:
+    """Tokens per second of one job for each prompt, all at once, from first submit to last end."""
+    began = time.perf_counter()
+    jobs = producer.submit_many(
+        {
+            "model": mode,
+            "prompt": prompt,
+            "max_completion_tokens": tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "seed": seed,
+        }
+        for prompt in prompts
+    )
+    bodies = [job.result(timeout=LOAD_SECONDS) for job in jobs]
+    seconds = time.perf_counter() - began
+    return sum(body["usage"]["completion_tokens"] for body in bodies) / seconds
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEMO)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--tokens", type=int, default=256, help="a job")
+    parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--warm-laps", type=int, default=2, help="not counted: modes learn here")
+    parser.add_argument("--prompt-characters", type=int, default=300)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["prompt"][: args.prompt_characters] for line in lines]
+    figures: dict[int, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        url = stack.enter_context(EmbeddedRedis(Path(folder))).url
+        for mode in MODES:
+            stack.enter_context(worker(url, args.model, mode, max(args.jobs)))
+        producer = stack.enter_context(Producer(url))
+        wait_until_served(producer)
+        for jobs in args.jobs:
+            seen: dict[str, list[float]] = {mode: [] for mode in MODES}
+            for number in range(-args.warm_laps, args.laps):
+                start = number % len(texts)
+                prompts = [texts[(start + place) % len(texts)] for place in range(jobs)]
+                for mode in MODES:
+                    speed = lap(producer, mode, prompts, args.tokens, number)
+                    if number >= 0:
+                        seen[mode].append(speed)
+            figures[jobs] = seen
+    show(figures)
+    if args.json:
+        args.json.write_text(json.dumps(figures))
+
+
+def show(figures: dict[int, dict[str, list[float]]]) -> None:
+    table = Table("jobs at once", *MODES, "auto / better fixed (range)")
+    for jobs, seen in figures.items():
+        better = max(("batched", "mtp"), key=lambda mode: statistics.median(seen[mode]))
+        ratios = [auto / best for auto, best in zip(seen["auto"], seen[better], strict=True)]
+        speeds = [f"{statistics.median(seen[mode]):.0f}" for mode in MODES]
+        shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) of {better}"
+        table.add_row(str(jobs), *speeds, shown)
+    Console().print("tokens per second through Redis, medians over laps")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

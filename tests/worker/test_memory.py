@@ -1,0 +1,48 @@
+"""What fits beside what, and what never will."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from omlx_worker.memory import MemoryBudget, Size, in_units
+
+GIB = 2**30
+
+
+def a_mebibyte_a_token(sizes: Sequence[Size]) -> int:
+    return sum(to_read + longest for to_read, longest in sizes) * 2**20
+
+
+BUDGET = MemoryBudget(limit=4 * GIB, weights=2 * GIB, bytes_for=a_mebibyte_a_token)
+
+
+def test_rows_fit_up_to_the_limit_and_not_beyond() -> None:
+    assert BUDGET.fits([(0, 1024), (24, 1000)])
+    assert not BUDGET.fits([(0, 1024), (25, 1000)])
+    assert not BUDGET.fits([(0, 1024)], beside=GIB + 1)
+
+
+def test_a_job_that_can_never_fit_is_told_the_figures() -> None:
+    assert BUDGET.objection([(48, 2000), (48, 2000)]) is None
+    sentence = BUDGET.objection([(52, 2000)])
+    assert sentence == (
+        "max_completion_tokens: with its prompt the job may come to 2000 tokens, which take "
+        "2.0 GiB; beside the model's 2.0 GiB this worker has 2.0 GiB of 4.0 GiB "
+        "(--memory-limit): ask for fewer tokens or raise the limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**50, "1048576.0 GiB"),
+    ],
+)
+def test_bytes_are_told_in_units_for_people(count: int, text: str) -> None:
+    assert in_units(count) == text

@@ -1,0 +1,107 @@
+"""How long running rows wait for somebody else's prompt."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from omlx_worker.prefill_pace import FEWEST_TOKENS, PrefillPace
+from omlx_worker.scheduler import DEFAULT, Decode, Prefill, Scheduler
+
+Cost = Callable[[int, int], float]
+
+# Seconds of a chunk by its tokens and the context before it: on a device where a step takes 20 ms.
+DEVICES: dict[str, Cost] = {
+    "a laptop's GPU": lambda tokens, context: 0.008 + tokens * (0.0008 + 2e-8 * context),
+    "a server's GPU": lambda tokens, context: 0.012 + tokens * (1.5e-5 + 1e-9 * context),
+    "a CPU": lambda tokens, context: 0.001 + tokens * (0.0015 + 3e-8 * context),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: str) -> None:
+    pace, chance = PrefillPace(2048), random.Random(3)
+    scheduler = Scheduler(8, pace)
+    gaps: list[float] = []
+    now = token_at = 0.0
+    disturbed = True
+    lengths = {f"short-{n}": 40 for n in range(4)}
+    for row_id, tokens in lengths.items():
+        scheduler.add(row_id, tokens, DEFAULT)
+    read, arrived, first = 0, False, 0.0
+    while "long" not in scheduler.decoding_rows:
+        action = scheduler.next()
+        if isinstance(action, Decode):
+            seconds = 0.020 * chance.uniform(0.95, 1.1)
+            now += seconds
+            if not disturbed:
+                pace.stepped(seconds)
+            if arrived and now > first:
+                gaps.append(now - token_at)
+            token_at, disturbed = now, False
+        elif isinstance(action, Prefill):
+            context = read if action.row_id == "long" else 0
+            seconds = DEVICES[device](action.tokens, context)
+            read += action.tokens if action.row_id == "long" else 0
+            lengths[action.row_id] -= action.tokens
+            # What is left of the step in flight is waited for too.
+            seconds += 0.010 if scheduler.decoding else 0.0
+            now += seconds
+            scheduler.read(action.row_id, lengths[action.row_id], seconds)
+            disturbed = True
+        if not arrived and now > 1:
+            arrived, first = True, now
+            lengths["long"] = 32_768
+            scheduler.add("long", 32_768, DEFAULT)
+    assert len(gaps) > 20
+    assert max(gaps) < 3 * 0.020 * 1.1
+    assert max(gaps) < 3 * statistics.median(gaps)
+
+
+def test_chunks_shrink_as_the_context_grows() -> None:
+    pace = PrefillPace(4096)
+    sizes = []
+    context = 0
+    for _ in range(400):
+        tokens = pace.chunk(context, hurried=False)
+        pace.read(context, False, tokens, tokens * (0.0002 + 4e-8 * context))
+        context += tokens
+        sizes.append(tokens)
+    assert sizes[0] == 4096
+    assert sizes[-1] < 1000
+    worst = max(
+        size * (0.0002 + 4e-8 * sum(sizes[:place])) for place, size in enumerate(sizes[3:], start=3)
+    )
+    assert worst < 2, "Metal would have killed it at five"
+
+
+def test_nothing_slows_a_prompt_while_only_bulk_rows_run() -> None:
+    pace = PrefillPace(2048)
+    for _ in range(40):
+        pace.stepped(0.02)
+        size = pace.chunk(0, hurried=False)
+        pace.read(0, False, size, size * 1e-4)
+    assert pace.chunk(0, hurried=False) == 2048
+    for _ in range(40):
+        size = pace.chunk(0, hurried=True)
+        pace.read(0, True, size, size * 1e-4)
+    assert 300 < pace.chunk(0, hurried=True) < 400
+
+
+def test_a_chunk_never_becomes_so_small_that_reading_stands_still() -> None:
+    pace = PrefillPace(2048)
+    pace.stepped(0.001)
+    for _ in range(50):
+        pace.read(0, True, pace.chunk(0, hurried=True), 10.0)
+    assert pace.chunk(0, hurried=True) == FEWEST_TOKENS
+
+
+def test_the_short_last_piece_of_a_prompt_says_nothing() -> None:
+    pace = PrefillPace(2048)
+    pace.stepped(0.02)
+    before = pace.chunk(0, hurried=True)
+    pace.read(0, True, 3, 0.001)
+    assert pace.chunk(0, hurried=True) == before

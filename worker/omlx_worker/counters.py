@@ -1,0 +1,55 @@
+"""What the engine has done since the worker started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from omlx_worker.drafting import DraftCounts
+from omlx_worker.engine.interface import Emission
+
+
+@dataclass(slots=True)
+class Counters:
+    """Written by the decode thread alone.
+
+    Attributes:
+        batch: rows in the batch now.
+        waiting: rows that have no place in it yet, or none at the moment.
+        prompt_tokens: read, those of rows that had to be read again included.
+        tokens: generated.
+        rows: summed over the steps.
+        pauses: of rows that made place for others.
+    """
+
+    batch: int = 0
+    waiting: int = 0
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    pauses: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+
+    @property
+    def mean_batch(self) -> float:
+        return self.rows / self.steps if self.steps else 0.0
+
+    def stepped(self, rows: int, emissions: Sequence[Emission]) -> None:
+        """A step was run for so many rows, and these emissions were read."""
+        self.steps += 1
+        self.rows += rows
+        for emission in emissions:
+            self.tokens += len(emission.tokens)
+            self.drafts.add(emission)
+
+    def __str__(self) -> str:
+        text = f"{self.tokens} tokens in {self.steps} steps, mean batch {self.mean_batch:.1f}"
+        drafts = self.drafts
+        if not drafts.drafted:
+            return text
+        places = ", ".join(map(str, drafts.accepted))
+        return (
+            f"{text}; {drafts.acceptance:.0%} of {drafts.drafted} drafts accepted "
+            f"(by position: {places})"
+        )
