@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine.interface import Emission, Row, Sampling
 
 CONTEXT = 10_000
+BYTES_A_TOKEN = 1024
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
 
 
@@ -24,6 +25,7 @@ class _State:
     unread: int
     produced: int = 0
     sent: int = 0
+    suspended: bool = False
 
 
 class FakeEngine:
@@ -31,8 +33,11 @@ class FakeEngine:
         self.info = ModelInfo(model="fake", context_length=CONTEXT, longest_token=1)
         self.max_rows = max_rows
         self.max_depth = 0
+        self.identity = "fake"
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
+        self.memory_budget = 1 << 40
+        self.weight_bytes = 0
         self.most_rows = 0
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -53,11 +58,26 @@ class FakeEngine:
             for choice in range(request.n)
         ]
 
+    @property
+    def slots(self) -> int:
+        return len(self._present)
+
+    def text_of(self, row: Row) -> str:
+        return expected(row)[1][: self._said(row)]
+
+    def _said(self, row: Row) -> int:
+        """Characters that are final once a row's generated tokens are fed."""
+        produced = len(row.generated)
+        return produced if produced == row.max_tokens else max(0, produced - 1)
+
     def add(self, row: Row) -> None:
         assert row.row_id not in self.states
-        assert len(self.states) < self.max_rows
-        self.states[row.row_id] = _State(row, len(row.prompt))
-        self.most_rows = max(self.most_rows, len(self.states))
+        assert len(self._present) < self.max_rows
+        produced = len(row.generated)
+        tokens, _ = expected(row)
+        assert list(row.generated) == tokens[:produced]
+        self.states[row.row_id] = _State(row, row.length, produced, self._said(row))
+        self.most_rows = max(self.most_rows, len(self._present))
 
     def prefill(self, row_id: str, tokens: int) -> int:
         state = self.states[row_id]
@@ -69,11 +89,31 @@ class FakeEngine:
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         time.sleep(self.step_seconds)
-        running = [state for state in self.states.values() if not state.unread]
+        running = [state for state in self._present if not state.unread]
         assert running
         if any(_says(state.row, BREAKS_STEP) for state in running):
             raise RuntimeError("the device was lost")
         return [self._advance(state) for state in running]
+
+    def suspend(self, row_id: str) -> bool:
+        state = self.states.get(row_id)
+        if state is None or state.unread or state.suspended:
+            return False
+        state.suspended = True
+        return True
+
+    def resume(self, row_id: str) -> None:
+        assert len(self._present) < self.max_rows
+        assert self.states[row_id].suspended
+        self.states[row_id].suspended = False
+
+    def suspended_bytes(self, row_id: str) -> int:
+        state = self.states.get(row_id)
+        held = state.row.length + state.produced if state and state.suspended else 0
+        return held * BYTES_A_TOKEN
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+        return BYTES_A_TOKEN * sum(to_read + longest for to_read, longest in rows)
 
     def remove(self, row_id: str) -> None:
         self.states.pop(row_id, None)
@@ -81,13 +121,18 @@ class FakeEngine:
     def close(self) -> None:
         self.states.clear()
 
+    @property
+    def _present(self) -> list[_State]:
+        """The rows in the batch, or on their way into it."""
+        return [state for state in self.states.values() if not state.suspended]
+
     def _advance(self, state: _State) -> Emission:
         row = state.row
         tokens, text = expected(row)
         new = tokens[state.produced : state.produced + 1]
         state.produced += 1
         ends_on_stop_token = len(tokens) < row.max_tokens
-        over = state.produced > len(tokens) if ends_on_stop_token else state.produced == len(tokens)
+        over = state.produced > len(tokens) if ends_on_stop_token else state.produced >= len(tokens)
         final = len(text) if over else max(0, state.produced - 1)
         said, state.sent = text[state.sent : final], final
         if over:

@@ -63,3 +63,13 @@ def kill(connection: Redis, leases: LeaseTable) -> None:
     connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
     table(connection, "sweeper").sweep()
     connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+
+
+def roll_back(connection: Redis, stream: str, entries: int) -> None:
+    """Leave only so many entries of a stream, as a server does that lost what it had not synced."""
+    kept = connection.xrange(stream, count=entries)
+    with connection.pipeline(transaction=True) as pipeline:
+        pipeline.delete(stream)
+        for entry_id, fields in kept:
+            pipeline.xadd(stream, fields, id=entry_id)
+        pipeline.execute()

@@ -23,12 +23,14 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.01)
     parser.add_argument("--lease-seconds", type=float, default=1.0)
     parser.add_argument("--drain-timeout", type=float, default=20.0)
+    parser.add_argument("--name")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     worker = GenerationWorker(
         "fake",
         lambda: FakeEngine(options.max_rows, options.step_seconds),
         connection=Redis.from_url(options.url),
+        name=options.name,
         lease_seconds=options.lease_seconds,
         drain_timeout=options.drain_timeout,
     )

@@ -63,6 +63,22 @@ def test_it_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not answers(url))
 
 
+def test_what_was_acknowledged_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from redis import Redis;"
+        "from omlx_worker.embedded_redis import EmbeddedRedis;"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start();"
+        "client = Redis.from_url(server.url);"
+        "[client.rpush('list', number) for number in range(200)];"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment)
+    assert worker.returncode == -signal.SIGKILL
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        assert client.lrange("list", 0, -1) == [b"%d" % number for number in range(200)]
+
+
 def test_an_interrupt_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         assert server._process is not None

@@ -11,7 +11,7 @@ from omlx_producer.protocol import (
     tokens_channel,
 )
 from omlx_worker.ending import Commit, Ending
-from tests.worker.leasing import claim, done, expire, failed, table, tokens
+from tests.worker.leasing import claim, done, expire, failed, roll_back, table, tokens
 from tests.worker.running import enqueue, events, queue, status
 
 
@@ -53,6 +53,18 @@ def test_an_append_that_is_repeated_is_written_once(connection: Redis) -> None:
     assert len(events(connection, job.id)) == 1
     leases.append([(claimed, tokens(job.id, 2))])
     assert leases.append([(claimed, tokens(job.id, 1))]) == {job.id: "written"}
+
+
+def test_an_append_to_a_stream_whose_end_was_lost_is_refused(connection: Redis) -> None:
+    """A gap that no consumer could fill must not come to be."""
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    for n in (1, 2, 3):
+        leases.append([(claimed, tokens(job.id, n))])
+    roll_back(connection, events_key(job.id), 1)
+    assert leases.append([(claimed, tokens(job.id, 4))]) == {job.id: "behind"}
+    assert leases.append([(claimed, tokens(job.id, 2))]) == {}
 
 
 def test_one_refused_job_does_not_hold_up_the_others(connection: Redis) -> None:

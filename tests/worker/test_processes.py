@@ -14,6 +14,7 @@ from tests.worker.running import (
     events,
     is_over,
     queue,
+    running_worker,
     status,
     streamed_text,
     wait_for,
@@ -125,3 +126,56 @@ def test_an_idle_worker_ends_on_sigterm(redis_url: str, connection: Redis) -> No
         wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(10) == 0
+
+
+def test_a_job_given_back_goes_on_where_it_stood_also_when_it_does_not_stream(
+    redis_url: str, connection: Redis
+) -> None:
+    jobs = [
+        enqueue(connection, "a", "bulk", max_completion_tokens=400),
+        enqueue(connection, "b", "default", max_completion_tokens=400, n=2),
+    ]
+    with worker_process(redis_url, drain_timeout=0.0) as worker:
+        wait_for(lambda: len(events(connection, jobs[1].id)) > 20)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(15) == 0
+    assert [status(job) for job in jobs] == ["queued"] * 2
+    progress = [events(connection, job.id)[-1].n for job in jobs]
+    assert len(events(connection, jobs[0].id)) == 1
+    assert min(progress) > 10
+
+    with running_worker(redis_url) as second:
+        wait_for(lambda: all(map(is_over, jobs)))
+        produced = second.service.counters.tokens
+    usage = [job.return_value()["usage"]["completion_tokens"] for job in jobs]
+    # A token may be in a stream twice counted: text held back for a stop token counts as one.
+    assert sum(usage) - sum(progress) <= produced <= sum(usage) - sum(progress) + 3
+    for job in jobs:
+        for choice in job.return_value()["choices"]:
+            assert choice["text"] == streamed_text(connection, job.id, choice["index"])
+
+
+def test_a_worker_starts_under_the_name_of_one_that_was_killed(
+    redis_url: str, connection: Redis
+) -> None:
+    with worker_process(redis_url, name="studio-1") as victim:
+        wait_for(lambda: connection.exists("rq:worker:studio-1"))
+        victim.kill()
+        victim.wait(10)
+    assert connection.exists("rq:worker:studio-1")
+    job = enqueue(connection)
+    with worker_process(redis_url, name="studio-1"):
+        wait_for(lambda: is_over(job))
+    assert status(job) == "finished"
+
+
+def test_a_worker_does_not_start_under_the_name_of_one_that_lives(
+    redis_url: str, connection: Redis
+) -> None:
+    with worker_process(redis_url, name="studio-1") as first:
+        wait_for(lambda: connection.exists("rq:worker:studio-1"))
+        with worker_process(redis_url, name="studio-1") as second:
+            assert second.wait(15) not in (0, None)
+        assert first.poll() is None
+        job = enqueue(connection)
+        wait_for(lambda: is_over(job))

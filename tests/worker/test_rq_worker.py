@@ -9,6 +9,7 @@ from redis import Redis
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import MODELS_KEY, ModelInfo, events_key
+from tests.worker.leasing import roll_back
 from tests.worker.running import (
     ALIAS,
     enqueue,
@@ -140,3 +141,19 @@ def test_a_ring_wakes_an_idle_worker_at_once(
         began = time.monotonic()
         producer.submit(model=ALIAS, prompt="x").result(timeout=10)
         assert time.monotonic() - began < 2
+
+
+def test_a_job_whose_stream_lost_its_end_goes_on_from_what_is_left(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, max_completion_tokens=300, stream=True)
+    with running_worker(redis_url, step_seconds=0.004) as worker:
+        wait_for(lambda: len(events(connection, job.id)) > 30)
+        roll_back(connection, events_key(job.id), 10)
+        wait_for(lambda: is_over(job))
+    assert status(job) == "finished"
+    assert worker.service.counters.tokens > 300, "some were made twice"
+    counts = [0, *(event.n for event in events(connection, job.id)[:-1])]
+    assert [event.since for event in events(connection, job.id)[:-1]] == counts[:-1]
+    text = job.return_value(refresh=True)["choices"][0]["text"]
+    assert text == streamed_text(connection, job.id)

@@ -49,6 +49,16 @@ class ClaimOrder:
         # A job that did not fit: its queue, whether it was overdue, and who was in its way.
         self._blocked: tuple[str, bool, frozenset[str]] | None = None
 
+    @property
+    def best(self) -> str:
+        """The queue whose jobs make others wait."""
+        return self._queues[0]
+
+    @property
+    def last(self) -> str:
+        """The queue whose jobs make place for the best."""
+        return self._queues[-1]
+
     def plan(self, room: int, pausable: int, held: Sequence[ClaimedJob]) -> Claim | None:
         """What to claim now, or None.
 

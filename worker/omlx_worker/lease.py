@@ -150,13 +150,14 @@ class LeaseTable:
         """Publish one event for each job; None only asks whether the job is still held.
 
         Returns:
-            The jobs refused and why: the status that ended the lease, or ``written`` when the
-            stream is further than the event.
+            The jobs refused and why: the status that ended the lease, ``written`` when the
+            stream is further than the event, or ``behind`` when the server has lost its end.
         """
         args: list[str | float] = [self._stream_ttl, events_key(""), tokens_channel("")]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
-            args += [*job.lease, event.stream_id if event else "", text]
+            ids = (f"{event.since}-0", event.stream_id) if event else ("", "")
+            args += [*job.lease, *ids, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
     def commit(self, job: ClaimedJob, ending: Ending, *, force: bool = False) -> Commit:

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
+from omlx_worker.ending import Ending
 from omlx_worker.engine.interface import Emission
-from omlx_worker.lease import Ending
 
 # Why a job leaves before it has finished.
 

@@ -1,33 +1,26 @@
 """The traffic thread: tokens, endings and lease renewals, all to Redis, none on the decode thread.
 
-Whatever steps have produced since the last call goes out in one call: when Redis is slow the
-calls grow, decoding does not wait. Leases are renewed here and not on the main thread because that
-one may be busy for seconds with a long prompt or a callback.
+Whatever steps have produced since the last call goes out in one call: when Redis is slow or away
+the calls grow and decoding does not wait, until the `Outbox` is full. Leases are renewed here and
+not on the main thread because that one may be busy for seconds with a long prompt or a callback.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty
 from typing import TypeVar
 
-from redis.exceptions import (
-    ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import RedisError, ResponseError
 
-from omlx_producer.protocol import CancelledEvent, FailedEvent
+from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
 from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
-from omlx_worker.lease import Commit, Ending, LeaseTable
+from omlx_worker.ending import Commit, Ending
+from omlx_worker.lease import LeaseTable
 from omlx_worker.messages import (
     Admit,
     Cancel,
@@ -39,18 +32,15 @@ from omlx_worker.messages import (
     Lost,
     MainMailbox,
     NeedsRQ,
-    Reason,
     Stepped,
     Stopped,
     TrafficMailbox,
     TrafficMessage,
 )
+from omlx_worker.outbox import Outbox
+from omlx_worker.trouble import Outage, passes
 
 log = logging.getLogger("omlx_worker.publisher")
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-# Errors that pass: the same call may succeed later.
-TROUBLE = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 
 T = TypeVar("T")
 
@@ -62,6 +52,10 @@ class Publisher:
         mailbox: what it reads.
         main: where jobs go that RQ's own handlers must end.
         cancel: tells the decode thread to drop a job.
+        outbox: told what has been written.
+
+    Attributes:
+        outage: how long Redis has been in trouble, as this thread sees it.
     """
 
     def __init__(
@@ -70,7 +64,10 @@ class Publisher:
         mailbox: TrafficMailbox,
         main: MainMailbox,
         cancel: Callable[[Cancel], None],
+        outbox: Outbox,
     ) -> None:
+        self.outage = Outage()
+        self._outbox = outbox
         self._leases = leases
         self._mailbox = mailbox
         self._main = main
@@ -133,13 +130,15 @@ class Publisher:
                     moved.pop(claim.id, None)
                 case Close():
                     self._closed = True
-        self._append(list(moved.values()))
-        for job in moved.values():
-            if job.finished and self._jobs.get(job.id) is job:
-                self._finish(job.claim, job.ending())
+        self._append([(job, _event(job)) for job in moved.values()])
+        self._finish(
+            [(job.claim, job.ending()) for job in moved.values() if job.finished and self._has(job)]
+        )
         self._give_back([end.claim for end in ended if isinstance(end.reason, GivenBack)])
-        for end in ended:
-            self._end(end.claim, end.reason)
+        self._end(ended)
+        for message in messages:
+            if isinstance(message, Stepped):
+                self._outbox.remove(message.emissions)
         if time.monotonic() >= self._renewed_at + self._renew_every:
             self._renew()
 
@@ -147,22 +146,50 @@ class Publisher:
         self._jobs[job.id] = job
         self._by_row.update((row.row_id, job) for row in job.rows)
 
-    def _append(self, jobs: list[ActiveJob]) -> None:
-        if not jobs:
+    def _has(self, job: ActiveJob) -> bool:
+        return self._jobs.get(job.id) is job
+
+    def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
+        """Publish events; without one, only ask whether the job is still this worker's."""
+        if not events:
             return
-        # Jobs that do not stream are only asked about, so that a cancelled one stops at once.
-        events = [(job.claim, job.take_event() if job.streams else None) for job in jobs]
-        refused = self._insist(lambda: self._leases.append(events))
-        for job in jobs:
+        entries = [(job.claim, event) for job, event in events]
+        try:
+            refused = self._insist(lambda: self._leases.append(entries))
+        except ResponseError as error:
+            if len(events) > 1:
+                # It is about the keys of one of them: the others go on.
+                for entry in events:
+                    self._append([entry])
+                return
+            self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
+            return
+        for job, _ in events:
             match refused.get(job.id):
                 case None:
                     pass
                 case "written":
-                    sentence = "the job's stream holds later tokens than this run has produced"
-                    self._cancel(Cancel(job.claim, Failed(sentence)))
-                    self._drop(job.claim)
+                    self._fail(
+                        job.claim, "the job's stream holds later tokens than this run has produced"
+                    )
+                case "behind":
+                    self._start_over(job.claim)
                 case status:
                     self._lose(job.claim, status)
+
+    def _start_over(self, claim: ClaimedJob) -> None:
+        """Let a job go on from what is left of its stream, of which the server lost the end."""
+        log.warning("Redis has lost tokens of job %s; going on from those it has", claim.id)
+        self._cancel(Cancel(claim, Lost()))
+        self._drop(claim)
+        self._insist(lambda: self._leases.give_back([claim]))
+
+    def _fail(self, claim: ClaimedJob, sentence: str) -> None:
+        """Here and not by way of the decode thread, for which the job may be over already."""
+        log.warning("job %s failed: %s", claim.id, sentence)
+        event = FailedEvent(job_id=claim.id, n=self._sent(claim), error=sentence)
+        self._cancel(Cancel(claim, Lost()))
+        self._finish([(claim, Ending("failed", event))])
 
     def _renew(self) -> None:
         self._renewed_at = time.monotonic()
@@ -191,38 +218,48 @@ class Publisher:
             self._leases.publish_end(pipeline, claim.id, event)
             pipeline.execute(raise_on_error=False)
 
-    def _end(self, claim: ClaimedJob, reason: Reason) -> None:
-        n = self._sent(claim)
-        match reason:
-            case Failed(sentence, retry):
-                log.warning("job %s failed: %s", claim.id, sentence)
-                failed = FailedEvent(job_id=claim.id, n=n, error=sentence)
-                self._finish(claim, Ending("failed", failed, retry=retry))
-            case Stopped(sentence):
-                cancelled = CancelledEvent(job_id=claim.id, n=n, error=sentence)
-                self._finish(claim, Ending("stopped", cancelled))
-            case GivenBack() | Lost():
-                self._drop(claim)
+    def _end(self, ended: Sequence[Ended]) -> None:
+        endings = []
+        for end in ended:
+            match end.reason:
+                case Failed(sentence, retry):
+                    log.warning("job %s failed: %s", end.claim.id, sentence)
+                    event = FailedEvent(
+                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
+                    )
+                    endings.append((end.claim, Ending("failed", event, retry=retry)))
+                case Stopped(sentence):
+                    cancelled = CancelledEvent(
+                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
+                    )
+                    endings.append((end.claim, Ending("stopped", cancelled)))
+                case GivenBack() | Lost():
+                    self._drop(end.claim)
+        self._finish(endings)
 
-    def _give_back(self, claims: list[ClaimedJob]) -> None:
+    def _give_back(self, claims: Sequence[ClaimedJob]) -> None:
+        """Put jobs back with all that they have produced, so that the next run goes on from there;
+        in the stream there is then something also of jobs that do not publish their tokens."""
+        jobs = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
+        mine = [job for job in jobs if job.claim in claims]
+        progress = [(job, event) for job in mine if (event := job.take_event())]
+        self._append(progress)
         held = [claim for claim in claims if self._leases.holds(claim)]
         if held:
             self._insist(lambda: self._leases.give_back(held))
 
-    def _finish(self, claim: ClaimedJob, ending: Ending) -> None:
-        self._drop(claim)
-        if not self._leases.holds(claim):
+    def _finish(self, endings: Sequence[tuple[ClaimedJob, Ending]]) -> None:
+        for claim, _ in endings:
+            self._drop(claim)
+        held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
+        if not held:
             return
-        try:
-            verdict = self._insist(lambda: self._leases.commit(claim, ending))
-        except ResponseError:
-            # Something about this one job's keys; its lease will run out.
-            self._leases.forget(claim)
-            return
-        if verdict is Commit.NEEDS_RQ:
-            self._main.put(NeedsRQ(claim, ending))
-        elif verdict is Commit.LOST:
-            log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
+        verdicts = self._insist(lambda: self._leases.commit_many(held))
+        for (claim, ending), verdict in zip(held, verdicts, strict=True):
+            if verdict is Commit.NEEDS_RQ:
+                self._main.put(NeedsRQ(claim, ending))
+            elif verdict is Commit.LOST:
+                log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
 
     def _sent(self, claim: ClaimedJob) -> int:
         job = self._jobs.get(claim.id)
@@ -237,16 +274,24 @@ class Publisher:
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Repeat a call until Redis answers it."""
-        pause = FIRST_PAUSE
         while True:
             try:
-                return call()
-            except TROUBLE as error:
+                answer = call()
+            except RedisError as error:
+                if not passes(error):
+                    log.exception("Redis refuses a call")
+                    raise
                 if self._give_up.is_set():
                     raise
-                log.warning("Redis does not answer (%s); trying again in %.2f s", error, pause)
-                self._give_up.wait(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except RedisError:
-                log.exception("Redis refuses a call")
-                raise
+                pause = self.outage.failed(error)
+                log.warning("Redis is in trouble (%s); trying again in %.2f s", error, pause)
+                self._give_up.wait(pause)
+            else:
+                self.outage.answered()
+                return answer
+
+
+def _event(job: ActiveJob) -> TokensEvent | None:
+    """What a job has to publish now. One that does not stream says the rest at its end when an
+    interrupted run has left a part: a stream holds the whole text or none."""
+    return job.take_event() if job.streams or (job.finished and job.sent) else None

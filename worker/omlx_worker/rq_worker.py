@@ -7,7 +7,6 @@ replaced by: take what there is room for, hand it to the decode thread, wait for
 from __future__ import annotations
 
 import logging
-import random
 import signal
 import threading
 import time
@@ -21,7 +20,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
-from omlx_worker.active import ActiveJob
+from omlx_worker.admission import Admission
+from omlx_worker.claim_order import ClaimOrder
 from omlx_worker.engine.interface import Engine
 from omlx_worker.intake import Intake
 from omlx_worker.lease import LeaseTable
@@ -33,22 +33,25 @@ from omlx_worker.messages import (
     Drain,
     Ended,
     Failed,
-    GivenBack,
     MainMailbox,
     MainMessage,
     NeedsRQ,
-    Reason,
     Ring,
     Stop,
     StopJob,
     Stopped,
     TrafficMailbox,
 )
+from omlx_worker.outbox import Outbox
 from omlx_worker.pacing import Pacing
-from omlx_worker.publisher import TROUBLE, Publisher
+from omlx_worker.publisher import Publisher
 from omlx_worker.rq_endings import end_through_rq
 from omlx_worker.rq_record import RecordedWorker
+from omlx_worker.scheduler import PATIENCE_SECONDS
 from omlx_worker.service import Service
+from omlx_worker.status_board import StatusBoard
+from omlx_worker.trial import MAX_CRASHES, Trial
+from omlx_worker.trouble import Outage, RedisGone
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -56,6 +59,7 @@ log = logging.getLogger("omlx_worker.worker")
 POLL_SECONDS = 0.25
 LONGEST_PAUSE = 5.0
 STOP_SECONDS = 5.0
+UNREACHABLE = 3
 
 
 class GenerationWorker(RecordedWorker):
@@ -63,10 +67,12 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the thread that will use the engine.
-        make_pacing: see `Service`.
+        make_pacing, prefill_chunk, patience, memory_limit: see `Service`.
+        mode: its name, for those who look at the worker's figures.
 
     Attributes:
-        exit_code: for the process, after `work`: 0, or 128 + signal when it was stopped at once.
+        exit_code: for the process, after `work`: 0, or 128 + signal when it was stopped at once,
+            or `UNREACHABLE` when Redis was in trouble at the end.
     """
 
     def __init__(
@@ -76,11 +82,16 @@ class GenerationWorker(RecordedWorker):
         *,
         connection: Redis,
         name: str | None = None,
-        make_pacing: Callable[[int], Pacing] | None = None,
+        make_pacing: Callable[[Engine], Pacing] | None = None,
         lease_seconds: float = 30.0,
-        prefill_chunk: int = 512,
+        prefill_chunk: int = 2048,
+        patience: float = PATIENCE_SECONDS,
+        memory_limit: int | None = None,
+        mode: str = "mtp",
         drain_timeout: float = 60.0,
+        redis_grace: float = 600.0,
         stream_ttl: int = 86_400,
+        max_crashes: int = MAX_CRASHES,
     ) -> None:
         names = [queue_name(model_alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -92,7 +103,9 @@ class GenerationWorker(RecordedWorker):
             mailbox=self._mailbox,
         )
         self.model_alias = model_alias
+        self._mode = mode
         self._drain_timeout = drain_timeout
+        self._redis_grace = redis_grace
         self._leases = LeaseTable(
             connection,
             self.name,
@@ -100,25 +113,35 @@ class GenerationWorker(RecordedWorker):
             seconds=lease_seconds,
             stream_ttl=stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
+            on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
+            trial=Trial(max_crashes),
         )
         self._traffic: TrafficMailbox = SimpleQueue()
+        outbox = Outbox()
         self.service = Service(
             make_engine,
             self._traffic,
             self._mailbox,
             make_pacing=make_pacing,
             prefill_chunk=prefill_chunk,
+            patience=patience,
+            memory_limit=memory_limit,
+            outbox=outbox,
         )
-        self._publisher = Publisher(self._leases, self._traffic, self._mailbox, self.service.submit)
+        self._patience = patience
+        self._publisher = Publisher(
+            self._leases, self._traffic, self._mailbox, self.service.submit, outbox
+        )
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self.exit_code = 0
         self._signals = 0
         self._drain_ends: float | None = None
         self._error: BaseException | None = None
-        self._suspended = False
         self._swept_at = float("-inf")
-        self._trouble = 0
-        self._served = False
+        self._outage = Outage()
+        self._unended: list[NeedsRQ] = []
+        self._logging_level: str | None = None
+        self._announced = False
 
     # The loop
 
@@ -129,26 +152,47 @@ class GenerationWorker(RecordedWorker):
             whether any job was taken.
 
         Raises:
-            redis.exceptions.ConnectionError: when Redis cannot be reached at the start.
+            RedisGone: when Redis was in trouble for longer than ``redis_grace`` seconds, at the
+                start too: a model was loaded for this.
             Exception: what the engine raised when it was made, or when it broke.
         """
         self._engine = self.service.start()
-        self._intake = Intake(self._engine, self.model_alias, self.connection)
+        budget = self.service.budget
+        self._admission = Admission(
+            self._leases,
+            ClaimOrder([queue.name for queue in self.queues], self._patience),
+            Intake(self._engine, self.model_alias, self.connection, budget.objection),
+            budget,
+            self._engine.max_rows,
+            admit=lambda job: self.service.submit(Admit(job)),
+            end=lambda claim, reason: self._traffic.put(Ended(claim, reason)),
+        )
+        self._board = StatusBoard(
+            self.connection,
+            self.model_alias,
+            self.name,
+            self._mode,
+            max_rows=self._engine.max_rows,
+            counters=self.service.counters,
+            leases=self._leases,
+            budget=budget,
+            pacing=self.service.pacing,
+        )
         self._publisher.start()
         self._install_signal_handlers()
         try:
-            self.bootstrap(logging_level)
-            self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
+            self._logging_level = logging_level
             while self._turn(burst):
                 self._listen(POLL_SECONDS)
         finally:
             self._shut_down()
         if self._error is not None:
             raise self._error
-        return self._served
+        return self._admission.served
 
     def _turn(self, burst: bool) -> bool:
         """Do what is due; returns whether to go on."""
+        self._check_grace()
         if self._error is not None or self._signals > 1:
             return False
         if self._signals == 1 and self._drain_ends is None:
@@ -157,41 +201,53 @@ class GenerationWorker(RecordedWorker):
             self.service.submit(Drain())
         self._cancel_overdue()
         try:
-            self.beat()
-            if self._drain_ends is not None:
-                self.show(self._leases, self._suspended)
-                return len(self._leases) > 0 and time.monotonic() < self._drain_ends
-            self._sweep()
-            taken = self._take()
-            self.show(self._leases, self._suspended)
-        except TROUBLE as error:
-            self._trouble += 1
-            pause = min(LONGEST_PAUSE, 0.1 * 2**self._trouble) * random.uniform(0.5, 1.5)
-            log.warning("Redis does not answer (%s); trying again in %.1f s", error, pause)
+            goes_on = self._attend(burst)
+        except RedisError as error:
+            pause = self._outage.failed(error)
+            log.warning("Redis is in trouble (%s); trying again in %.1f s", error, pause)
+            # Once it is back, all workers shall have renewed their leases before any sweeps.
+            self._swept_at = time.monotonic()
             self._listen(pause)
-            return True
-        self._trouble = 0
+            return self._drain_ends is None or time.monotonic() < self._drain_ends
+        self._outage.answered()
+        return goes_on
+
+    def _attend(self, burst: bool) -> bool:
+        """What of a turn needs Redis."""
+        if self._outage.seconds:
+            self.connection.ping()
+        if not self._announced:
+            self.bootstrap(self._logging_level)
+            self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
+            self._announced = True
+        self.beat()
+        self._board.show(self._condition)
+        self._end_through_rq()
+        if self._drain_ends is not None:
+            self.show(self._leases, self._admission.suspended)
+            return len(self._leases) > 0 and time.monotonic() < self._drain_ends
+        self._sweep()
+        self.enqueue_due()
+        taken = self._admission.take()
+        self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
 
-    def _take(self) -> bool:
-        """Claim as many jobs as there are free rows; the others wait where they are safest."""
-        room = self._engine.max_rows - sum(claim.rows for claim in self._leases.jobs())
-        if room <= 0:
-            return False
-        claims = self._leases.claim(room)
-        self._suspended = claims is None
-        for claim in claims or ():
-            self._served = True
-            prepared: ActiveJob | Reason
-            try:
-                prepared = self._intake.prepare(claim)
-            except TROUBLE:
-                prepared = GivenBack()
-            if isinstance(prepared, ActiveJob):
-                self.service.submit(Admit(prepared))
-            else:
-                self._traffic.put(Ended(claim, prepared))
-        return bool(claims)
+    @property
+    def _condition(self) -> str:
+        if self._drain_ends is not None:
+            return "draining"
+        return "suspended" if self._admission.suspended else "busy" if len(self._leases) else "idle"
+
+    def _end_through_rq(self) -> None:
+        """Those whose ending Redis did not take stay for the next turn."""
+        while self._unended:
+            end_through_rq(self, self._leases, self._unended[0].claim, self._unended[0].ending)
+            del self._unended[0]
+
+    def _check_grace(self) -> None:
+        away = max(self._outage.seconds, self._publisher.outage.seconds)
+        if away > self._redis_grace and self._error is None:
+            self._error = RedisGone(f"in trouble for {away:.0f} s, and no sign that it passes")
 
     def _sweep(self) -> None:
         if time.monotonic() - self._swept_at < self._leases.seconds / 4:
@@ -202,8 +258,7 @@ class GenerationWorker(RecordedWorker):
 
     def _cancel_overdue(self) -> None:
         for claim in self._leases.jobs():
-            if claim.overdue:
-                sentence = f"the job ran longer than its timeout of {claim.timeout:g} s"
+            if sentence := claim.overdue:
                 self.service.submit(Cancel(claim, Failed(sentence)))
 
     # Messages
@@ -225,13 +280,8 @@ class GenerationWorker(RecordedWorker):
                     log.info("told to stop job %s, which is not running here", job_id)
                 else:
                     self.service.submit(Cancel(claim, Stopped("the job was stopped on request")))
-            case NeedsRQ(claim, ending):
-                try:
-                    end_through_rq(self, self._leases, claim, ending)
-                except TROUBLE as error:
-                    log.warning(
-                        "Redis does not answer (%s); job %s will run again", error, claim.id
-                    )
+            case NeedsRQ():
+                self._unended.append(message)
             case Crashed(error):
                 self._error = error
 
@@ -264,11 +314,14 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
+            self._end_through_rq()
             self._leases.give_back(self._leases.jobs())
+            self._board.sign_off()
             if self.birth_date is not None:
                 self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
             log.warning("Redis does not answer (%s); leases will run out by themselves", error)
+            self.exit_code = self.exit_code or UNREACHABLE
         log.info("in all: %s", self.service.counters)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)

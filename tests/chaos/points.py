@@ -1,0 +1,179 @@
+"""Named points in a worker's life at which it dies, stops, or loses its connection.
+
+They are wrapped around the worker from outside, in its process; the worker knows nothing of them.
+A point named ``...-sent`` lies between the sending of a call and the reading of its answer: the
+server may have carried it out or not. ``in-rq-ending`` is passed at every answer that RQ's own
+handlers wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from redis.connection import AbstractConnection
+from redis.exceptions import ConnectionError
+
+from omlx_worker import rq_worker
+from omlx_worker.lease import GRACE_SECONDS, LeaseTable
+from omlx_worker.rq_worker import GenerationWorker
+
+KILL, STOP, CUT = "kill", "stop", "cut"
+POINTS = (
+    "claim-sent",
+    "after-claim",
+    "prefill",
+    "append-sent",
+    "between-appends",
+    "before-commit",
+    "commit-sent",
+    "after-commit",
+    "in-rq-ending",
+    "sweep-sent",
+    "after-sweep",
+    "give-back-sent",
+    "renew-sent",
+)
+CUTTABLE = tuple(point for point in POINTS if point.endswith("-sent"))
+
+_orders: dict[tuple[str, int], str] = {}
+_passed: Counter[str] = Counter()
+_lock = threading.Lock()
+_here = threading.local()
+
+
+def arm(at: Sequence[tuple[str, int, str]]) -> None:
+    """Wrap this process's worker; call it once.
+
+    Args:
+        at: (point, n, action): what happens when the point is reached for the n-th time.
+    """
+    _orders.update({(point, count): action for point, count, action in at})
+    if not _orders:
+        return
+    _wrap_answers()
+    _wrap_calls()
+
+
+def watched(engine: Any) -> Any:
+    """An engine whose prefill is a point."""
+    prefill = engine.prefill
+
+    def reached(row_id: str, tokens: int) -> int:
+        reach("prefill")
+        left: int = prefill(row_id, tokens)
+        return left
+
+    engine.prefill = reached
+    return engine
+
+
+def reach(point: str, connection: Any = None) -> None:
+    with _lock:
+        _passed[point] += 1
+        action = _orders.get((point, _passed[point]))
+    if action == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == STOP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == CUT:
+        connection.disconnect()
+        raise ConnectionError("the connection was cut")
+
+
+@contextmanager
+def _waiting_at(point: str | None, every: bool = False) -> Iterator[None]:
+    outer = getattr(_here, "point", None), getattr(_here, "every", False)
+    _here.point, _here.every = point, every
+    try:
+        yield
+    finally:
+        _here.point, _here.every = outer
+
+
+def _wrap_answers() -> None:
+    read = AbstractConnection.read_response
+
+    @wraps(read)
+    def read_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        point = getattr(_here, "point", None)
+        if point is not None:
+            if not _here.every:
+                _here.point = None
+            reach(point, self)
+        return read(self, *args, **kwargs)
+
+    AbstractConnection.read_response = read_response  # type: ignore[method-assign]
+
+
+def _wrap_calls() -> None:
+    claim, append, commit_many = LeaseTable.claim, LeaseTable.append, LeaseTable.commit_many
+    sweep, give_back, renew = LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew
+    end_through_rq = rq_worker.end_through_rq
+
+    def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
+        waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self._queues)
+        if not waiting:
+            return claim(self, *args, **kwargs)
+        with _waiting_at("claim-sent"):
+            claimed = claim(self, *args, **kwargs)
+        if claimed:
+            reach("after-claim")
+        return claimed
+
+    def appends(self: LeaseTable, events: Any) -> Any:
+        if not any(event for _, event in events):
+            return append(self, events)
+        with _waiting_at("append-sent"):
+            refused = append(self, events)
+        reach("between-appends")
+        return refused
+
+    def commits(self: LeaseTable, endings: Any, **kwargs: Any) -> Any:
+        reach("before-commit")
+        with _waiting_at("commit-sent"):
+            verdicts = commit_many(self, endings, **kwargs)
+        reach("after-commit")
+        return verdicts
+
+    def sweeps(self: LeaseTable) -> Any:
+        if not _expired(self):
+            return sweep(self)
+        with _waiting_at("sweep-sent"):
+            returned = sweep(self)
+        if returned:
+            reach("after-sweep")
+        return returned
+
+    def gives_back(self: LeaseTable, jobs: Any) -> Any:
+        with _waiting_at("give-back-sent"):
+            return give_back(self, jobs)
+
+    def renews(self: LeaseTable, jobs: Any = None) -> Any:
+        if getattr(_here, "point", None) == "in-rq-ending":
+            return renew(self, jobs)
+        with _waiting_at("renew-sent"):
+            return renew(self, jobs)
+
+    def ends(worker: GenerationWorker, *args: Any) -> None:
+        with _waiting_at("in-rq-ending", every=True):
+            end_through_rq(worker, *args)
+
+    LeaseTable.claim, LeaseTable.append, LeaseTable.commit_many = claims, appends, commits  # type: ignore[method-assign, assignment]
+    LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
+    rq_worker.end_through_rq = ends
+
+
+def _expired(leases: LeaseTable) -> bool:
+    seconds, micros = leases.connection.time()  # type: ignore[misc]
+    now = seconds + micros / 1e6
+    return any(
+        leases.connection.zcount(f"rq:wip:{queue}", "-inf", now + GRACE_SECONDS)
+        for queue in leases._queues
+    )

@@ -1,0 +1,75 @@
+"""Redis away, or unable to write: which errors pass by themselves, and how long to wait for it."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
+
+# The same call may succeed later.
+TROUBLE = (
+    ConnectionError,
+    TimeoutError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+)
+# The same, for errors that redis-py has no class for, and for servers that wrap a script's error.
+_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "-OOM ", "-READONLY ", "-MISCONF ")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+
+
+class RedisGone(ConnectionError):
+    """Redis has been in trouble for longer than the worker was told to bear."""
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a call that raised this error may succeed later."""
+    if isinstance(error, TROUBLE):
+        return True
+    return isinstance(error, ResponseError) and any(code in str(error) for code in _PASSING_CODES)
+
+
+class Outage:
+    """How long one thread's calls have failed in a row. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._pause = FIRST_PAUSE
+
+    @property
+    def seconds(self) -> float:
+        """Since the first failure in the row; 0 when the last call was answered."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def failed(self, error: RedisError) -> float:
+        """A call failed.
+
+        Returns:
+            Seconds to wait before the next: they grow, and are not the same in any two workers.
+
+        Raises:
+            RedisError: the error, if trying again is of no use.
+        """
+        if not passes(error):
+            raise error
+        if self._since is None:
+            self._since = time.monotonic()
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause * random.uniform(0.5, 1.5)
+
+    def answered(self) -> None:
+        self._since, self._pause = None, FIRST_PAUSE
