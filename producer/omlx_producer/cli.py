@@ -12,26 +12,30 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import click
-from redis.exceptions import ConnectionError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, TimeoutError
+from rich.console import Console
 
+from omlx_producer import cli_batch, cli_bulk
+from omlx_producer.bulk.batch import is_batch_id
+from omlx_producer.cli_common import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    INVALID,
+    JOB_ENDED_BADLY,
+    fail,
+    json_option,
+    open_producer,
+    redis_option,
+)
 from omlx_producer.client import Producer
-from omlx_producer.errors import InvalidRequest, OmlxQueueError, UnknownJob
-from omlx_producer.models import count_waiting
 from omlx_producer.options import build_fields, sampling_options
 from omlx_producer.output import TextWriter
+from omlx_producer.overview import print_overview, read_overview
 from omlx_producer.protocol import PRIORITIES, CancelledEvent, FailedEvent, Priority
-from omlx_producer.settings import redis_url, without_password
-
-JOB_ENDED_BADLY, INVALID, UNREACHABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
-
-
-def fail(exit_code: int, message: str) -> NoReturn:
-    """End the command with one sentence on stderr."""
-    click.echo(f"omlx-submit: {message}", err=True)
-    raise click.exceptions.Exit(exit_code)
+from omlx_producer.settings import without_password
 
 
 class DefaultGroup(click.Group):
@@ -53,43 +57,7 @@ class DefaultGroup(click.Group):
             raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
-redis_option = click.option(
-    "--redis-url",
-    metavar="URL",
-    help="Redis server; else OMLX_QUEUE_REDIS_URL, REDIS_URL, or redis://127.0.0.1:6379/0.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 job_argument = click.argument("job_id")
-
-
-@contextlib.contextmanager
-def open_producer(given_url: str | None) -> Iterator[Producer]:
-    """A producer whose troubles end the command with one sentence and its exit code."""
-    url = redis_url(given_url)
-    try:
-        producer = Producer(url)
-    except ValueError:
-        # The reason may quote a part of the URL that is a password.
-        fail(
-            INVALID,
-            "--redis-url: got something that is no URL of a Redis server; give one such as "
-            "redis://127.0.0.1:6379/0",
-        )
-    with producer:
-        try:
-            yield producer
-        except (InvalidRequest, UnknownJob) as error:
-            fail(INVALID, str(error))
-        except OmlxQueueError as error:
-            fail(JOB_ENDED_BADLY, str(error))
-        except (ConnectionError, TimeoutError) as error:
-            fail(
-                UNREACHABLE,
-                f"Redis at {without_password(url)} does not answer ({error}); start a server "
-                "there, or name another with --redis-url or OMLX_QUEUE_REDIS_URL",
-            )
-        except RedisError as error:
-            fail(UNREACHABLE, f"Redis at {without_password(url)} refuses: {error}")
 
 
 @contextlib.contextmanager
@@ -141,6 +109,7 @@ def cli() -> None:
     omlx-submit "def fibonacci(n):"        submit a prompt; see omlx-submit submit --help
     echo "def fib(n):" | omlx-submit -     read it from stdin
     omlx-submit submit status              submit a prompt that is the name of a command
+    omlx-submit run rows.jsonl -o out.jsonl        a file of requests in, one of results out
     """
 
 
@@ -153,6 +122,8 @@ def cli() -> None:
 @click.option("--no-stream", is_flag=True, help="Print the text at once when it is complete.")
 @click.option("--detach", is_flag=True, help="Print the job's id and do not wait.")
 @click.option("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
+@click.option("--idempotency-key", metavar="KEY", help="Submit once: again, it finds the same job.")
+@click.option("--idempotent", is_flag=True, help="The same, with a key made from the request.")
 @json_option
 @redis_option
 @sampling_options
@@ -165,6 +136,8 @@ def submit(
     no_stream: bool,
     detach: bool,
     queue_anyway: bool,
+    idempotency_key: str | None,
+    idempotent: bool,
     as_json: bool,
     redis_url: str | None,
     **sampling: Any,
@@ -183,7 +156,13 @@ def submit(
     if model is not None:
         fields["model"] = model
     with open_producer(redis_url) as producer:
-        job = producer.submit(fields, priority=priority, require_known_model=not queue_anyway)
+        job = producer.submit(
+            fields,
+            priority=priority,
+            require_known_model=not queue_anyway,
+            idempotency_key=idempotency_key,
+            idempotent=idempotent,
+        )
         if detach:
             click.echo(job.id)
             return
@@ -200,7 +179,13 @@ def submit(
 @json_option
 @redis_option
 def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
-    """Print the text of a job from its beginning, and what comes as it comes."""
+    """Print the text of a job from its beginning, and what comes as it comes.
+
+    Of a batch: how far it is, until its end.
+    """
+    if is_batch_id(job_id):
+        cli_batch.watch_batch(job_id, redis_url, as_json=as_json)
+        return
     with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
         show_stream(producer, job_id, as_json=as_json)
 
@@ -221,15 +206,18 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
 @json_option
 @redis_option
 def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
-    """Print what a job is doing; without JOB_ID, the models and how many jobs wait for each."""
+    """Print what a job or batch is doing; without JOB_ID, models, queues and workers."""
+    if job_id is not None and is_batch_id(job_id):
+        cli_batch.show_batch(job_id, redis_url, as_json=as_json)
+        return
     with open_producer(redis_url) as producer:
         if job_id is None:
-            lines: list[dict[str, Any]] = [
-                {"alias": alias, **info.model_dump(), **count_waiting(producer.connection, alias)}
-                for alias, info in producer.models().items()
-            ]
+            lines = read_overview(producer.connection)
             if not lines:
                 click.echo("no worker has announced a model yet", err=True)
+            elif not as_json:
+                print_overview(lines, Console())
+                return
         else:
             lines = [dataclasses.asdict(producer.status(job_id))]
     for line in lines:
@@ -244,9 +232,19 @@ def status(job_id: str | None, as_json: bool, redis_url: str | None) -> None:
 @job_argument
 @redis_option
 def cancel(job_id: str, redis_url: str | None) -> None:
-    """Cancel a job that waits, or stop one that runs; prints cancelled, stopping or over."""
+    """Cancel a job that waits, or stop one that runs; prints cancelled, stopping or over.
+
+    Of a batch: take out the rows that wait, stop those that run, keep the results.
+    """
+    if is_batch_id(job_id):
+        cli_batch.cancel_batch(job_id, redis_url)
+        return
     with open_producer(redis_url) as producer:
         click.echo(producer.cancel(job_id))
+
+
+for command in cli_bulk.COMMANDS:
+    cli.add_command(command)
 
 
 def read_stdin() -> str:

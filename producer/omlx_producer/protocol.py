@@ -27,10 +27,16 @@ none was written, by a tool that knows nothing of events, status and result stan
 
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
 ``messages``, a ``text_completion`` for ``prompt``.
+
+Jobs of a bulk run have ids of their own making, ``bulk_job_id``. Whoever ends one also adds its id
+(field ``job``) to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so that
+a client with a million rows follows one key. An entry says that the job is worth looking at, no
+more: it may come twice, or late.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 from omlx_producer.errors import InvalidRequest
@@ -68,6 +74,8 @@ from omlx_producer.request import (
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 MODELS_KEY = "omlx:models"
+# How long the stream of a bulk run is kept after its last entry.
+ENDED_SECONDS = 7 * 24 * 3600
 
 Priority = Literal["high", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -93,8 +101,20 @@ def wake_channel(model: str) -> str:
     return f"omlx:wake:{model}"
 
 
+def bulk_job_id(run: str, row: str) -> str:
+    """The id of a job of a bulk run; both parts are hexadecimal."""
+    return f"bulk-{run}-{row}"
+
+
+def ended_stream(job_id: str) -> str | None:
+    """The stream that hears of the end of a bulk run's job; None for other jobs."""
+    found = re.match(r"bulk-([0-9a-f]+)-", job_id)
+    return f"omlx:bulk:{found[1]}" if found else None
+
+
 __all__ = [
     "DEFAULT_MAX_TOKENS",
+    "ENDED_SECONDS",
     "JOB_FUNCTION",
     "MAX_CHOICES",
     "MAX_DRAFT_DEPTH",
@@ -125,6 +145,8 @@ __all__ = [
     "TokenLogprob",
     "TokensEvent",
     "Usage",
+    "bulk_job_id",
+    "ended_stream",
     "events_key",
     "parse_event",
     "queue_name",

@@ -1,0 +1,250 @@
+"""A detached batch: its rows, its results and its state, all in Redis, reachable from anywhere.
+
+Rows are a stream whose entry ids are row numbers, `<row>-0`; results are a hash by row number. A
+row is in the stream until its result is in the hash, and both change in one script, so any feeder
+that begins with the stream begins where the last one was killed.
+
+It is fed by `omlx-submit feed`, a process of its own, and not by workers: feeding must go on while
+all workers are busy or asleep, it may run where the Redis server runs, and it needs no model. Any
+number of feeders may run; a lock makes sure that each batch has one, and its expiry that another
+takes over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.utils import str_if_bytes
+
+from omlx_producer.bulk.lines import write_line
+from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.bulk.runfile import new_run_id
+from omlx_producer.bulk.window import DEFAULT_WINDOW
+from omlx_producer.enqueue import JOB_SECONDS
+from omlx_producer.errors import UnknownJob
+from omlx_producer.protocol import GenerationRequest, Priority
+
+BATCHES_KEY = "omlx:batches"
+# Results are kept that long after the end, and an upload that stands still.
+KEEP_SECONDS = 7 * 24 * 3600
+UPLOAD_SECONDS = 3600
+CHUNK = 200
+OPEN, CANCELLING = "open", "cancelling"
+OVER = ("done", "cancelled")
+
+
+def is_batch_id(text: str) -> bool:
+    return re.fullmatch(r"batch-[0-9a-f]{12}", text) is not None
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """A batch at one moment.
+
+    Attributes:
+        state: uploading, open, cancelling, cancelled or done.
+        failures: how many rows failed, by code.
+    """
+
+    id: str
+    state: str
+    rows: int
+    ok: int
+    failures: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
+    drafted: int
+    accepted: int
+    priority: Priority
+    window: int
+    job_timeout: int
+    created_at: float
+    ended_at: float | None
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The keys of one batch, and what can be done with them."""
+
+    connection: redis.Redis = field(repr=False)
+    id: str
+
+    @classmethod
+    def create(
+        cls,
+        connection: redis.Redis,
+        *,
+        priority: Priority = "bulk",
+        window: int = DEFAULT_WINDOW,
+        job_timeout: int = JOB_SECONDS,
+    ) -> Batch:
+        """A new batch, to be filled by `upload`."""
+        batch = cls(connection, f"batch-{new_run_id()}")
+        fields: dict[Any, Any] = {
+            "state": "uploading",
+            "priority": priority,
+            "window": window,
+            "job_timeout": job_timeout,
+            "created_at": time.time(),
+        }
+        connection.hset(batch.key, mapping=fields)
+        connection.expire(batch.key, UPLOAD_SECONDS)
+        return batch
+
+    @property
+    def run(self) -> str:
+        """The id that its jobs carry."""
+        return self.id.removeprefix("batch-")
+
+    @property
+    def key(self) -> str:
+        return f"omlx:batch:{self.run}"
+
+    @property
+    def rows_key(self) -> str:
+        return f"{self.key}:rows"
+
+    @property
+    def results_key(self) -> str:
+        return f"{self.key}:results"
+
+    @property
+    def lock_key(self) -> str:
+        return f"{self.key}:feeder"
+
+    def upload(self, rows: Iterable[Row | BadRow]) -> int:
+        """Fill a new batch and open it to feeders; returns how many rows it has.
+
+        Rows are numbered from 1. Until the end nothing is fed, and what a killed upload leaves
+        behind expires.
+        """
+        count = 0
+        pending: list[Row | BadRow] = []
+        for row in rows:
+            pending.append(row)
+            if len(pending) == CHUNK:
+                count = self._write(pending, count)
+                pending = []
+        count = self._write(pending, count)
+        with self.connection.pipeline() as pipe:
+            pipe.hset(self.key, mapping={"state": OPEN, "rows": count})
+            for key in (self.key, self.rows_key, self.results_key):
+                pipe.persist(key)
+            pipe.zadd(BATCHES_KEY, {self.id: time.time()})
+            pipe.execute()
+        return count
+
+    def _write(self, rows: list[Row | BadRow], count: int) -> int:
+        with self.connection.pipeline() as pipe:
+            for row in rows:
+                count += 1
+                if isinstance(row, BadRow):
+                    result = RowResult(row, "", code=row.code, reason=row.reason)
+                    pipe.hset(self.results_key, str(count), zlib.compress(write_line(result)))
+                    pipe.hincrby(self.key, f"failed:{row.code}", 1)
+                else:
+                    pipe.xadd(self.rows_key, {"row": _packed(row)}, id=f"{count}-0")
+            for key in (self.key, self.rows_key, self.results_key):
+                pipe.expire(key, UPLOAD_SECONDS)
+            pipe.execute()
+        return count
+
+    def unfinished(self) -> Iterator[Row]:
+        """The rows that have no result, from the first; `Row.line` is the row's number."""
+        cursor = "-"
+        while True:
+            entries: Any = self.connection.xrange(self.rows_key, min=cursor, count=CHUNK)
+            for entry_id, fields in entries:
+                cursor = f"({str_if_bytes(entry_id)}"
+                yield _unpacked(int(entry_id.split(b"-")[0]), fields[b"row"])
+            if len(entries) < CHUNK:
+                return
+
+    def results(self, rows: int) -> Iterator[bytes]:
+        """The output lines that there are, in the order of the input."""
+        for start in range(1, rows + 1, CHUNK):
+            numbers = [str(n) for n in range(start, min(start + CHUNK, rows + 1))]
+            packed: Any = self.connection.hmget(self.results_key, numbers)
+            yield from (zlib.decompress(line) for line in packed if line is not None)
+
+    def read(self) -> BatchState:
+        """Look at it.
+
+        Raises:
+            UnknownJob: if there is none.
+        """
+        raw: Any = self.connection.hgetall(self.key)
+        fields = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
+        if "created_at" not in fields:
+            raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
+
+        def number(name: str) -> int:
+            return int(fields.get(name, 0))
+
+        priority: Any = fields["priority"]
+        return BatchState(
+            id=self.id,
+            state=fields["state"],
+            rows=number("rows"),
+            ok=number("ok"),
+            failures={
+                name.removeprefix("failed:"): int(value)
+                for name, value in sorted(fields.items())
+                if name.startswith("failed:")
+            },
+            prompt_tokens=number("prompt_tokens"),
+            completion_tokens=number("completion_tokens"),
+            drafted=number("drafted"),
+            accepted=number("accepted"),
+            priority=priority,
+            window=number("window"),
+            job_timeout=number("job_timeout"),
+            created_at=float(fields["created_at"]),
+            ended_at=float(fields["ended_at"]) if "ended_at" in fields else None,
+        )
+
+    def ask_to_cancel(self) -> None:
+        """Have whoever feeds it stop; see `omlx_producer.bulk.feeding`."""
+        self.connection.hset(self.key, "state", CANCELLING)
+        self.connection.zadd(BATCHES_KEY, {self.id: time.time()})
+
+    def end(self, state: str) -> None:
+        """Close it: nothing feeds it any more, and its results begin to age."""
+        with self.connection.pipeline() as pipe:
+            pipe.hset(self.key, mapping={"state": state, "ended_at": time.time()})
+            pipe.unlink(self.rows_key)
+            pipe.expire(self.key, KEEP_SECONDS)
+            pipe.expire(self.results_key, KEEP_SECONDS)
+            pipe.zrem(BATCHES_KEY, self.id)
+            pipe.execute()
+
+
+def open_batches(connection: redis.Redis) -> list[str]:
+    """The ids of batches that want feeding or cancelling, oldest first."""
+    found: Any = connection.zrange(BATCHES_KEY, 0, -1)
+    return [str_if_bytes(batch_id) for batch_id in found]
+
+
+def _packed(row: Row) -> bytes:
+    document = [row.custom_id, row.digest, row.request.to_wire()]
+    return zlib.compress(json.dumps(document, separators=(",", ":")).encode())
+
+
+def _unpacked(number: int, packed: bytes) -> Row:
+    custom_id, digest, request = json.loads(zlib.decompress(packed))
+    return Row(custom_id, number, GenerationRequest.parse(request), digest)

@@ -1,0 +1,132 @@
+"""Driving a runner to its end: through outages of Redis, and until the user interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import click
+from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
+
+from omlx_producer.bulk.feeding import Feeder
+from omlx_producer.bulk.runner import Runner
+
+# What passes by itself: the same call may succeed later.
+TROUBLE = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
+PATIENCE_SECONDS = 300.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+WAIT_SECONDS = 0.5
+
+
+class Interrupts:
+    """SIGINT and SIGTERM: the first asks to stop, the second stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch the signals for the length of the block."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self._interrupt) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def drive(
+    runner: Runner,
+    interrupts: Interrupts,
+    on_turn: Callable[[], None],
+    *,
+    patience: float = PATIENCE_SECONDS,
+) -> bool:
+    """Turn until nothing is left to do.
+
+    Args:
+        on_turn: called after each turn.
+        patience: seconds for which Redis may be away.
+
+    Returns:
+        whether it went to its end; False when it was interrupted.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis was away for longer, or refuses.
+        KeyboardInterrupt: at the second interrupt.
+    """
+    stopping, outage = False, Outage(patience)
+    while runner.busy:
+        if interrupts.asked and not stopping:
+            stopping = True
+            runner.stop_feeding()
+            click.echo(
+                f"\nstopping; of {runner.in_flight} rows those that run are waited for. "
+                "Interrupt again to leave at once",
+                err=True,
+            )
+        try:
+            runner.turn(WAIT_SECONDS)
+            outage.over()
+        except TROUBLE as error:
+            outage.wait(error)
+            runner.recover()
+        on_turn()
+    return not stopping
+
+
+def serve(feeder: Feeder, interrupts: Interrupts, *, burst: bool) -> None:
+    """Feed batches until interrupted; in a burst, until none is left.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis is away at the start, or refuses.
+    """
+    outage, first = Outage(float("inf")), True
+    while not interrupts.asked and (first or not (burst and feeder.idle)):
+        try:
+            feeder.turn()
+            first = False
+            outage.over()
+        except TROUBLE as error:
+            if first:
+                raise
+            outage.wait(error)
+            feeder.recover()
+
+
+class Outage:
+    """Waits, longer and longer, for a server to come back.
+
+    Args:
+        patience: seconds for which it may be away.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.over()
+
+    def over(self) -> None:
+        """It answered."""
+        self._since: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def wait(self, error: Exception) -> None:
+        """It did not answer; raises what it said if it has been away for too long."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            click.echo(f"Redis does not answer ({error}); waiting for it", err=True)
+        if now - self._since > self._patience:
+            raise error
+        time.sleep(self._pause * random.uniform(0.5, 1.5))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -1,0 +1,258 @@
+"""Feeding detached batches: the same runner as for files, with Redis at both ends."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import redis
+from redis.exceptions import LockError
+from redis.lock import Lock
+from rq.command import send_stop_job_command
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.serializers import JSONSerializer
+
+from omlx_producer.bulk.batch import CANCELLING, CHUNK, Batch, BatchState, open_batches
+from omlx_producer.bulk.jobs import job_id_of, read_statuses
+from omlx_producer.bulk.lines import write_line
+from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.ordering import balanced
+from omlx_producer.bulk.row import Row, RowResult
+from omlx_producer.bulk.runner import Runner
+from omlx_producer.errors import OmlxQueueError, UnknownJob
+
+# A feeder that is silent for as long has died or sleeps; another one takes over.
+LOCK_SECONDS = 15.0
+LOOK_SECONDS = 1.0
+WAIT_SECONDS = 0.5
+
+# A result takes the place of its row. A row that is gone has its result: an answer was lost and
+# the call repeated, or another feeder has taken over.
+_SETTLE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+for i = 2, #ARGV, 7 do
+  local entry = ARGV[i] .. '-0'
+  if #redis.call('XRANGE', KEYS[2], entry, entry) == 1 then
+    redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
+    redis.call('HINCRBY', KEYS[4], ARGV[i + 2], 1)
+    for k, name in ipairs({'prompt_tokens', 'completion_tokens', 'drafted', 'accepted'}) do
+      redis.call('HINCRBY', KEYS[4], name, ARGV[i + 2 + k])
+    end
+    redis.call('XDEL', KEYS[2], entry)
+  end
+end
+return 1
+"""
+
+
+class LockLost(OmlxQueueError):
+    """Another feeder has this batch now."""
+
+
+class BatchSink:
+    """The sink of a batch; see `omlx_producer.bulk.sink.Sink`.
+
+    Args:
+        token: of the lock under which results may be written.
+    """
+
+    def __init__(self, batch: Batch, token: bytes) -> None:
+        self._keys = [batch.lock_key, batch.rows_key, batch.results_key, batch.key]
+        self._token = token
+        self._settle = batch.connection.register_script(_SETTLE)
+
+    def commit(self, results: Sequence[RowResult]) -> None:
+        """Put results in the place of their rows.
+
+        Raises:
+            LockLost: if another feeder has taken over.
+        """
+        args: list[Any] = [self._token]
+        for result in results:
+            meter = Meter()
+            meter.count([result])
+            args += [
+                result.row.line,
+                zlib.compress(write_line(result)),
+                "ok" if result.ok else f"failed:{result.code}",
+                meter.prompt_tokens,
+                meter.completion_tokens,
+                meter.drafted,
+                meter.accepted,
+            ]
+        if not self._settle(keys=self._keys, args=args):
+            raise LockLost("another feeder has taken over")
+
+
+class BatchFeed:
+    """One batch that this process feeds, while it has its lock."""
+
+    def __init__(self, batch: Batch, state: BatchState, lock: Lock) -> None:
+        self.batch = batch
+        self._lock = lock
+        self._renewed_at = self._looked_at = time.monotonic()
+        self._cancelling = False
+        rows, window = batch.unfinished(), state.window
+        if state.state == CANCELLING:
+            # Only what another feeder has left, and room to find that there is no more of it.
+            rows, window = _in_redis(batch, rows), 2 * window
+        self._runner = Runner(
+            batch.connection,
+            batch.run,
+            balanced(rows),
+            BatchSink(batch, lock.local.token),
+            window=window,
+            priority=state.priority,
+            job_timeout=state.job_timeout,
+        )
+        self._began = False
+        self._look(state.state)
+        self._began = True
+
+    @classmethod
+    def begin(cls, batch: Batch) -> BatchFeed | None:
+        """Take a batch; None if another feeder has it, or it needs none."""
+        lock = Lock(batch.connection, batch.lock_key, timeout=LOCK_SECONDS, thread_local=False)
+        if not lock.acquire(blocking=False):
+            return None
+        state = batch.read()
+        if state.over or state.state == "uploading":
+            lock.release()
+            return None
+        return cls(batch, state, lock)
+
+    def turn(self, wait: float) -> bool:
+        """Go on; returns whether anything is left to do.
+
+        Raises:
+            LockLost: if another feeder has taken over.
+        """
+        now = time.monotonic()
+        if now - self._renewed_at > LOCK_SECONDS / 5:
+            try:
+                self._lock.extend(LOCK_SECONDS, replace_ttl=True)
+            except LockError:
+                raise LockLost("another feeder has taken over") from None
+            self._renewed_at = now
+        if now - self._looked_at > LOOK_SECONDS:
+            self._look(self.batch.read().state)
+            self._looked_at = now
+        self._runner.turn(wait)
+        if self._runner.busy:
+            return True
+        self._runner.sweep()
+        self.batch.end("cancelled" if self._cancelling else "done")
+        self.leave()
+        return False
+
+    def recover(self) -> None:
+        """See `Runner.recover`."""
+        self._runner.recover()
+
+    def leave(self) -> None:
+        """Let another feeder take it. What it has in Redis stays there."""
+        try:
+            self._lock.release()
+        except LockError:
+            # Another one has it already.
+            return
+
+    def _look(self, state: str) -> None:
+        if state != CANCELLING:
+            return
+        if not self._cancelling:
+            self._cancelling = True
+            # A feeder that begins with this must know of the jobs that another has left.
+            while not self._began and not self._runner.exhausted:
+                self._runner.turn(0)
+            # Those that run are stopped at the next look: now, rows that wait would follow them.
+            self._runner.stop_feeding()
+            return
+        job_ids = self._runner.job_ids
+        for job_id, status in zip(
+            job_ids, read_statuses(self.batch.connection, job_ids), strict=True
+        ):
+            if status == "started":
+                _stop(self.batch.connection, job_id)
+
+
+class Feeder:
+    """Feeds all batches that nobody else feeds.
+
+    Args:
+        only: the ids of batches; none stands for all that there are.
+    """
+
+    def __init__(self, connection: redis.Redis, only: Sequence[str] = ()) -> None:
+        self._connection = connection
+        self._only = only
+        self._feeds: dict[str, BatchFeed] = {}
+        self._looked_at = float("-inf")
+        self._wanted: list[str] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is left that it could feed, its own or another feeder's."""
+        return not self._feeds and not self._wanted
+
+    def turn(self) -> None:
+        """Feed each batch a little.
+
+        Raises:
+            redis.exceptions.RedisError: call `recover`, then go on.
+        """
+        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._look()
+        if not self._feeds:
+            time.sleep(WAIT_SECONDS / 5)
+        for batch_id, feed in list(self._feeds.items()):
+            try:
+                if not feed.turn(WAIT_SECONDS / len(self._feeds)):
+                    del self._feeds[batch_id]
+            except (LockLost, UnknownJob):
+                del self._feeds[batch_id]
+
+    def recover(self) -> None:
+        for feed in self._feeds.values():
+            feed.recover()
+
+    def leave(self) -> None:
+        """Let other feeders take over at once."""
+        for feed in self._feeds.values():
+            feed.leave()
+        self._feeds.clear()
+
+    def _look(self) -> None:
+        self._wanted = [
+            batch_id
+            for batch_id in open_batches(self._connection)
+            if not self._only or batch_id in self._only
+        ]
+        for batch_id in self._wanted:
+            if batch_id not in self._feeds:
+                try:
+                    feed = BatchFeed.begin(Batch(self._connection, batch_id))
+                except UnknownJob:
+                    continue
+                if feed is not None:
+                    self._feeds[batch_id] = feed
+        self._looked_at = time.monotonic()
+
+
+def _in_redis(batch: Batch, rows: Iterator[Row]) -> Iterator[Row]:
+    """Those of some rows that have a job."""
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        ids = [job_id_of(batch.run, row) for row in chunk]
+        statuses = read_statuses(batch.connection, ids)
+        yield from (row for row, status in zip(chunk, statuses, strict=True) if status)
+
+
+def _stop(connection: redis.Redis, job_id: str) -> None:
+    try:
+        send_stop_job_command(connection, job_id, serializer=JSONSerializer)
+    except (InvalidJobOperation, NoSuchJobError):
+        # It has ended meanwhile.
+        return

@@ -1,0 +1,135 @@
+"""A file of lines that survives being cut off: appended, made durable in groups, repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+try:
+    # What fsync does not do on macOS: have the drive itself write its cache out.
+    from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined,unused-ignore]
+except ImportError:
+    F_FULLFSYNC = None
+
+TAIL_BYTES = 1 << 16
+
+
+class Journal:
+    """An append-only file of lines.
+
+    Opening it repairs a last line that a kill has torn: it is cut off, for its row is still in
+    Redis or runs again.
+
+    Attributes:
+        torn: bytes that were cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        new = not path.exists()
+        self._file = path.open("ab")
+        self.torn = _cut_torn_line(path)
+        self._end = path.stat().st_size
+        self._dirty = False
+        if new:
+            sync_folder(path.parent)
+
+    def append(self, line: bytes) -> int:
+        """Write a line with its line end; returns its offset. Not durable before `sync`."""
+        offset = self._end
+        self._file.write(line)
+        self._end += len(line)
+        self._dirty = True
+        return offset
+
+    def sync(self) -> None:
+        """Return when everything appended would survive a power cut."""
+        if self._dirty:
+            self._file.flush()
+            sync_file(self._file.fileno())
+            self._dirty = False
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """All lines with their offsets."""
+        with self.path.open("rb") as stream:
+            offset = 0
+            for line in stream:
+                yield offset, line
+                offset += len(line)
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()
+
+    def rewrite(self, offsets: Iterable[int]) -> None:
+        """Replace the file, in one moment, by some of its lines in the order given; close it."""
+        self.close()
+        with self.path.open("rb") as source, replacing(self.path) as target:
+            for offset in offsets:
+                source.seek(offset)
+                target.write(source.readline())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that appears under its name, whole and durable, when the block ends well."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        with draft.open("wb") as stream:
+            yield stream
+            stream.flush()
+            sync_file(stream.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def sync_file(descriptor: int) -> None:
+    """Write a file's data out to the drive."""
+    if F_FULLFSYNC is not None:
+        fcntl(descriptor, F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a name in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_line(path: Path) -> int:
+    with path.open("r+b") as stream:
+        size = position = stream.seek(0, os.SEEK_END)
+        tail = b""
+        while position and b"\n" not in tail:
+            start = max(0, position - TAIL_BYTES)
+            stream.seek(start)
+            tail = stream.read(position - start) + tail
+            position = start
+        torn = tail[tail.rfind(b"\n") + 1 :]
+        if not torn:
+            return 0
+        if _is_whole(torn):
+            # An editor that ends files without a line end.
+            stream.seek(size)
+            stream.write(b"\n")
+            return 0
+        stream.truncate(size - len(torn))
+        return len(torn)
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""Counting a run: rows, failures, tokens, acceptance, and how fast all that goes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omlx_producer.bulk.batch import BatchState
+from omlx_producer.bulk.row import RowResult
+
+RATE_SECONDS = 30.0
+
+
+@dataclass
+class Meter:
+    """What a run has done so far.
+
+    Attributes:
+        total: rows of the input, as far as that is known.
+        before: rows that were done before this run.
+        reasons: how many rows failed, by code.
+        drafted: tokens drafted, and ``accepted`` of them.
+    """
+
+    total: int | None = None
+    before: int = 0
+    ok: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._started_at = self.clock()
+        # (when, rows, tokens in, tokens out), oldest first.
+        self._marks: deque[tuple[float, int, int, int]] = deque([(self._started_at, 0, 0, 0)])
+
+    @property
+    def failed(self) -> int:
+        return self.reasons.total()
+
+    @property
+    def done(self) -> int:
+        """Rows that ended in this run."""
+        return self.ok + self.failed
+
+    @property
+    def seconds(self) -> float:
+        return self.clock() - self._started_at
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted drafts over drafts; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    def count(self, results: Iterable[RowResult]) -> None:
+        """Count rows that are done."""
+        for result in results:
+            if result.body is None:
+                self.reasons[result.code] += 1
+            else:
+                self.ok += 1
+                self._count_usage(result.body.get("usage") or {})
+        self.mark()
+
+    def adopt(self, state: BatchState) -> None:
+        """Take over the counts of a batch that others run."""
+        self.total, self.ok = state.rows, state.ok
+        self.reasons = Counter(state.failures)
+        self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
+        self.drafted, self.accepted = state.drafted, state.accepted
+        self.mark()
+
+    def restart(self) -> None:
+        """Measure rates from now on."""
+        self._marks.clear()
+        self._marks.append((self.clock(), self.done, self.prompt_tokens, self.completion_tokens))
+
+    def rates(self) -> tuple[float, float, float]:
+        """Rows, tokens in and tokens out a second, over the last `RATE_SECONDS`."""
+        now = self.clock()
+        while len(self._marks) > 1 and now - self._marks[1][0] > RATE_SECONDS:
+            self._marks.popleft()
+        then, rows, tokens_in, tokens_out = self._marks[0]
+        seconds = max(now - then, 1e-9)
+        return (
+            (self.done - rows) / seconds,
+            (self.prompt_tokens - tokens_in) / seconds,
+            (self.completion_tokens - tokens_out) / seconds,
+        )
+
+    def eta(self) -> float | None:
+        """Seconds until the last row at the present rate."""
+        rate = self.rates()[0]
+        if self.total is None or not rate:
+            return None
+        return max(0, self.total - self.before - self.done) / rate
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it for a status line."""
+        rows, tokens_in, tokens_out = self.rates()
+        eta = self.eta()
+        return {
+            "rows": self.total,
+            "done": self.before + self.done,
+            "failed": self.failed,
+            "rows_per_second": round(rows, 2),
+            "prompt_tokens_per_second": round(tokens_in, 1),
+            "completion_tokens_per_second": round(tokens_out, 1),
+            "acceptance": _rounded(self.acceptance),
+            "eta_seconds": None if eta is None else round(eta),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What a run has done, at its end; rates over all of it."""
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "rows": self.done,
+            "ok": self.ok,
+            "failed": self.failed,
+            "failures": dict(self.reasons.most_common()),
+            "done_before": self.before,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_per_second": round(self.prompt_tokens / seconds, 1),
+            "completion_tokens_per_second": round(self.completion_tokens / seconds, 1),
+            "acceptance": _rounded(self.acceptance),
+            "seconds": round(self.seconds, 2),
+        }
+
+    def _count_usage(self, usage: dict[str, Any]) -> None:
+        self.prompt_tokens += usage.get("prompt_tokens", 0)
+        self.completion_tokens += usage.get("completion_tokens", 0)
+        speculation = usage.get("speculation") or {}
+        self.drafted += speculation.get("drafted", 0)
+        self.accepted += sum(speculation.get("accepted", ()))
+
+    def mark(self) -> None:
+        """Remember the present counts, which rates are measured from."""
+        now = self.clock()
+        if now - self._marks[-1][0] >= 1.0:
+            self._marks.append((now, self.done, self.prompt_tokens, self.completion_tokens))
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 3)

@@ -1,0 +1,57 @@
+"""The order in which rows are fed: like beginnings together, long and short ones mixed.
+
+Only rows within one buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters change places,
+so that memory is bounded and results come about in the order of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from omlx_producer.bulk.row import BadRow, Row, beginning_of
+
+BUFFER_ROWS = 1024
+BUFFER_CHARACTERS = 32 * 2**20
+# Rows that agree this far share enough of a prompt to be worth keeping together.
+BEGINNING_CHARACTERS = 256
+
+
+def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
+    """All rows, buffer by buffer; bad ones, which never run, as they come."""
+    buffer: list[Row] = []
+    characters = 0
+    for row in rows:
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        buffer.append(row)
+        characters += row.characters
+        if len(buffer) == BUFFER_ROWS or characters >= BUFFER_CHARACTERS:
+            yield from arrange(buffer)
+            buffer, characters = [], 0
+    yield from arrange(buffer)
+
+
+def arrange(rows: list[Row]) -> list[Row]:
+    """Rows with a common beginning one after the other, each group in even stretches.
+
+    Groups with the most work come first; rows that share their beginning with none form the last
+    group, in which short rows can fill what the groups leave free.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(beginning_of(row.request)[:BEGINNING_CHARACTERS], []).append(row)
+    shared = [group for group in groups.values() if len(group) > 1]
+    alone = [group[0] for group in groups.values() if len(group) == 1]
+    shared.sort(key=lambda group: sum(row.work for row in group), reverse=True)
+    return [row for group in [*shared, alone] for row in deal(group)]
+
+
+def deal(rows: list[Row]) -> list[Row]:
+    """The longest, the shortest, the second longest, the second shortest, and so on: any stretch
+    holds about the same work, so no worker gets all the long ones and the end is no long tail."""
+    ranked = sorted(rows, key=lambda row: row.work, reverse=True)
+    half = (len(ranked) + 1) // 2
+    longer, shorter = ranked[:half], ranked[half:][::-1]
+    dealt = [row for pair in zip(longer, shorter, strict=False) for row in pair]
+    return dealt + longer[len(shorter) :]

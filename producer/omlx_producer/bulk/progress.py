@@ -1,0 +1,135 @@
+"""What a run shows while it goes on: a bar on a terminal, else one JSON line every few seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Literal, Protocol, get_args
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from omlx_producer.bulk.meter import Meter
+
+Style = Literal["auto", "bar", "ndjson", "none"]
+STYLES: tuple[Style, ...] = get_args(Style)
+LINE_SECONDS = 5.0
+BAR_SECONDS = 0.25
+
+
+class Display(Protocol):
+    """Shows a run on stderr."""
+
+    def update(self, meter: Meter) -> None:
+        """Show the present state, if it is time to."""
+
+    def end(self, meter: Meter) -> None:
+        """Show the summary."""
+
+
+def make_display(style: Style) -> Display:
+    if style == "auto":
+        style = "bar" if sys.stderr.isatty() else "ndjson"
+    displays: dict[str, type[Display]] = {"bar": Bar, "ndjson": StatusLines, "none": Silence}
+    return displays[style]()
+
+
+class Silence:
+    """Shows nothing."""
+
+    def update(self, meter: Meter) -> None:
+        pass
+
+    def end(self, meter: Meter) -> None:
+        pass
+
+
+class StatusLines:
+    """A JSON document a line, for whoever reads logs."""
+
+    def __init__(self) -> None:
+        self._shown_at = time.monotonic()
+
+    def update(self, meter: Meter) -> None:
+        if time.monotonic() - self._shown_at >= LINE_SECONDS:
+            self._shown_at = time.monotonic()
+            click.echo(json.dumps({"type": "progress", **meter.snapshot()}), err=True)
+
+    def end(self, meter: Meter) -> None:
+        click.echo(json.dumps({"type": "summary", **meter.summary()}), err=True)
+
+
+class Bar:
+    """A progress bar, and sentences at the end."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("rows", total=None, figures="")
+        self._shown_at = float("-inf")
+        self._progress.start()
+
+    def update(self, meter: Meter) -> None:
+        if time.monotonic() - self._shown_at >= BAR_SECONDS:
+            self._show(meter)
+
+    def end(self, meter: Meter) -> None:
+        self._show(meter)
+        self._progress.stop()
+        click.echo(summary_text(meter), err=True)
+
+    def _show(self, meter: Meter) -> None:
+        self._shown_at = time.monotonic()
+        self._progress.update(
+            self._task,
+            total=meter.total,
+            completed=meter.before + meter.done,
+            figures=figures(meter),
+        )
+        self._progress.refresh()
+
+
+def figures(meter: Meter) -> str:
+    """The figures beside the bar."""
+    _, tokens_in, tokens_out = meter.rates()
+    parts = [f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out"]
+    if meter.failed:
+        parts.insert(0, f"{meter.failed} failed")
+    if meter.acceptance is not None:
+        parts.append(f"{meter.acceptance:.0%} accepted")
+    if (eta := meter.eta()) is not None:
+        parts.append(f"{duration(eta)} left")
+    return ", ".join(parts)
+
+
+def summary_text(meter: Meter) -> str:
+    """The end of a run in a few lines."""
+    end = meter.summary()
+    lines = [
+        f"{end['rows']} rows in {duration(end['seconds'])}: {end['ok']} ok, {end['failed']} failed"
+        + (f"; {end['done_before']} were done before" if end["done_before"] else "")
+    ]
+    lines += [f"  {count} {code}" for code, count in end["failures"].items()]
+    lines.append(
+        f"tokens: {end['prompt_tokens']} in ({end['prompt_tokens_per_second']:.0f}/s), "
+        f"{end['completion_tokens']} out ({end['completion_tokens_per_second']:.0f}/s)"
+        + (f", {end['acceptance']:.0%} of drafts accepted" if end["acceptance"] is not None else "")
+    )
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

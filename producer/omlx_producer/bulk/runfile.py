@@ -1,0 +1,97 @@
+"""What a run must remember beside its output: its id, which its jobs carry, and how to go on.
+
+The file is also the lock that keeps two clients off one output: the system releases it whenever
+the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from omlx_producer.bulk.journal import sync_file, sync_folder
+from omlx_producer.errors import InvalidRequest
+
+
+def run_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.run")
+
+
+def read_settings(output: Path) -> dict[str, Any]:
+    """How the run that wrote an output was made; empty where none has."""
+    try:
+        with run_path(output).open("rb") as stream:
+            settings: dict[str, Any] = _read(stream).get("settings") or {}
+    except FileNotFoundError:
+        return {}
+    return settings
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(6)
+
+
+@dataclass
+class RunFile:
+    """The file of one run, open and locked.
+
+    Attributes:
+        run: the id of the run: 12 hexadecimal digits, the same whenever it is resumed.
+        settings: the input and how its rows become requests.
+    """
+
+    run: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, output: Path) -> Iterator[RunFile]:
+        """Open or make the file and hold its lock for the length of the block.
+
+        Raises:
+            InvalidRequest: if another process has it.
+        """
+        path = run_path(output)
+        with path.open("a+b") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidRequest(
+                    f"{output}: another omlx-submit is writing it; wait for its end, or end it"
+                ) from None
+            found = _read(stream)
+            run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
+            run_file._stream = stream
+            if not found:
+                # Before the first job carries it, or they could not be found again.
+                run_file.save()
+                sync_folder(path.parent)
+            yield run_file
+
+    def save(self) -> None:
+        """Make run and settings durable."""
+        document = json.dumps({"run": self.run, "settings": self.settings}, indent=2)
+        self._stream.seek(0)
+        self._stream.truncate()
+        self._stream.write(document.encode() + b"\n")
+        self._stream.flush()
+        sync_file(self._stream.fileno())
+
+    _stream: IO[bytes] = field(init=False, repr=False)
+
+
+def _read(stream: IO[bytes]) -> dict[str, Any]:
+    """The document; empty where there is none, or a power cut has torn it."""
+    stream.seek(0, os.SEEK_SET)
+    try:
+        document = json.loads(stream.read())
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,63 @@
+"""The rows of a run that are in Redis, and how many more may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omlx_producer.bulk.row import Row
+
+# Four workers of the largest sensible batch, 256 rows, stay busy while the client is away for as
+# long as a row takes; at 2 KB a job it is 2 MB of Redis, prompts and results aside.
+DEFAULT_WINDOW = 1024
+WINDOW_CHARACTERS = 64 * 2**20
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A row whose job is, or may be, in Redis.
+
+    Attributes:
+        enqueued: whether its job was seen there; only then is its absence a loss.
+        losses: how often its job or its result was gone.
+    """
+
+    job_id: str
+    row: Row
+    enqueued: bool = False
+    losses: int = 0
+
+
+class Window:
+    """At most ``limit`` rows, with at most `WINDOW_CHARACTERS` of prompts unless one has more."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: dict[str, InFlight] = {}
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._rows
+
+    def __getitem__(self, job_id: str) -> InFlight:
+        return self._rows[job_id]
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._rows.values())
+
+    def room(self, leaving: int) -> int:
+        """How many rows may join, with so many on their way out."""
+        if self._rows and self._characters >= WINDOW_CHARACTERS:
+            return 0
+        return max(0, self._limit - len(self._rows) - leaving)
+
+    def join(self, job_id: str, row: Row) -> InFlight:
+        self._characters += row.characters
+        flight = self._rows[job_id] = InFlight(job_id, row)
+        return flight
+
+    def leave(self, job_id: str) -> None:
+        self._characters -= self._rows.pop(job_id).row.characters

@@ -1,0 +1,58 @@
+"""Servers that go away: for a moment, for good, or to come back without what they held."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import redis
+
+from omlx_producer.bulk import runner as runner_module
+from omlx_producer.bulk.driving import Interrupts, drive
+from omlx_producer.bulk.runner import Runner
+from tests.producer.bulk.test_runner import QUEUE, RUN, Kept, names, rows
+from tests.redis_server import RedisServer
+from tests.worker.running import running_worker
+
+
+def test_after_an_outage_all_rows_are_looked_at_at_once(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "RECONCILE_SECONDS", 1e9)
+    runner = Runner(connection, RUN, rows(5), Kept())
+    runner.turn(0.01)
+    connection.flushall()
+    runner.recover()
+    runner.turn(0.01)
+    assert connection.llen(f"rq:queue:{QUEUE}") == 5
+
+
+def test_a_server_that_comes_back_empty_gets_its_rows_again(
+    private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "RECONCILE_SECONDS", 0.5)
+    url = private_server.url
+    with redis.Redis.from_url(url) as connection:
+        sink, wanted = Kept(), rows(60)
+        runner = Runner(connection, RUN, wanted, sink, window=40)
+        killed, deadline = itertools.count(), time.monotonic() + 30
+
+        def kill_once() -> None:
+            assert time.monotonic() < deadline, "rows are missing"
+            if sink.results and next(killed) == 0:
+                private_server.kill()
+                private_server.start()
+
+        with running_worker(url, max_rows=4, step_seconds=0.005):
+            assert drive(runner, Interrupts(), kill_once)
+        assert sink.names == names(wanted)
+
+
+def test_a_server_that_stays_away_ends_the_run(private_server: RedisServer) -> None:
+    with redis.Redis.from_url(private_server.url, retry=None) as connection:
+        runner = Runner(connection, RUN, rows(3), Kept())
+        runner.turn(0.01)
+        private_server.kill()
+        with pytest.raises(redis.ConnectionError):
+            drive(runner, Interrupts(), lambda: None, patience=0.3)
