@@ -16,7 +16,7 @@ from tests.producer.bulk.bulk_runs import errors, jobs_in_redis, lines, submit
 from tests.test_end_to_end import worker
 from tests.worker.running import wait_for
 
-ROWS, TOKENS = 60, 24
+ROWS, TOKENS = 30, 12
 
 
 def signatures() -> Iterator[str]:
@@ -50,6 +50,7 @@ def test_rows_through_two_workers_are_all_there_and_openais_types_parse_them(
     write_requests(tmp_path / "rows.jsonl", ROWS)
     listener: Any = connection.pubsub(ignore_subscribe_messages=True)
     listener.psubscribe("omlx:tokens:*")
+    listener.get_message(timeout=5)  # that it is subscribed
     with contextlib.ExitStack() as workers:
         for _ in range(2):
             workers.enter_context(

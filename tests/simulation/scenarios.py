@@ -63,7 +63,14 @@ class Scenario:
         return simulate(policy, self.table, self.jobs, seed=self.seed, max_steps=steps)
 
     def __str__(self) -> str:
-        return f"{self.machine}, {self.arrivals}"
+        return f"{self.machine}, {self.arrivals}" + (f", seed {self.seed}" if self.seed else "")
 
 
-SCENARIOS = [Scenario(machine, arrivals) for machine in TABLES for arrivals in ARRIVALS]
+def scenarios(*seeds: int) -> list[Scenario]:
+    """All kinds of arrivals on all machines, with each of these seeds."""
+    return [
+        Scenario(machine, arrivals, seed)
+        for seed in seeds
+        for machine in TABLES
+        for arrivals in ARRIVALS
+    ]

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import logging
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omlx_worker.costs import StepCosts
 from omlx_worker.depth import (
     AutoPolicy,
     DepthPolicy,
@@ -25,10 +27,12 @@ from omlx_worker.depth import (
 )
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
-from tests.simulation.scenarios import MAX_DEPTH, SCENARIOS, Scenario
+from tests.simulation.scenarios import MAX_DEPTH, Scenario, scenarios
 from tests.simulation.tables import TABLES
 
 KEY = "model, device, mlx 0.32.4"
+# The constants were tuned on seed 0 alone; on seed 2 they once fell short.
+SCENARIOS = scenarios(0, 2)
 STEADY = [scenario for scenario in SCENARIOS if scenario.is_endless]
 
 
@@ -59,6 +63,16 @@ def test_auto_has_converged_after_200_steps(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", STEADY, ids=str)
+def test_the_typical_step_is_as_good_as_the_oracles_after_200_steps(scenario: Scenario) -> None:
+    auto, oracle = run(scenario, "auto"), run(scenario, "oracle")
+    # Trials are short: they leave the median of so many steps alone, a wrong depth does not.
+    window = 30
+    for first in range(200, len(auto.steps) - window, window // 3):
+        ours = typical_speed(auto, first, first + window)
+        assert ours >= 0.97 * typical_speed(oracle, first, first + window), first
+
+
+@pytest.mark.parametrize("scenario", STEADY, ids=str)
 def test_auto_changes_depth_less_than_once_in_50_steps(scenario: Scenario) -> None:
     depths = [step.depth for step in run(scenario, "auto").steps[200:]]
     changes = sum(a != b for a, b in itertools.pairwise(depths))
@@ -68,6 +82,23 @@ def test_auto_changes_depth_less_than_once_in_50_steps(scenario: Scenario) -> No
 def expected_speed(run: Run, first: int, last: int) -> float:
     steps = run.steps[first:last]
     return sum(step.expected for step in steps) / sum(step.seconds for step in steps)
+
+
+def typical_speed(run: Run, first: int, last: int) -> float:
+    return statistics.median(step.expected / step.seconds for step in run.steps[first:last])
+
+
+def test_auto_holds_out_over_tens_of_thousands_of_steps_and_at_depth_4() -> None:
+    jobs, table = workloads.poisson(1000, 6, seed=3), TABLES["cpu"]
+    auto = simulate(AutoPolicy(4), table, jobs)
+    assert len(auto.steps) >= 20_000
+    speed = auto.tokens_per_second
+    assert speed >= 0.97 * simulate(Oracle(table, jobs, 4), table, jobs).tokens_per_second
+    for mode in ("mtp", "batched"):
+        assert speed >= 0.98 * simulate(make_policy(mode, 4), table, jobs).tokens_per_second
+    # By now every size of batch has been met, though rows still come and go.
+    depths = [step.depth for step in auto.steps[2000:]]
+    assert sum(a != b for a, b in itertools.pairwise(depths)) < len(depths) / 50
 
 
 def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
@@ -149,6 +180,37 @@ def test_a_machine_that_changes_its_mind_is_followed() -> None:
     assert feed(policy, 400, (1.0, 1.1, 1.2, 1.3), accepted)[-1] == {"row0": 1, "row1": 1}
     made = feed(policy, 4000, (1.0, 2.5, 3.5, 4.5), accepted)
     assert sum(not depths for depths in made[-500:]) > 450
+
+
+def test_a_depth_measured_at_a_bad_moment_is_measured_again() -> None:
+    policy = AutoPolicy(3)
+    accepted = {"row0": 2, "row1": 2}
+    feed(policy, 40, (1.0, 1.1, 9.0, 9.5), accepted)
+    made = feed(policy, 10_000, (1.0, 1.1, 1.2, 1.3), accepted)
+    assert sum(depths == {"row0": 2, "row1": 2} for depths in made[-500:]) > 450
+
+
+def test_trials_of_slow_depths_cost_little_time() -> None:
+    policy, seconds = AutoPolicy(3), (1.0, 6.0, 12.0, 18.0)
+    accepted = {"row0": 3, "row1": 3}
+    feed(policy, 200, seconds, accepted)
+    made = feed(policy, 10_000, seconds, accepted)
+    spent = sum(seconds[max(depths.values(), default=0)] for depths in made)
+    assert any(made)
+    assert spent < 1.01 * len(made)
+
+
+def test_what_slows_one_depth_down_while_in_use_is_expected_of_the_others_too() -> None:
+    costs, cells = StepCosts(), ((1, 0), (1, 1))
+    for depth, seconds in ((3, 1.1), (2, 1.0)):
+        for step in range(20):
+            costs.observe(cells[step // 10], depth, seconds)
+    for step in range(200):  # rows of two lengths take turns, both slower than before
+        costs.observe(cells[step // 4 % 2], 2, 1.5)
+    for cell in cells:
+        estimate = costs.estimate(cell, 3)
+        assert estimate[2] == pytest.approx(1.5, abs=0.01)
+        assert estimate[3] == pytest.approx(1.6, abs=0.01)
 
 
 def test_compiling_does_not_fool_the_policy() -> None:

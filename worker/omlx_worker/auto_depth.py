@@ -6,7 +6,8 @@ Before every step it weighs each depth K by
 
 and stays with the depth it has until what a better one would have gained adds up to the price of
 a change. Depths never measured with so many rows are tried at once, for a few steps each; the
-others are tried again every so often, as long as that costs under 1% of the time.
+others are tried again every so often, as long as that costs under 1% of the time: every step lays
+by a little of its time, and a trial takes from that the seconds that it loses.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ CHANGE = 0.4
 """Price of a change of depth, in steps."""
 
 BUDGET = 0.006
-"""Share of the time that trials of known depths may cost."""
+"""Share of the time that trials of known depths may cost, all told; what steps lay by for them."""
+
+SAVINGS = 10.0
+"""The most that may be laid by for trials, in steps of the depth in use."""
 
 RARE, RAREST = 160, 640
 """Steps between such trials; twice as many after each that changes nothing."""
@@ -61,6 +65,29 @@ class _Trial:
     reason: str
     steps: int = TRIAL
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What each depth promises in the next step.
+
+    Attributes:
+        speeds: tokens per second, in an unknown unit if nothing is known.
+        seconds: of one step, in the same unit.
+        current: the depth in use.
+    """
+
+    speeds: list[float]
+    seconds: list[float]
+    current: int
+
+    def share(self, depth: int) -> float:
+        """A depth's speed, as a share of that of the depth in use."""
+        return self.speeds[depth] / self.speeds[self.current]
+
+    def price(self, depth: int, steps: int) -> float:
+        """Seconds that so many steps at a depth lose against the depth in use."""
+        return steps * self.seconds[depth] * max(1 - self.share(depth), 0.0)
 
 
 class AutoPolicy:
@@ -109,12 +136,13 @@ class AutoPolicy:
             self._trial = None
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
-        speeds = self._speeds(cell, len(rows), limits, top)
-        trial = self._try(cell, speeds)
+        outlook = self._look(cell, len(rows), limits, top)
+        self._earn(outlook)
+        trial = self._try(cell, outlook)
         if trial:
             depth, reason = trial.depth, trial.reason
         else:
-            self._settle(speeds, len(rows))
+            self._settle(outlook.speeds, len(rows))
             depth, reason = min(self._settled, top), self._reason
         depths = {row_id: min(limit, depth) for row_id, limit in limits.items() if depth}
         return Decision(depth, depths, reason, trial is not None)
@@ -124,9 +152,7 @@ class AutoPolicy:
         for row_id, drafted, accepted in report.outcomes:
             self._rates.observe(row_id, drafted, accepted)
         self._steps += 1
-        self._credit = min(self._credit + BUDGET, 10.0)
         if report.seconds is None or report.drafted not in (None, report.depth):
-            self._costs.interrupt()
             return
         slots = slots_for(report.rows)
         self._last_tried[slots, report.depth] = self._steps
@@ -169,11 +195,16 @@ class AutoPolicy:
         self._costs = costs
         return True
 
-    def _speeds(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> list[float]:
-        """Expected tokens per second at each depth, in an unknown unit if nothing is known."""
+    def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> _Outlook:
         accepted = self._rates.accepted(limits.items(), top)
         seconds = self._costs.estimate(cell, top)
-        return [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
+        speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
+        return _Outlook(speeds, seconds, min(self._settled, top))
+
+    def _earn(self, outlook: _Outlook) -> None:
+        """Every step lays by a share of its time for trials, up to a limit."""
+        step = outlook.seconds[outlook.current]
+        self._credit = min(self._credit + BUDGET * step, SAVINGS * step)
 
     def _settle(self, speeds: list[float], rows: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
@@ -191,31 +222,33 @@ class AutoPolicy:
         self._regret = 0.0
         self.transitions += 1
 
-    def _try(self, cell: Cell, speeds: list[float]) -> _Trial | None:
+    def _try(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """The trial that is going on or begins now, if any."""
         trial, self._trial = self._trial, None
         self._since_trial += 1
-        if trial and trial.cell == cell and trial.depth < len(speeds):
+        if trial and trial.cell == cell and trial.depth < len(outlook.speeds):
             if trial.left > 1:
                 trial.left -= 1
                 self._trial = trial
                 return trial
-            self._judge(trial, speeds)
-        self._trial = self._unknown(cell, speeds) or self._overdue(cell, speeds)
+            self._judge(trial, outlook)
+        self._trial = self._unknown(cell, outlook.speeds) or self._overdue(cell, outlook)
         if self._trial:
             self._since_trial = 0
             self.trials += 1
         return self._trial
 
-    def _judge(self, trial: _Trial, speeds: list[float]) -> None:
-        """Pay for a trial. Back off when it changed nothing; at once act upon one that did."""
-        current = min(self._settled, len(speeds) - 1)
-        gain = speeds[trial.depth] / speeds[current] - 1
-        if gain > MARGIN:
+    def _judge(self, trial: _Trial, outlook: _Outlook) -> None:
+        """Pay for a trial. Back off when it changed nothing; at once act upon one that did.
+
+        A trial of a depth never measured takes what there is and leaves no debt.
+        """
+        price = outlook.price(trial.depth, trial.steps)
+        self._credit -= price if trial.again else min(price, max(self._credit, 0.0))
+        if outlook.share(trial.depth) > 1 + MARGIN:
             self._regret = max(self._regret, CHANGE)
             self._interval = RARE
         elif trial.again:
-            self._credit += trial.steps * min(gain, 0.0)
             self._interval = min(2 * self._interval, RAREST)
 
     def _unknown(self, cell: Cell, speeds: list[float]) -> _Trial | None:
@@ -236,22 +269,23 @@ class AutoPolicy:
             return _Trial(depth, cell, TRIAL, f"measuring depth {depth} with {slots} slots")
         return None
 
-    def _overdue(self, cell: Cell, speeds: list[float]) -> _Trial | None:
+    def _overdue(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """Now and then another depth: close rivals often and longer, others every third time."""
         if self._since_trial < self._interval:
             return None
-        current = min(self._settled, len(speeds) - 1)
         urgency = {}
-        for depth in range(len(speeds)):
-            share = min(speeds[depth] / speeds[current], 1.0)
-            price = _length(share) * (1 - share)
-            if depth != current and price <= self._credit:
+        # What costs more than can be laid by is bought on credit, once the savings are full.
+        most = 0.99 * SAVINGS * outlook.seconds[outlook.current]
+        for depth in range(len(outlook.speeds)):
+            share = min(outlook.share(depth), 1.0)
+            price = min(outlook.price(depth, _length(share)), most)
+            if depth != outlook.current and price <= self._credit:
                 age = self._steps - self._last_tried.get((cell[0], depth), 0)
                 urgency[depth] = age if self.trials % 3 == 0 else age * share**4
         if not urgency:
             return None
         depth = max(urgency, key=urgency.__getitem__)
-        steps = _length(speeds[depth] / speeds[current])
+        steps = _length(outlook.share(depth))
         return _Trial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
 
 

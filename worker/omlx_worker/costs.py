@@ -21,8 +21,11 @@ GAIN = 0.08
 CLIP = 0.25
 """The most that one observation may differ from its average and count in full, as a share."""
 
+STRAY = 2.0
+"""The factor by which an observation is off that no length of context in a bucket explains."""
+
 STEADY = 8
-"""Observations in a row of one key after which its drift is taken to be everybody's."""
+"""Steps in a row of one depth after which its drift is taken to be everybody's."""
 
 GUESS = 0.08
 """What one more draft costs where nothing is known, as a share of a step."""
@@ -47,18 +50,23 @@ class Average:
 
     Attributes:
         first: the observations that it starts from.
+        strays: the last observations, as long as all of them were off by more than `STRAY`.
         compiled: whether the first ever was seen, which includes compiling and does not count.
-        run: observations since another kind of step came in between.
     """
 
     mean: float = 0.0
     count: int = 0
     first: list[float] = field(default_factory=list)
+    strays: list[float] = field(default_factory=list)
     compiled: bool = False
-    run: int = 0
 
-    def add(self, seconds: float) -> float:
-        """Take an observation in; returns by how much the mean moved."""
+    def add(self, seconds: float, steady: bool = False) -> float:
+        """Take an observation in; returns by how much the mean moved.
+
+        Args:
+            steady: whether this kind of step has been in use for a while. If not, the mean may be
+                from another time, and `FIRST` strays in a row replace it.
+        """
         if not self.compiled:
             self.compiled = True
             return 0.0
@@ -67,10 +75,15 @@ class Average:
         if self.count <= FIRST:
             self.first.append(seconds)
             self.mean = statistics.median(self.first)
+            return self.mean - before if self.count > 1 else 0.0
+        is_stray = not self.mean / STRAY <= seconds <= self.mean * STRAY
+        self.strays = [*self.strays, seconds] if is_stray and not steady else []
+        if len(self.strays) == FIRST:
+            self.mean, self.count, self.strays = statistics.median(self.strays), FIRST, []
         else:
             error = min(max(seconds / self.mean - 1, -CLIP), CLIP)
             self.mean *= 1 + max(GAIN, 1 / self.count) * error
-        return self.mean - before if self.count > 1 else 0.0
+        return self.mean - before
 
 
 class StepCosts:
@@ -78,7 +91,8 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._cells: dict[Cell, dict[int, Average]] = {}
-        self._last: tuple[Cell, int] | None = None
+        self._depth = -1
+        self._run = 0
 
     def observe(self, cell: Cell, depth: int, seconds: float) -> None:
         """Take in a step that verified and drafted equally deep."""
@@ -86,20 +100,15 @@ class StepCosts:
             return
         averages = self._cells.setdefault(cell, {})
         average = averages.setdefault(depth, Average())
-        if self._last != (cell, depth):
-            average.run = 0
-            self._last = (cell, depth)
-        average.run += 1
-        moved = average.add(seconds)
-        if average.run > STEADY:
-            # A growing context, or another user of the machine: no depth escapes it.
+        self._run = self._run + 1 if depth == self._depth else 1
+        self._depth = depth
+        steady = self._run > STEADY
+        moved = average.add(seconds, steady)
+        if steady and average.count > FIRST:
+            # Other rows, a growing context, another user of the machine: no depth escapes it.
             for other_depth, other in averages.items():
                 if other_depth != depth and other.count:
                     other.mean = max(other.mean + moved, 0.1 * other.mean)
-
-    def interrupt(self) -> None:
-        """Something else ran: the next observation does not continue a run."""
-        self._last = None
 
     def known(self, cell: Cell) -> set[int]:
         """The depths measured with so many slots, in contexts that compare with this one."""
