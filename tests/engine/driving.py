@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_worker.engine import layout
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, load, resolve
@@ -46,6 +49,11 @@ class Loaded:
         """What mlx-lm generates for one prompt alone."""
         steps = generate_step(mx.array(list(prompt)), self.network, max_tokens=tokens)
         return [token for token, _ in steps]
+
+
+def small_classes() -> AbstractContextManager[Any]:
+    """Classes of 64, 256 and 1,024 positions, so that short rows go through all of them."""
+    return patch.multiple(layout, FIRST_LIMIT=64, MIN_CAPACITY=32)
 
 
 def row(name: str, prompt: Sequence[int], tokens: int, sampling: Sampling = GREEDY) -> Row:

@@ -8,10 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.attention_cache import MIN_CAPACITY, TAIL
-from omlx_worker.engine.batch import SHRINK_AFTER
+from omlx_worker.engine.attention_cache import TAIL
 from omlx_worker.engine.interface import Sampling
-from tests.engine.driving import Loaded, row, run
+from omlx_worker.engine.layout import MIN_CAPACITY, Layout
+from omlx_worker.engine.seats import SHRINK_AFTER
+from tests.engine.driving import Loaded, row, run, small_classes
 
 
 def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
@@ -70,6 +71,33 @@ def test_rows_stay_exact_when_tails_fold_into_bodies_and_bodies_grow(
     assert decoder.batch.slots == 0, "an empty batch keeps no buffers"
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_of_all_lengths_stay_exact_side_by_side(qwen: Loaded, depth: int) -> None:
+    rng = random.Random(6)
+    lengths = {"short": 20, "outgrows": 200, "long": 700}
+    given = {name: [rng.randrange(256) for _ in range(n)] for name, n in lengths.items()}
+    tokens = TAIL + 120
+    wanted = {name: qwen.greedy(prompt, tokens) for name, prompt in given.items()}
+    decoder = qwen.decoder(depth)
+    layouts: list[Layout] = []
+    step = decoder.step
+
+    def watched() -> Any:
+        sampled = step()
+        if decoder.batch.layout not in layouts:
+            layouts.append(decoder.batch.layout)
+        return sampled
+
+    decoder.step = watched  # type: ignore[method-assign]
+    rows = [row(name, prompt, tokens) for name, prompt in given.items()]
+    with small_classes():
+        got = run(decoder, rows, arrivals={"long": 4}, chunk=128)
+
+    assert got == wanted
+    assert [len(layout) for layout in layouts[:3]] == [1, 2, 3]
+    assert len(layouts) > 3, "no row ever outgrew its class"
+
+
 def test_a_row_that_leaves_early_does_not_disturb_the_others(qwen: Loaded) -> None:
     given = prompts(4, seed=11)
     wanted = {str(i): qwen.greedy(prompt, 60) for i, prompt in enumerate(given)}
@@ -91,12 +119,13 @@ def test_a_batch_that_drains_is_compacted_without_changing_a_token(qwen: Loaded)
     tokens = 3 * SHRINK_AFTER
     wanted = qwen.greedy(given[5], tokens)
     decoder = qwen.decoder()
-    sizes: set[int] = set()
+    sizes: list[int] = [0]
     step = decoder.step
 
     def watched() -> Any:
         sampled = step()
-        sizes.add(decoder.batch.slots)
+        if decoder.batch.slots != sizes[-1]:
+            sizes.append(decoder.batch.slots)
         return sampled
 
     decoder.step = watched  # type: ignore[method-assign]
@@ -106,7 +135,7 @@ def test_a_batch_that_drains_is_compacted_without_changing_a_token(qwen: Loaded)
     )
 
     assert got["5"] == wanted
-    assert {8, 4, 2} <= sizes
+    assert sizes == [0, 1, 2, 4, 8, 1]
 
 
 def test_a_seeded_row_draws_the_same_tokens_alone_and_in_any_company(qwen: Loaded) -> None:

@@ -6,21 +6,23 @@ import random
 from typing import Any
 
 import mlx.core as mx
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from omlx_worker.engine.attention_cache import AttentionCache, capacity_for
+from omlx_worker.engine.attention_cache import AttentionCache
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.ragged import RaggedDecoder
 from omlx_worker.engine.recurrent_cache import RecurrentCache
-from tests.engine.driving import GREEDY, Loaded
+from tests.engine.driving import GREEDY, Loaded, small_classes
 
 LENGTH = 140
 ROWS = 6
 
-join = st.tuples(st.just("join"), st.integers(1, 40), st.sampled_from([0, 1, 2, 3, None]))
+length = st.one_of(st.integers(1, 40), st.sampled_from([70, 250, 300]))
+join = st.tuples(st.just("join"), length, st.sampled_from([0, 1, 2, 3, None]))
+suspend = st.tuples(st.just("suspend"), st.integers(0, ROWS - 1))
+resume = st.tuples(st.just("resume"), st.integers(0, ROWS - 1))
 leave = st.tuples(st.just("leave"), st.integers(0, ROWS - 1))
 step = st.tuples(
     st.just("step"),
@@ -29,7 +31,11 @@ step = st.tuples(
     st.sampled_from([0, 1, 3]),
 )
 check = st.tuples(st.just("check"))
-moves = st.lists(st.one_of(join, leave, step, step, check), min_size=60, max_size=90)
+moves = st.lists(
+    st.one_of(join, leave, suspend, resume, resume, step, step, step, check),
+    min_size=60,
+    max_size=90,
+)
 
 
 class Driver:
@@ -46,6 +52,7 @@ class Driver:
         self.accepted = 0
         self.checked = 0
         self.behind = 0
+        self.groups: set[int] = set()
 
     def join(self, length: int, depth: int | None) -> None:
         if len(self.histories) == ROWS:
@@ -62,6 +69,16 @@ class Driver:
         if place < len(self.histories):
             self._drop(list(self.histories)[place])
 
+    def suspend(self, place: int) -> None:
+        if place < len(self.histories):
+            self.decoder.suspend(list(self.histories)[place])
+
+    def resume(self, place: int) -> None:
+        if place < len(self.histories):
+            name = list(self.histories)[place]
+            if self.decoder.suspended_bytes(name):
+                self.decoder.resume(name)
+
     def _drop(self, name: str) -> None:
         self.decoder.remove(name)
         del self.histories[name], self.futures[name]
@@ -74,6 +91,7 @@ class Driver:
             self._forge(worth)
             assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
             self.steps += 1
+            self.groups.add(len(self.batch.layout))
 
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
@@ -88,20 +106,20 @@ class Driver:
                 self._drop(outcome.row_id)
 
     def _forge(self, worth: float) -> None:
-        if "drafts" not in self.batch._state:
+        if "drafts" not in self.batch._buffers.state:
             return
-        drafts: Any = self.batch._state["drafts"].tolist()
-        for index, slot in self.batch._live():
+        drafts: Any = self.batch._buffers.state["drafts"].tolist()
+        for index, slot in self.batch._seats.taken:
             future = self.futures[slot.row.row_id]
             for place in range(len(drafts[index])):
                 right = self.rng.random() < worth
                 drafts[index][place] = (future[place] + (not right)) % 256
-        self.batch._state["drafts"] = mx.array(drafts, mx.int32)
+        self.batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
 
     def check(self) -> None:
         self._land()
-        state: Any = {k: v.tolist() for k, v in self.batch._state.items()}
-        for index, slot in self.batch._live():
+        state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
+        for index, slot in self.batch._seats.taken:
             history = self.histories[slot.row.row_id]
             cursor = state["cursors"][index]
             assert cursor == len(history) - 1
@@ -113,7 +131,7 @@ class Driver:
     ) -> None:
         """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
         model = self.decoder._model
-        body = self.batch._slots[index].body_length  # type: ignore[union-attr]
+        body = self.batch._seats.slots[index].body_length  # type: ignore[union-attr]
         fresh = model.new_prompt_cache()
         recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.
@@ -125,7 +143,7 @@ class Driver:
                 model.prefill(
                     mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
                 )
-        layers = list(zip(self.batch._caches, fresh, recurrent, strict=True))
+        layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
         if self.batch._backlog.begin is not None:  # type: ignore[union-attr]
             # Drafting is off: the head catches up when it is on again.
             layers.pop()
@@ -135,28 +153,27 @@ class Driver:
                 assert isinstance(whole, KVCache)
                 if not cursor:
                     continue
-                for bodies, tails, wanted in zip(
-                    (cache.body_keys, cache.body_values),
-                    (cache.tail_keys, cache.tail_values),
-                    whole.keys_and_values(),
-                    strict=True,
+                arrays, place = cache._place(index)
+                for held, tails, wanted in zip(
+                    arrays, cache.tails, whole.keys_and_values(), strict=True
                 ):
                     got = mx.concatenate(
-                        [bodies[index, :, :body], tails[index, :, : cursor - body]], axis=1
+                        [held[place, :, :body], tails[index, :, : cursor - body]], axis=1
                     )
-                    assert mx.allclose(got, wanted[0], rtol=1e-4, atol=1e-4).item()
+                    assert mx.allclose(got, wanted[0], rtol=1e-3, atol=1e-3).item()
             else:
                 assert isinstance(cache, RecurrentCache)
                 if cursor - accepted:
                     conv, state = behind[0], behind[1]
-                    assert mx.allclose(cache.conv[index], conv[0], rtol=1e-4, atol=1e-4).item()
-                    assert mx.allclose(cache.state[index], state[0], rtol=1e-4, atol=1e-4).item()
+                    assert mx.allclose(cache.conv[index], conv[0], rtol=1e-3, atol=1e-3).item()
+                    assert mx.allclose(cache.state[index], state[0], rtol=1e-3, atol=1e-3).item()
 
 
 @settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     derandomize=True,
+    phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(script=moves, seed=st.integers(0, 1000))
@@ -164,20 +181,23 @@ def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
     qwen: Loaded, script: list[tuple[Any, ...]], seed: int
 ) -> None:
     driver = Driver(qwen, seed)
-    driver.join(12, None)
-    driver.join(1, 2)
-    for move, *values in script:
-        getattr(driver, move)(*values)
-    while driver.steps < 200:
-        driver.join(7, None)
-        driver.step(0.8, 10, driver.steps // 20 % 3)
-        driver.check()
+    with small_classes():
+        driver.join(12, None)
+        driver.join(1, 2)
+        for move, *values in script:
+            getattr(driver, move)(*values)
+        while driver.steps < 200:
+            for length in (270, 50):
+                driver.leave(0)
+                driver.join(length, None)
+            driver.suspend(driver.steps % ROWS)
+            driver.step(0.8, 5, driver.steps // 20 % 3)
+            for place in range(ROWS):
+                driver.resume(place)
+            driver.step(0.8, 5, driver.steps // 20 % 3)
+            driver.check()
 
+    assert max(driver.groups) > 1
     assert driver.steps >= 200
     assert driver.accepted > 50
     assert driver.checked - driver.behind > 10
-
-
-@pytest.mark.parametrize(("positions", "capacity"), [(1, 256), (256, 256), (257, 512), (900, 1024)])
-def test_capacities_double_so_that_shapes_repeat(positions: int, capacity: int) -> None:
-    assert capacity_for(positions) == capacity

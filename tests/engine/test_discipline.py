@@ -13,7 +13,7 @@ from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models import as_ragged
 from tests.engine.driving import GREEDY, Loaded, row, run
 
-LONG = 7_000
+LONG = 9_300
 ROWS = 8
 
 
@@ -38,8 +38,8 @@ def long_batch(loaded: Loaded, depth: int) -> Batch:
 
 
 def body_bytes(batch: Batch) -> int:
-    caches = [cache for cache in batch._caches if isinstance(cache, AttentionCache)]
-    return sum(cache.body_keys.nbytes + cache.body_values.nbytes for cache in caches)
+    caches = [cache for cache in batch._buffers.caches if isinstance(cache, AttentionCache)]
+    return sum(array.nbytes for cache in caches for body in cache.bodies for array in body)
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -136,7 +136,7 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
         decoder.prefill("a", 8)
         for _ in range(4):
             decoder.step()
-        state = decoder.batch._state
+        state = decoder.batch._buffers.state
         return {name for name, array in state.items() if array.shape[-1] == 257}
 
     assert kept(Sampling(0.8, top_p=0.9)) == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,96 @@ def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: Decodi
     emissions = [emission for _ in range(26) for emission in engine.step()]
 
     assert [t for e in emissions for t in e.tokens] == history[len(prepared.prompt) :]
+
+
+def resumed(engine: DecodingEngine, generated: list[int], **fields: Any) -> list[Emission]:
+    """What is emitted for a request of which these tokens were there before."""
+    request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
+    [prepared] = engine.prepare(request, "resumed")
+    engine.add(replace(prepared, generated=tuple(generated)))
+    while engine.prefill(prepared.row_id, 16):
+        pass
+    emissions = engine.step()
+    while not (emissions and emissions[-1].finish_reason):
+        emissions += engine.step()
+    return emissions
+
+
+BIASED = {"prompt": "def f", "max_tokens": 24, "ignore_eos": True, "logprobs": True}
+
+
+@pytest.mark.parametrize("stop", [None, "later"])
+def test_an_interrupted_row_emits_just_what_followed_what_it_had_emitted(
+    engine: DecodingEngine, stop: str | None
+) -> None:
+    whole = generate(engine, **BIASED)
+    if stop:
+        # Held back from its first character on, until its last.
+        stop = text_of(whole)[9:14]
+        whole = generate(engine, **BIASED, stop=stop)
+    held = 0
+
+    for place in range(1, len(whole)):
+        before, after = whole[:place], whole[place:]
+        generated = [token for emission in before for token in emission.tokens]
+        emissions = resumed(engine, generated, **BIASED, stop=stop)
+
+        assert text_of(emissions) == text_of(after)
+        for name in ("tokens", "logprobs"):
+            wanted = [entry for emission in after for entry in getattr(emission, name)]
+            got = [entry for emission in emissions for entry in getattr(emission, name)]
+            if name == "tokens":
+                assert got == wanted
+            assert [getattr(entry, "token_id", entry) for entry in got] == [
+                getattr(entry, "token_id", entry) for entry in wanted
+            ]
+        assert emissions[-1].finish_reason == whole[-1].finish_reason
+        held += before[-1].text == ""
+    assert held or not stop, "nothing was ever held back"
+
+
+@pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])
+def test_an_interrupted_row_that_had_ended_only_says_so(
+    engine: DecodingEngine, stop: bool, reason: str
+) -> None:
+    fields = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True, "logprobs": True}
+    if stop:
+        fields["stop"] = text_of(generate(engine, **fields))[3:5]
+    whole = generate(engine, **fields)
+    generated = [token for emission in whole for token in emission.tokens]
+
+    emissions = resumed(engine, generated, **fields)
+
+    assert emissions == [Emission("resumed:0", [], "", [], reason)]  # type: ignore[arg-type]
+    assert engine.step() == []
+
+
+def test_an_interrupted_row_that_had_ended_can_be_removed_before_it_says_so(
+    engine: DecodingEngine,
+) -> None:
+    request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=2)
+    [prepared] = engine.prepare(request, "job")
+    engine.add(replace(prepared, generated=(1, 2)))
+
+    engine.remove(prepared.row_id)
+
+    assert engine.step() == []
+
+
+def test_a_suspended_row_may_finish_by_what_was_under_way(engine: DecodingEngine) -> None:
+    request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=3, ignore_eos=True)
+    [prepared] = engine.prepare(request, "job")
+    engine.add(prepared)
+    engine.prefill(prepared.row_id, 16)
+    for _ in range(3):
+        engine.step()
+
+    assert engine.suspend(prepared.row_id)
+    [last] = engine.step()
+
+    assert last.finish_reason == "length"
+    assert engine.suspended_bytes(prepared.row_id) == 0
+    assert not engine.suspend(prepared.row_id)
 
 
 @pytest.mark.parametrize(

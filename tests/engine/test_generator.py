@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,32 @@ def test_the_engine_serves_a_llama_like_any_other_model(llama_path: Path) -> Non
         assert emission.logprobs is not None
         assert [entry.token_id for entry in emission.logprobs] == emission.tokens
         assert all(len(entry.top) == 2 for entry in emission.logprobs)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, repetition_penalty=1.3, seed=8)])
+def test_an_interrupted_row_of_a_llama_goes_on_from_what_it_had_generated(
+    llama: Loaded, sampling: Sampling
+) -> None:
+    whole = row("x", PROMPTS[2], 24, sampling)
+    wanted = run(GeneratorDecoder(llama.network, max_rows=4), [whole])["x"]
+
+    for length in (1, 11, 23):
+        rest = replace(whole, generated=tuple(wanted[:length]))
+        decoder = GeneratorDecoder(llama.network, max_rows=4)
+        decoder.add(rest)
+        assert decoder.prefill("x", 8) == 0
+        steps = [step for _ in range(30) for step in decoder.step()]
+
+        assert [token.token for step in steps for token in step.tokens] == wanted[length:]
+
+
+def test_a_row_of_a_llama_cannot_be_suspended(llama: Loaded) -> None:
+    decoder = GeneratorDecoder(llama.network, max_rows=4)
+    decoder.add(row("x", PROMPTS[0], 20))
+    decoder.prefill("x", 8)
+    decoder.step()
+
+    assert not decoder.suspend("x")
+    with pytest.raises(KeyError):
+        decoder.resume("x")
+    assert len(decoder.step()) == 1

@@ -52,14 +52,14 @@ class Oracle:
             self._emitted[outcome.row_id] += len(outcome.tokens)
             self.accepted += outcome.accepted
             self.drafted += outcome.drafted
-        if "drafts" in batch._state:
-            drafts = batch._state["drafts"].tolist()
-            for index, slot in batch._live():
+        if "drafts" in batch._buffers.state:
+            drafts = batch._buffers.state["drafts"].tolist()
+            for index, slot in batch._seats.taken:
                 after = self._truth[slot.row.row_id][self._emitted[slot.row.row_id] :]
                 for place, token in enumerate(after[: len(drafts[index])]):
                     right = self._rng.random() < self._worth
                     drafts[index][place] = token if right else (token + 1) % 256
-            batch._state["drafts"] = mx.array(drafts, mx.int32)
+            batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
         for outcome in self._step():
             raise AssertionError(f"nothing was in flight, yet {outcome} landed")
         return landed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.attention_cache import TAIL, AttentionCache, Window
+from omlx_worker.engine.attention_cache import TAIL, Window, spans_of
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.step import Arrays, State
 
@@ -65,8 +65,7 @@ def _compiled(model: RaggedModel) -> Callable[[State, Arrays, mx.array], Arrays]
     def read(state: State, layers: Arrays, begin: mx.array) -> Arrays:
         caches = model.wrap(layers)
         body_lengths = state["body_lengths"]
-        capacity = next(c.capacity for c in caches if isinstance(c, AttentionCache))
-        window = Window.at(body_lengths + begin, body_lengths, PIECE, capacity)
+        window = Window.at(body_lengths + begin, body_lengths, PIECE, spans_of(caches))
         places = begin + mx.arange(PIECE)
         tokens = mx.take(state["following"], places, axis=1)
         model.draft(tokens, mx.take(state["hidden"], places, axis=1), caches, window)

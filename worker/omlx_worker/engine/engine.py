@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Protocol
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.engine.memory import budget
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.sampling import Sampled
 from omlx_worker.engine.step import RowStep
@@ -22,11 +24,25 @@ class Decoder(Protocol):
     @property
     def depth(self) -> int: ...
 
+    @property
+    def slots(self) -> int: ...
+
     def add(self, row: Row) -> None: ...
 
     def prefill(self, row_id: str, tokens: int) -> int: ...
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]: ...
+
+    def suspend(self, row_id: str) -> bool: ...
+
+    def resume(self, row_id: str) -> None: ...
+
+    def suspended_bytes(self, row_id: str) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int: ...
 
     def remove(self, row_id: str) -> None: ...
 
@@ -48,11 +64,18 @@ class DecodingEngine:
         self._prompter = prompter
         self._info = info
         self._max_rows = max_rows
+        self._budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
+        self._ended: dict[str, Emission] = {}
 
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def identity(self) -> str:
+        device = mx.device_info().get("device_name", mx.default_device())
+        return f"{self._info.model}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
 
     @property
     def max_rows(self) -> int:
@@ -65,27 +88,66 @@ class DecodingEngine:
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         return self._prompter.rows(request, job_id)
 
+    def text_of(self, row: Row) -> str:
+        text = RowText(row, self._tokenizer)
+        return "".join(text.feed(token).text for token in row.generated)
+
+    @property
+    def slots(self) -> int:
+        return self._decoder.slots
+
     def add(self, row: Row) -> None:
-        self._rows[row.row_id] = (row, RowText(row, self._tokenizer))
+        text = RowText(row, self._tokenizer)
+        for token in row.generated:
+            finish_reason = text.feed(token).finish_reason
+            if finish_reason is not None:
+                logprobs = self._describe(row, [])
+                self._ended[row.row_id] = Emission(row.row_id, [], "", logprobs, finish_reason)
+                return
+        self._rows[row.row_id] = (row, text)
         self._decoder.add(row)
 
     def prefill(self, row_id: str, tokens: int) -> int:
-        return self._decoder.prefill(row_id, tokens)
+        return 0 if row_id in self._ended else self._decoder.prefill(row_id, tokens)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
-        return [
+        ended = list(self._ended.values())
+        self._ended.clear()
+        return ended + [
             self._emit(*self._rows[step.row_id], step)
             for step in self._decoder.step(depths)
             if step.row_id in self._rows
         ]
 
+    def suspend(self, row_id: str) -> bool:
+        return row_id in self._rows and self._decoder.suspend(row_id)
+
+    def resume(self, row_id: str) -> None:
+        self._decoder.resume(row_id)
+
+    def suspended_bytes(self, row_id: str) -> int:
+        return self._decoder.suspended_bytes(row_id)
+
+    @property
+    def memory_budget(self) -> int:
+        return self._budget
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._decoder.weight_bytes
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+        return self._decoder.bytes_for(rows)
+
     def remove(self, row_id: str) -> None:
+        self._ended.pop(row_id, None)
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
 
     def close(self) -> None:
         del self._decoder
         self._rows.clear()
+        self._ended.clear()
         # MLX aborts the process if a thread's streams are still at work when it exits.
         mx.synchronize()
         mx.clear_streams()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.interface import Row
+from omlx_worker.engine.memory import GeneratorFootprint
 from omlx_worker.engine.sampling import Draw, Plan, Sampled, knobs, sample
 from omlx_worker.engine.step import RowStep
 
@@ -26,15 +28,15 @@ class _RowSampler:
         self.draws: deque[Draw] = deque()
         self._plan = Plan.of([row.sampling])
         self._knobs = knobs([row.sampling], self._plan)
-        self._prompt = mx.array(row.prompt, mx.int32)
-        self._position = len(row.prompt)
+        self._history = mx.array(row.history, mx.int32)
+        self._position = row.length
         self._counts: mx.array | None = None
 
     def __call__(self, logits: mx.array) -> mx.array:
         """Sample from ``[1, V]``; the normalisation that mlx-lm applied changes nothing."""
         if self._plan.penalties and self._counts is None:
             empty = mx.zeros((logits.shape[-1],), mx.int32)
-            self._counts = empty.at[self._prompt].add(1)[None, None]
+            self._counts = empty.at[self._history].add(1)[None, None]
         positions = mx.array([[self._position]], mx.int32)
         draw = sample(logits[:, None], positions, self._counts, self._knobs, self._plan)
         self.draws.append(draw)
@@ -60,10 +62,16 @@ class GeneratorDecoder:
         self._generator = BatchGenerator(
             model, completion_batch_size=max_rows, prefill_step_size=prefill_chunk
         )
+        self._footprint = GeneratorFootprint(model)
+        self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         # The generator wires memory when it is made, which this worker leaves to its user.
         self._generator.close()
         self._waiting: dict[str, Row] = {}
         self._inserted: dict[int, _Inserted] = {}
+
+    @property
+    def slots(self) -> int:
+        return len(self._inserted)
 
     def add(self, row: Row) -> None:
         self._waiting[row.row_id] = row
@@ -72,7 +80,8 @@ class GeneratorDecoder:
         row = self._waiting.pop(row_id)
         greedy = Plan.of([row.sampling]) == Plan()
         sampler = None if greedy else _RowSampler(row)
-        [uid] = self._generator.insert([row.prompt], [row.max_tokens], samplers=[sampler])
+        left = row.max_tokens - len(row.generated)
+        [uid] = self._generator.insert([row.history], [left], samplers=[sampler])
         self._inserted[uid] = _Inserted(row, sampler)
         return 0
 
@@ -84,11 +93,26 @@ class GeneratorDecoder:
                 del self._inserted[response.uid]
             row = inserted.row
             if inserted.sampler is None:
-                sampled = Sampled(row.row_id, response.token)
+                sampled = Sampled(response.token)
             else:
                 sampled = inserted.sampler.draws.popleft().read().at(row, 0)
             steps.append(RowStep(row.row_id, [sampled]))
         return steps
+
+    def suspend(self, row_id: str) -> bool:  # noqa: ARG002
+        """A row's cache cannot be taken out of mlx-lm's batch and put back."""
+        return False
+
+    def resume(self, row_id: str) -> None:
+        raise KeyError(row_id)
+
+    def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
+        return 0
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+        prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
+        longest = max((tokens for _, tokens in rows), default=0)
+        return prompts + self._footprint.of_batch(len(rows), longest)
 
     def remove(self, row_id: str) -> None:
         if self._waiting.pop(row_id, None) is not None:

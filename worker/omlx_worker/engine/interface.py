@@ -7,7 +7,7 @@ leaves by itself with the `Emission` that carries its finish reason, or by ``rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +63,9 @@ class Row:
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
         depth: drafts a step, at most; 0 for none, None for what the engine does anyway.
+        generated: what an interrupted or paused run has produced already, oldest first. It is
+            read after the prompt, counts towards ``max_tokens`` and penalties, and is not
+            emitted again.
     """
 
     row_id: str
@@ -72,6 +75,22 @@ class Row:
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     depth: int | None = None
+    generated: tuple[int, ...] = ()
+
+    @property
+    def history(self) -> list[int]:
+        """Every token there is, the last of them not yet in any cache."""
+        return [*self.prompt, *self.generated]
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the row may come to."""
+        return len(self.prompt) + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +116,17 @@ class Emission:
 
 
 class Engine(Protocol):
-    """A model that decodes many rows at once. Only `prepare` may be called from any thread."""
+    """A model that decodes many rows at once. Only `prepare`, `text_of` and
+    `bytes_for` may be called from any thread."""
 
     @property
     def info(self) -> ModelInfo:
         """The model's name and limits."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Names the model, the device and the software, which step times depend on."""
         ...
 
     @property
@@ -122,15 +147,30 @@ class Engine(Protocol):
         """
         ...
 
+    def text_of(self, row: Row) -> str:
+        """The text that a row's ``generated`` tokens have made final. From any thread."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Rows that a step computes, empty ones included; 0 while there are none."""
+        ...
+
     def add(self, row: Row) -> None:
-        """Take a row in; its prompt is not yet read."""
+        """Take a row in; its prompt is not yet read.
+
+        A row that was interrupted goes on where it stood: what is emitted is what follows its
+        ``generated`` tokens, text included that they left half finished. Where those end the
+        row already, the next `step` emits its finish reason and no token.
+        """
         ...
 
     def prefill(self, row_id: str, tokens: int) -> int:
-        """Read up to ``tokens`` more of a row's prompt.
+        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
 
         Returns:
-            How many prompt tokens are left to read; at 0 the row decodes from the next step.
+            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
+            from the next step.
         """
         ...
 
@@ -145,8 +185,59 @@ class Engine(Protocol):
         """
         ...
 
+    def suspend(self, row_id: str) -> bool:
+        """Take a decoding row out of the batch and keep all that it needs to go on.
+
+        What the step in flight still yields for it is emitted by the next `step`, even when no
+        row is left to decode, and may finish it.
+
+        Returns:
+            False where that cannot be done: the row is not decoding, or the model runs on a
+            decoder that cannot. It can then be removed, and added again with what it has
+            ``generated``.
+        """
+        ...
+
+    def resume(self, row_id: str) -> None:
+        """Put a suspended row back: it decodes from the next step, as if it had never left.
+
+        Raises:
+            KeyError: if no such row is suspended.
+        """
+        ...
+
+    def suspended_bytes(self, row_id: str) -> int:
+        """The memory that a suspended row holds; 0 for any other."""
+        ...
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that weights and rows may take together on this device."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights."""
+        ...
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+        """Bytes that rows will take at most, while they decode together, besides the weights.
+
+        Bodies rounded up to their buckets, empty slots, and the copies that are alive while a
+        batch grows are included; what a chunk of prefill computes in passing is not, nor are
+        suspended rows.
+
+        Args:
+            rows: of each, how many tokens are yet to be read (`Row.length`, or 0 once it
+                decodes), and how many it may come to (`Row.longest`).
+        """
+        ...
+
     def remove(self, row_id: str) -> None:
-        """Drop a row at any point; unknown ids are ignored. Nothing more is emitted for it."""
+        """Drop a row at any point, suspended or not; unknown ids are ignored.
+
+        Nothing more is emitted for it.
+        """
         ...
 
     def close(self) -> None:

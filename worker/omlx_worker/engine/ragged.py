@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from omlx_worker.engine.step import RowStep
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose prompt is being read; its last token is left for the first step."""
+    """A row whose history is being read; its last token is left for the first step."""
 
     row: Row
     caches: list[Any]
@@ -24,7 +24,7 @@ class _Reading:
 
     @property
     def left(self) -> int:
-        return len(self.row.prompt) - 1 - self.done
+        return self.row.length - 1 - self.done
 
 
 class RaggedDecoder:
@@ -39,17 +39,22 @@ class RaggedDecoder:
     def depth(self) -> int:
         return self.batch.depth
 
+    @property
+    def slots(self) -> int:
+        return self.batch.slots
+
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
 
     def prefill(self, row_id: str, tokens: int) -> int:
         reading = self._reading[row_id]
         if reading.left > 0:
-            prompt, done = reading.row.prompt, reading.done
-            chunk = prompt[done:-1][:tokens]
-            following = prompt[done + 1 : done + 1 + len(chunk)]
+            history, done = reading.row.history, reading.done
+            chunk = history[done:-1][:tokens]
+            following = history[done + 1 : done + 1 + len(chunk)]
             self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
-            mx.async_eval([cache.state for cache in reading.caches])
+            # Awaited: whoever reads prompts between steps has to know what a chunk takes.
+            mx.eval([cache.state for cache in reading.caches])
             reading.done += len(chunk)
         if reading.left == 0:
             del self._reading[row_id]
@@ -60,6 +65,22 @@ class RaggedDecoder:
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         return self.batch.step(depths)
+
+    def suspend(self, row_id: str) -> bool:
+        return self.batch.suspend(row_id)
+
+    def resume(self, row_id: str) -> None:
+        self.batch.resume(row_id)
+
+    def suspended_bytes(self, row_id: str) -> int:
+        return self.batch.suspended_bytes(row_id)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+        return self.batch.bytes_for(rows)
 
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:

@@ -13,13 +13,14 @@ class RecurrentCache:
     """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
 
     ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) stand after the
-    first token of the last window, which is always committed. Of the window's other tokens,
-    drafts that were judged only later, the inputs are kept: the next step first replays as many
-    as were accepted.
+    first token of the last window, which is always committed. The window's other tokens are
+    drafts that were judged only later: its inputs are kept, and the next step first replays as
+    many as were accepted.
 
     Attributes:
-        kept: empty after a window of one token, else conv inputs ``[S, K, channels]``, keys
-            ``[S, K, Hk, Dk]``, values ``[S, K, H, Dv]``, and the gates' inputs ``[S, K, H]`` x 2.
+        kept: empty after a window of one token, else conv inputs ``[S, W, channels or more]``,
+            keys ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay (float32) and beta
+            ``[S, W, H]`` of the whole window.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:

@@ -94,7 +94,6 @@ class Draw:
 class Sampled:
     """A token of one row; log-probabilities where the row asked for them."""
 
-    row_id: str
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -114,12 +113,12 @@ class ReadDraw:
         token = self.tokens[index][column]
         asked = row.sampling.top_logprobs
         if asked is None or self.logprobs is None:
-            return Sampled(row.row_id, token)
+            return Sampled(token)
         top: tuple[tuple[int, float], ...] = ()
         if asked and self.top_tokens is not None and self.top_logprobs is not None:
             likeliest = self.top_tokens[index][column][:asked]
             top = tuple(zip(likeliest, self.top_logprobs[index][column], strict=False))
-        return Sampled(row.row_id, token, self.logprobs[index][column], top)
+        return Sampled(token, self.logprobs[index][column], top)
 
 
 def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:

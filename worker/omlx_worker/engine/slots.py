@@ -11,3 +11,8 @@ def pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
     """These slots of an array, in this order, and empty ones after them, ``size`` in all."""
     picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
     return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))
+
+
+def unmoved(moves: Sequence[int | None], size: int) -> bool:
+    """Whether every row of ``size`` slots stays in its own."""
+    return len(moves) == size and all(old in (None, slot) for slot, old in enumerate(moves))

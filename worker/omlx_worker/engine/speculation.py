@@ -130,7 +130,6 @@ def propose(
     """
     out = model.draft(tokens, hidden, caches, window)
     last = mx.take_along_axis(out, accepted[:, None, None], axis=1)
-    capacity = window.body_mask.shape[-1]
     drawn: list[mx.array] = []
     weights: list[mx.array] = []
     for place in range(depth):
@@ -143,7 +142,7 @@ def propose(
         if place + 1 < depth:
             if counts is not None:
                 counts = counts.at[mx.arange(counts.shape[0]), token[:, 0]].add(1)
-            here = Window.at(cursors + place, body_lengths, 1, capacity)
+            here = Window.at(cursors + place, body_lengths, 1, window.spans)
             last = model.draft(token, last, caches, here)
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.attention_cache import AttentionCache, Window
+from omlx_worker.engine.attention_cache import Window, spans_of
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models import LayerCache, RaggedModel
 from omlx_worker.engine.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report
@@ -127,8 +127,7 @@ def advance(
     if drafts is not None:
         tokens = mx.concatenate([tokens, drafts.tokens], axis=1)
     width = tokens.shape[1]
-    capacity = next((c.capacity for c in caches if isinstance(c, AttentionCache)), 0)
-    window = Window.at(cursors, body_lengths, width, capacity)
+    window = Window.at(cursors, body_lengths, width, spans_of(caches))
     hidden = model.forward(tokens, caches, window, state["accepted"])
 
     counts = state.get("counts")

@@ -1,0 +1,158 @@
+#!/usr/bin/env python
+"""Measure what one long row costs the short ones beside it, with bodies by length and without.
+
+    python scripts/bench/mixed_lengths.py                           the demo model, 8k and 32k
+    python scripts/bench/mixed_lengths.py --model PATH --long 131072 --depth 3
+
+Three batches are decoded in turns, a stretch of steps each, so that what else the machine is
+doing falls on all alike: the short rows alone, and the short rows with a long one, once with all
+bodies of one capacity and once in groups by length. Contents of the caches are made up: what a
+step costs does not depend on them. Ratios are medians over the laps of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import mlx.core as mx
+from rich.console import Console
+from rich.table import Table
+
+from omlx_worker.engine import layout
+from omlx_worker.engine.attention_cache import AttentionCache
+from omlx_worker.engine.batch import Batch
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.models import RaggedModel, as_ragged
+
+STEPS = 16
+"""Of a stretch; few enough that no tail fills up in a run."""
+
+
+@dataclass
+class Contender:
+    """One batch, and what its stretches of steps took.
+
+    Attributes:
+        laps: seconds a step, of each stretch.
+        bodies: bytes of its attention bodies.
+        peak: bytes that steps took on top of what there was.
+    """
+
+    name: str
+    groups: int
+    lengths: list[int]
+    laps: list[float] = field(default_factory=list)
+    bodies: int = 0
+    peak: int = 0
+
+    def limited(self) -> AbstractContextManager[object]:
+        return patch.object(layout, "MAX_GROUPS", self.groups)
+
+    def fill(self, model: RaggedModel, depth: int) -> None:
+        self.batch = Batch(model, depth)
+        with self.limited():
+            for index, length in enumerate(self.lengths):
+                row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
+                self.batch.join(row, made_up(model, length))
+        self.bodies = sum(
+            array.nbytes
+            for cache in self.batch._buffers.caches
+            if isinstance(cache, AttentionCache)
+            for body in cache.bodies
+            for array in body
+        )
+
+    def stretch(self, *, warm: bool = False) -> None:
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        with self.limited():
+            began = time.perf_counter()
+            for _ in range(STEPS):
+                self.batch.step()
+            mx.synchronize()
+            seconds = time.perf_counter() - began
+        if not warm:
+            self.laps.append(seconds / STEPS)
+            self.peak = max(self.peak, mx.get_peak_memory() - before)
+
+
+def made_up(model: RaggedModel, length: int) -> list[list[mx.array]]:
+    """What a prefill of so many tokens leaves, by its shapes."""
+    caches = model.new_prompt_cache()
+    model.prefill(mx.array([[1, 2]]), mx.array([[2, 3]]), caches)
+    return [
+        [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], length, part.shape[3])) for part in pair]
+        if pair[0].ndim == 4
+        else list(pair)
+        for pair in model.prompt_arrays(caches)
+    ]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEMO)
+    parser.add_argument("--rows", type=int, default=8, help="short rows")
+    parser.add_argument("--short", type=int, default=200, help="tokens of each")
+    parser.add_argument("--long", type=int, nargs="+", default=[8192, 32_768])
+    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--laps", type=int, default=7)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    assert (args.laps + 1) * STEPS * (1 + args.depth) < 256, "a tail would fill up"
+    network, _, _ = load(resolve(args.model))
+    model = as_ragged(network, drafts=args.depth > 0)
+    assert model is not None, f"--model {args.model}: it has no ragged form"
+    title = f"{args.model} on {mx.default_device()}, MLX {mx.__version__}, {args.depth} drafts"
+    table = Table(title=f"{args.rows} rows of {args.short} tokens; {title}")
+    for name in (
+        "beside them",
+        "bodies",
+        "ms/step",
+        "x alone (range)",
+        "bodies MB",
+        "in passing MB",
+    ):
+        table.add_column(name, justify="right")
+    for length in args.long:
+        short = [args.short] * args.rows
+        contenders = [
+            Contender("alone", 1, short),
+            Contender("one capacity", 1, [*short, length]),
+            Contender("by length", layout.MAX_GROUPS, [*short, length]),
+        ]
+        random.seed(0)
+        for contender in contenders:
+            contender.fill(model, args.depth)
+            contender.stretch(warm=True)
+        for _ in range(args.laps):
+            for contender in random.sample(contenders, len(contenders)):
+                contender.stretch()
+        alone = contenders[0]
+        for contender in contenders:
+            ratios = [lap / base for lap, base in zip(contender.laps, alone.laps, strict=True)]
+            table.add_row(
+                "none" if contender is alone else f"{length}",
+                contender.name,
+                f"{1000 * statistics.median(contender.laps):.2f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+                f"{contender.bodies / 1e6:.0f}",
+                f"{contender.peak / 1e6:.0f}",
+            )
+        table.add_section()
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

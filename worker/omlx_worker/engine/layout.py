@@ -1,0 +1,171 @@
+"""Which slots of a batch share a body capacity: rows of like length side by side.
+
+Attention reads the body of every slot to its capacity, so one long row must not set the capacity
+of all. Slots come in at most `MAX_GROUPS` groups, shortest first, and a row sits in the group of
+its class of lengths; classes are four times apart, and all below `FIRST_LIMIT` are one, where a
+shared body costs next to nothing. A group's slots are a power of two, and capacities repeat, so
+that a batch goes through few shapes.
+
+Capacities double at first. Above `FIRST_LIMIT` they grow by eighths of the power of two below,
+so that a long row holds at most an eighth more than it needs. A body is copied once per eighth,
+which is at least the `TAIL` tokens between two folds: every step reads the body once, so that
+even at the smallest eighth the copies are less than a hundredth of what the steps read.
+
+Pure Python: positions and slots, no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+MIN_CAPACITY = 256
+"""Positions of the smallest body."""
+
+FIRST_LIMIT = 2048
+"""Positions up to which rows are of one class."""
+
+MAX_GROUPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring slots with bodies of one capacity.
+
+    Attributes:
+        limit: the most positions that a row of this class may need.
+    """
+
+    slots: int
+    capacity: int
+    limit: int
+
+
+Layout = tuple[Group, ...]
+"""Groups in the order of their slots."""
+
+Seated = Sequence[tuple[int | None, int]]
+"""Rows: the slot of each, None for one that comes, and the body positions that it needs."""
+
+
+def capacity_for(positions: int) -> int:
+    """The smallest body capacity that holds ``positions``."""
+    if positions <= FIRST_LIMIT:
+        return max(MIN_CAPACITY, power_of_two(positions))
+    step = power_of_two(positions) // 16
+    return -(-positions // step) * step
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not below ``count``."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def slots_of(layout: Layout) -> int:
+    return sum(group.slots for group in layout)
+
+
+def anew(needs: Sequence[int]) -> Layout:
+    """The layout that rows with these needs get if nothing is there yet."""
+    groups: list[Group] = []
+    below = -1
+    for limit in sorted({_limit_for(need) for need in needs})[-MAX_GROUPS:]:
+        inside = [need for need in needs if below < need <= limit]
+        groups.append(Group(power_of_two(len(inside)), capacity_for(max(inside)), limit))
+        below = limit
+    return tuple(groups)
+
+
+def seat(layout: Layout, rows: Seated) -> tuple[Layout, list[int]]:
+    """Find a slot for every row, where it sits if that will do; capacities grow as needed.
+
+    Returns:
+        The layout, with one slot or more in every group, and the slot of each row.
+    """
+    slots = _kept(layout, rows)
+    return packed(rows) if slots is None else (_grown(layout, slots, rows), slots)
+
+
+def packed(rows: Seated) -> tuple[Layout, list[int]]:
+    """The smallest layout, and the slot of each row in it: in the order they sat in before."""
+    layout = anew([need for _, need in rows])
+    starts = [slots_of(layout[:index]) for index in range(len(layout))]
+    slots = [0] * len(rows)
+    for row in sorted(range(len(rows)), key=lambda row: (rows[row][0] is None, rows[row][0])):
+        group = _group_for(layout, rows[row][1])
+        assert group is not None
+        slots[row] = starts[group]
+        starts[group] += 1
+    return layout, slots
+
+
+def on_the_way(needs: Sequence[int]) -> list[Layout]:
+    """The layouts that rows go through until they come to these needs, all growing alike."""
+    limits = [_limit_for(max(needs, default=0))]
+    while limits[-1] > FIRST_LIMIT:
+        limits.append(limits[-1] // 4)
+    return [anew([min(need, limit) for need in needs]) for limit in limits]
+
+
+def wasteful(layout: Layout, rows: Seated) -> bool:
+    """Whether some group has twice the slots, or twice the capacity, that its rows need."""
+    needs: list[list[int]] = [[] for _ in layout]
+    for slot, need in rows:
+        assert slot is not None
+        needs[_group_at(layout, slot)].append(need)
+    return any(
+        2 * len(inside) <= group.slots or 2 * capacity_for(max(inside)) <= group.capacity
+        for group, inside in zip(layout, needs, strict=True)
+    )
+
+
+def _limit_for(positions: int) -> int:
+    limit = FIRST_LIMIT
+    while limit < positions:
+        limit *= 4
+    return limit
+
+
+def _kept(layout: Layout, rows: Seated) -> list[int] | None:
+    """The slots that rows have, and free ones for those that come; None if that will not do."""
+    taken = {slot for slot, _ in rows}
+    free = [slot for slot in range(slots_of(layout)) if slot not in taken]
+    slots: list[int] = []
+    for slot, need in rows:
+        if slot is None:
+            group = _group_for(layout, need)
+            slot = next((s for s in free if _group_at(layout, s) == group), None)
+            if slot is None:
+                return None
+            free.remove(slot)
+        elif need > layout[_group_at(layout, slot)].limit:
+            return None
+        slots.append(slot)
+    return slots
+
+
+def _grown(layout: Layout, slots: Sequence[int], rows: Seated) -> Layout:
+    capacities = [group.capacity for group in layout]
+    for slot, (_, need) in zip(slots, rows, strict=True):
+        group = _group_at(layout, slot)
+        capacities[group] = max(capacities[group], capacity_for(need))
+    return tuple(
+        replace(group, capacity=capacity)
+        for group, capacity in zip(layout, capacities, strict=True)
+    )
+
+
+def _group_for(layout: Layout, need: int) -> int | None:
+    """The group that a row would sit in; None where its class has none and could have one."""
+    for index, group in enumerate(layout):
+        if need <= group.limit:
+            return index if _limit_for(need) == group.limit or len(layout) == MAX_GROUPS else None
+    return None
+
+
+def _group_at(layout: Layout, slot: int) -> int:
+    index = 0
+    while slot >= layout[index].slots:
+        slot -= layout[index].slots
+        index += 1
+    return index
