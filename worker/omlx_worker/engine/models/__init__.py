@@ -25,6 +25,7 @@ class RaggedModel(Protocol):
     dtype: mx.Dtype
     vocabulary: int
     hidden: int
+    weight_bytes: int
 
     @property
     def drafts(self) -> bool:

@@ -20,6 +20,8 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
+from omlx_worker.engine.models.fused import product
+
 log = logging.getLogger(__name__)
 
 Weights = dict[str, mx.array]
@@ -52,8 +54,7 @@ class MTPHead(nn.Module):
     def mix(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
         """What the decoder layer takes, from both inputs of `__call__`."""
         normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
-        mixed: mx.array = self.fc(mx.concatenate(normed, axis=-1))
-        return mixed
+        return product(self.fc, mx.concatenate(normed, axis=-1))
 
     def __call__(
         self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any] | None = None

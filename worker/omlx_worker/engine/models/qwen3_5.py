@@ -12,11 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_reduce
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.attention_cache import AttentionCache, Window
-from omlx_worker.engine.models.layers import attention, gated_delta_net, projected_apart
+from omlx_worker.engine.models import fused
+from omlx_worker.engine.models.layers import (
+    attention,
+    gated_delta_net,
+    gated_delta_net_of_prompt,
+    projected_apart,
+)
 from omlx_worker.engine.models.mtp import text_model
 from omlx_worker.engine.recurrent_cache import RecurrentCache
 
@@ -38,7 +45,10 @@ class RaggedQwen35:
         self._head = getattr(model, "mtp", None) if drafts else None
         self._head_layers = self._head.layers if self._head is not None else []
         self.dtype: mx.Dtype = self._text.model.norm.weight.dtype
+        layers = [*self._text.layers, *self._head_layers]
+        self._fused = [fused.Fused.of(layer, self.dtype) for layer in layers]
         self.vocabulary: int = self._args.vocab_size
+        self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         doubled = self._head is not None and not self._head.takes_normed
         self.hidden: int = self._args.hidden_size * (2 if doubled else 1)
 
@@ -46,7 +56,7 @@ class RaggedQwen35:
     def drafts(self) -> bool:
         return self._head is not None
 
-    # Prefill: one row, mlx-lm's own forward and caches.
+    # Prefill: one row, mlx-lm's own caches.
 
     def new_prompt_cache(self) -> list[KVCache | ArraysCache]:
         caches: list[KVCache | ArraysCache] = self._text.make_cache()
@@ -57,13 +67,21 @@ class RaggedQwen35:
     ) -> None:
         """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
         x = self._text.model.embed_tokens(tokens)
-        for layer, cache in zip(self._text.layers, caches, strict=False):
-            mask = None if layer.is_linear else create_attention_mask(x, cache)
-            x = layer(x, mask=mask, cache=cache)
+        for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
+            if layer.is_linear:
+                x = x + self._read(layer.linear_attn, own, layer.input_layernorm(x), cache)
+                x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
+            else:
+                x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
         if self._head is not None:
             hidden = self._taken(self._outputs(x, self._text.model.norm))
             embeddings = self._text.model.embed_tokens(following)
             self._head(embeddings, hidden, caches[len(self._text.layers) :])
+
+    def _read(self, net: Any, own: fused.Fused, x: mx.array, cache: ArraysCache) -> mx.array:
+        if own.net is not None:
+            return fused.gated_delta_net_of_prompt(net, own.net, x, cache)
+        return gated_delta_net_of_prompt(net, x, cache, self._project)
 
     def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
         """What each layer's `write` takes from a prompt's caches."""
@@ -112,14 +130,17 @@ class RaggedQwen35:
             accepted: ``[S]`` int32, drafts accepted of each row's last window.
         """
         hidden = self._text.model.embed_tokens(tokens)
-        for layer, cache in zip(self._text.layers, caches, strict=False):
+        for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
             x = layer.input_layernorm(hidden)
-            if isinstance(cache, RecurrentCache):
-                mixed = gated_delta_net(layer.linear_attn, x, cache, accepted, self._project)
-                hidden = hidden + mixed
+            if isinstance(cache, AttentionCache):
+                hidden = attention(layer.self_attn, x, cache, window, hidden, own.attention)
+            elif own.net is not None:
+                net = layer.linear_attn
+                hidden = fused.gated_delta_net(net, own.net, x, cache, accepted, hidden)
             else:
-                hidden = hidden + attention(layer.self_attn, x, cache, window)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+                net = layer.linear_attn
+                hidden = hidden + gated_delta_net(net, x, cache, accepted, self._project)
+            hidden = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(hidden), hidden)
         return self._outputs(hidden, self._text.model.norm)
 
     def draft(
@@ -136,21 +157,22 @@ class RaggedQwen35:
         """
         assert self._head is not None
         x = self._head.mix(self._text.model.embed_tokens(tokens), self._taken(hidden))
-        for layer, cache in zip(self._head_layers, caches[len(self._text.layers) :], strict=True):
+        behind = len(self._text.layers)
+        for layer, own, cache in zip(
+            self._head_layers, self._fused[behind:], caches[behind:], strict=True
+        ):
             assert isinstance(cache, AttentionCache)
-            x = x + attention(layer.self_attn, layer.input_layernorm(x), cache, window)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            normed = layer.input_layernorm(x)
+            x = attention(layer.self_attn, normed, cache, window, x, own.attention)
+            x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
         return self._outputs(x, self._head.norm)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
-        scores: mx.array
         hidden = hidden[..., : self._args.hidden_size]
         if self._args.tie_word_embeddings:
-            scores = self._text.model.embed_tokens.as_linear(hidden)
-        else:
-            scores = self._text.lm_head(hidden)
-        return scores
+            return fused.scores(self._text.model.embed_tokens, hidden)
+        return fused.product(self._text.lm_head, hidden)
 
     def _outputs(self, x: mx.array, norm: nn.Module) -> mx.array:
         """What `logits` scores of the last layer's output, and then what the head takes of it."""

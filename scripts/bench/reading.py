@@ -1,0 +1,99 @@
+"""How fast prompts are read: from tokens to the first token that follows them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import BatchGenerator
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.ragged import RaggedDecoder
+
+CHUNK = 2048
+
+
+@dataclass
+class Reading:
+    """Prompts that came together.
+
+    Attributes:
+        first: seconds until the first row's first token, and
+        last: until every row has one; a lap each.
+    """
+
+    side: str
+    rows: int
+    length: int
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rows * self.length / statistics.median(self.last)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} prompts of {self.length}: {self.side:15} first token after "
+            f"{1000 * statistics.median(self.first):.1f} ms, every row's after "
+            f"{1000 * statistics.median(self.last):.1f} ms, "
+            f"{self.tokens_per_second:.0f} prompt tokens/s"
+        )
+
+
+def read_by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], laps: int) -> Reading:
+    """By `BatchGenerator`, all prompts as one padded batch."""
+    reading = Reading("BatchGenerator", len(prompts), len(prompts[0]))
+    for number in range(laps + 1):
+        generator = BatchGenerator(
+            network,
+            completion_batch_size=len(prompts),
+            prefill_batch_size=len(prompts),
+            prefill_step_size=CHUNK,
+        )
+        began = time.perf_counter()
+        generator.insert([list(prompt) for prompt in prompts])
+        waiting = len(prompts)
+        times = []
+        while waiting:
+            waiting -= len(generator.next_generated())
+            times.append(time.perf_counter() - began)
+        generator.close()
+        if number:
+            reading.first.append(times[0])
+            reading.last.append(times[-1])
+    mx.synchronize()
+    return reading
+
+
+def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) -> Reading:
+    """By this engine, a prompt at a time, rows that are read decoding meanwhile."""
+    model = as_ragged(network, drafts=False)
+    assert model is not None
+    decoder = RaggedDecoder(model)
+    reading = Reading("ragged", len(prompts), len(prompts[0]))
+    for number in range(laps + 1):
+        began = time.perf_counter()
+        for index, prompt in enumerate(prompts):
+            decoder.add(Row(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
+        seen: dict[str, float] = {}
+        for index in range(len(prompts)):
+            while decoder.prefill(str(index), CHUNK):
+                pass
+            for step in decoder.step():
+                seen.setdefault(step.row_id, time.perf_counter() - began)
+        while len(seen) < len(prompts):
+            for step in decoder.step():
+                seen.setdefault(step.row_id, time.perf_counter() - began)
+        for index in range(len(prompts)):
+            decoder.remove(str(index))
+        if number:
+            reading.first.append(min(seen.values()))
+            reading.last.append(max(seen.values()))
+    mx.synchronize()
+    return reading

@@ -1,0 +1,189 @@
+"""What is measured against what: mlx-lm's generators and this engine's batch, driven alike.
+
+Every side takes the same prompts, read beforehand into mlx-lm's own caches, and is then stepped.
+None of them stops at an end token, so that all decode the same number of rows throughout.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import BatchGenerator, stream_generate
+from mlx_lm.sample_utils import make_sampler
+
+from omlx_worker.depth import AutoPolicy
+from omlx_worker.engine.batch import Batch
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models import as_ragged
+from omlx_worker.pacing import Pacing
+
+FOREVER = 1 << 30
+
+MOST_GIVEN = 8
+"""Rows of `BatchGenerator` that start from prompts read beforehand; with more it reads them."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens, and mlx-lm's caches of all but the last: the backbone's layers, then the head's."""
+
+    tokens: list[int]
+    caches: list[Any]
+
+
+@dataclass
+class Drafting:
+    """What became of drafts: accepted at each place, and steps of rows."""
+
+    row_steps: int = 0
+    drafted: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0] * 8)
+
+
+class Side(Protocol):
+    """Something that decodes."""
+
+    name: str
+    drafting: Drafting | None
+
+    def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None: ...
+
+    def step(self) -> int:
+        """Run a step; how many tokens came out of it."""
+        ...
+
+    def stop(self) -> None:
+        """Let go of all rows."""
+        ...
+
+
+class StreamGenerate:
+    """`mlx_lm.stream_generate`: one row."""
+
+    name = "stream_generate"
+    drafting = None
+
+    def __init__(self, network: nn.Module, tokenizer: Any, layers: int) -> None:
+        self._network = network
+        self._tokenizer = copy.copy(tokenizer)
+        self._tokenizer._eos_token_ids = set()
+        self._layers = layers
+        self._stream: Iterator[Any] = iter(())
+
+    def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None:  # noqa: ARG002
+        (prompt,) = prompts
+        self._stream = stream_generate(
+            self._network,
+            self._tokenizer,
+            prompt.tokens[-1:],
+            max_tokens=FOREVER,
+            prompt_cache=copy.deepcopy(prompt.caches[: self._layers]),
+            sampler=make_sampler(temperature),
+        )
+
+    def step(self) -> int:
+        next(self._stream)
+        return 1
+
+    def stop(self) -> None:
+        self._stream = iter(())
+
+
+class MlxLmBatch:
+    """`mlx_lm.generate.BatchGenerator`."""
+
+    name = "BatchGenerator"
+    drafting = None
+
+    def __init__(self, network: nn.Module, layers: int) -> None:
+        self._network = network
+        self._layers = layers
+        self._generator: BatchGenerator | None = None
+
+    def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None:  # noqa: ARG002
+        self._generator = BatchGenerator(
+            self._network,
+            max_tokens=FOREVER,
+            sampler=make_sampler(temperature),
+            completion_batch_size=len(prompts),
+        )
+        # On CUDA many rows with caches of their own end in an error of MLX's: it reads those.
+        given = len(prompts) <= MOST_GIVEN
+        self._generator.insert(
+            [prompt.tokens[-1:] if given else list(prompt.tokens) for prompt in prompts],
+            caches=[copy.deepcopy(prompt.caches[: self._layers]) for prompt in prompts]
+            if given
+            else None,
+        )
+        # It takes rows in eight at a time.
+        while self.step() < len(prompts):
+            pass
+
+    def step(self) -> int:
+        assert self._generator is not None
+        return len(self._generator.next_generated())
+
+    def stop(self) -> None:
+        assert self._generator is not None
+        self._generator.close()
+        self._generator = None
+
+
+class Ragged:
+    """This engine's batch, at one depth or, as ``auto``, at depths chosen while it works."""
+
+    def __init__(self, network: nn.Module, depth: int, *, auto: bool = False) -> None:
+        self.name = "auto" if auto else f"K={depth}"
+        self.drafting = Drafting()
+        model = as_ragged(network, drafts=depth > 0)
+        assert model is not None
+        self._model = model
+        self._batch = Batch(model, depth, varies=auto)
+        self._pacing = Pacing(AutoPolicy(depth), depth) if auto else None
+        self._rows: list[str] = []
+        self.depths: dict[int, int] = {}
+        """Steps by the depth that they verified."""
+
+    def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None:
+        for index, prompt in enumerate(prompts):
+            sampling = Sampling(temperature, seed=index, ratio=rule == "ratio")
+            row = Row(str(index), prompt.tokens, FOREVER, sampling)
+            self._batch.join(row, self._model.prompt_arrays(prompt.caches)[: self._wanted])
+            self._rows.append(row.row_id)
+            if self._pacing:
+                self._pacing.add(row)
+        if self._pacing:
+            self._pacing.disturb()
+
+    @property
+    def _wanted(self) -> int:
+        """Caches that the batch takes: not the head's where it is left out."""
+        return len(self._model.new_prompt_cache())
+
+    def step(self) -> int:
+        depths = self._pacing.before(self._rows, self._batch.slots) if self._pacing else None
+        steps = self._batch.step(depths)
+        if self._pacing:
+            self._pacing.after(steps)  # type: ignore[arg-type]
+        for step in steps:
+            self.drafting.row_steps += 1
+            self.drafting.drafted += step.drafted
+            for place in range(step.accepted):
+                self.drafting.accepted[place] += 1
+        if steps:
+            verified = max(step.drafted for step in steps)
+            self.depths[verified] = self.depths.get(verified, 0) + 1
+        return sum(len(step.tokens) for step in steps)
+
+    def stop(self) -> None:
+        for row in self._rows:
+            self._batch.leave(row)
+            if self._pacing:
+                self._pacing.remove(row)
+        self._rows = []
+        mx.synchronize()
