@@ -155,9 +155,7 @@ def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> N
     assert [type(drive(scheduler, lengths)) for _ in range(3)] == [Decode] * 3
 
 
-def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_patience() -> (
-    None
-):
+def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_patience() -> None:
     scheduler, lengths, clock = filled(HIGH, patience=30)
     scheduler.add("bulk", 1, BULK)
     lengths["bulk"] = 1
