@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,9 @@ from omlx_worker.engine.speculation import Drafts
 from omlx_worker.engine.step import State, advance
 from tests.engine.statistics import disagreement
 from tests.engine.table_model import VOCABULARY, TableModel
+
+# Whether each draft survives, and what replaces it.
+Verdict = tuple[mx.array, mx.array]
 
 ROWS = 25_000
 ROUNDS = 8
@@ -140,34 +143,25 @@ def test_at_temperature_zero_the_rules_are_one_and_take_the_likeliest_tokens() -
         assert set(draw_pairs(model, Sampling(0.0, ratio=ratio), depth=2)) == {pair}
 
 
-def test_resampling_a_rejection_from_the_target_itself_would_be_noticed(
-    monkeypatch: pytest.MonkeyPatch,
+def resampled_from_the_target(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
+    survives, _ = verdict
+    return survives, samples
+
+
+def accepted_by_exact_match(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
+    _, instead = verdict
+    return samples == drafts, instead
+
+
+@pytest.mark.parametrize("fault", [resampled_from_the_target, accepted_by_exact_match])
+def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict, mx.array, mx.array], Verdict]
 ) -> None:
     judge = speculation._judge_by_ratio
 
-    def faulty(
-        target: Law, drafts: Drafts, drawn: mx.array, positions: mx.array, knobs: Any
-    ) -> tuple[mx.array, mx.array]:
-        survives, _ = judge(target, drafts, drawn, positions, knobs)
-        return survives, target.pick(drawn)[:, : drafts.tokens.shape[1]]
-
-    monkeypatch.setattr(speculation, "_judge_by_ratio", faulty)
-    model = TableModel(closeness=0.6)
-    sampling = Sampling(temperature=1.0, ratio=True)
-
-    assert disagreement(draw_pairs(model, sampling, depth=2), exact_pairs(model, sampling)) > 3
-
-
-def test_accepting_by_exact_match_of_independent_samples_would_be_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judge = speculation._judge_by_ratio
-
-    def faulty(
-        target: Law, drafts: Drafts, drawn: mx.array, positions: mx.array, knobs: Any
-    ) -> tuple[mx.array, mx.array]:
-        _, instead = judge(target, drafts, drawn, positions, knobs)
-        return target.pick(drawn)[:, : drafts.tokens.shape[1]] == drafts.tokens, instead
+    def faulty(target: Law, drafts: Drafts, drawn: mx.array, *rest: Any) -> Verdict:
+        samples = target.pick(drawn)[:, : drafts.tokens.shape[1]]
+        return fault(judge(target, drafts, drawn, *rest), samples, drafts.tokens)
 
     monkeypatch.setattr(speculation, "_judge_by_ratio", faulty)
     model = TableModel(closeness=0.6)

@@ -98,6 +98,31 @@ def test_a_suspended_row_goes_on_where_it_stood(
     assert {name: player.until(name, 90) for name in ("x", "y")} == wanted
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED])
+def test_rows_that_take_turns_in_a_slot_lose_no_accepted_draft(
+    demo: Loaded, heldout_prompts: list[str], sampling: Sampling
+) -> None:
+    rows = [
+        row(name, demo.tokenizer.encode(text), 40, sampling)
+        for name, text in zip("xy", heldout_prompts, strict=False)
+    ]
+    wanted = run(demo.decoder(3), rows)
+    player = Player(demo.decoder(3))
+    for each in rows:
+        player.add(each)
+        player.step(times=2)
+        player.decoder.suspend(each.row_id)
+        player.step()
+
+    while any(len(player.tokens[name]) < 40 for name in wanted):
+        for name in wanted:
+            player.decoder.resume(name)
+            player.step(times=2)
+            player.decoder.suspend(name)
+
+    assert {name: tokens[:40] for name, tokens in player.tokens.items()} == wanted
+
+
 def test_the_only_row_can_be_suspended_and_what_was_under_way_is_still_read(qwen: Loaded) -> None:
     wanted = run(qwen.decoder(2), [row("x", prompt(9), 60)])["x"]
     player = Player(qwen.decoder(2))

@@ -7,8 +7,9 @@ runs one forward over every row's window, the pending token and the drafts after
 dispatched before the tokens of the one before it are read: the host reads once per step, one
 step late, and until then knows bounds of every cursor.
 
-Shapes are buckets (slots, window, body capacity), so that a step is traced once per bucket and
-sampling plan, not per join: rows write a slot when they join and free it when they leave.
+Shapes are buckets (slots and capacities, window), so that a step is traced once per bucket and
+sampling plan, not per join: see `omlx_worker.engine.seats` for who sits where and when that
+changes. A row can be taken out of the batch with all that it has, and put back later.
 """
 
 from __future__ import annotations
