@@ -61,12 +61,12 @@ def test_the_heads_logits_are_those_of_its_definition_one_and_two_deep(
     caches = model.new_caches(1, 256)
     start = mx.array([0])
 
-    window = Window.at(start, start, 69, 256)
+    window = Window.at(start, start, 69, ((1, 256),))
     hidden = model.forward(ids[:, :-1], caches, window, start)
     assert_close(model.logits(hidden)[0], reference.logits(text)[:-1])
     once = model.draft(ids[:, 1:], hidden, caches, window)
     assert_close(model.logits(once)[0], reference.drafts(text, 1, takes_normed=takes_normed))
-    window = Window.at(start, start, 68, 256)
+    window = Window.at(start, start, 68, ((1, 256),))
     twice = model.draft(ids[:, 2:], once[:, :-1], model.new_caches(1, 256), window)
     assert_close(model.logits(twice)[0], reference.drafts(text, 2, takes_normed=takes_normed))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import re
 import signal
 import socket
 import time
 from collections.abc import Callable
+from random import SystemRandom
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -136,7 +136,7 @@ class RecordedWorker(Worker):
         if not passes(exc):
             log.error("no more commands are heard: %s", exc)
             raise exc
-        time.sleep(random.uniform(0.5, 1.5))
+        time.sleep(SystemRandom().uniform(0.5, 1.5))
 
     # The record
 

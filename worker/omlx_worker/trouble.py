@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
+from random import SystemRandom
 
 from redis.exceptions import (
     ClusterDownError,
@@ -69,7 +69,7 @@ class Outage:
         if self._since is None:
             self._since = time.monotonic()
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause * random.uniform(0.5, 1.5)
+        return pause * SystemRandom().uniform(0.5, 1.5)
 
     def answered(self) -> None:
         self._since, self._pause = None, FIRST_PAUSE

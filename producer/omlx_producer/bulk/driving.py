@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from random import SystemRandom
 from types import FrameType
 
 import click
@@ -128,5 +128,5 @@ class Outage:
             click.echo(f"Redis does not answer ({error}); waiting for it", err=True)
         if now - self._since > self._patience:
             raise error
-        time.sleep(self._pause * random.uniform(0.5, 1.5))
+        time.sleep(self._pause * SystemRandom().uniform(0.5, 1.5))
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
