@@ -118,9 +118,10 @@ def main() -> None:
                     if number >= 0:
                         seen[mode].append(speed)
             figures[jobs] = seen
+            Console(stderr=True).print(f"{jobs} jobs at once: done", style="dim")
+            if args.json:
+                args.json.write_text(json.dumps(figures))
     show(figures)
-    if args.json:
-        args.json.write_text(json.dumps(figures))
 
 
 def show(figures: dict[int, dict[str, list[float]]]) -> None:
