@@ -31,35 +31,37 @@ def read_overview(connection: redis.Redis) -> list[dict[str, Any]]:
 
 def print_overview(models: list[dict[str, Any]], console: Console) -> None:
     waiting = Table("model", "serves", *PRIORITIES, "workers", box=box.SIMPLE, pad_edge=False)
-    workers = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("worker", "model", "state", "rows", "waiting", "mode", "depth", "accepted"):
-        workers.add_column(name, no_wrap=name != "worker", overflow="fold")
-    for name in ("tokens/s", "prompt/s", "memory"):
-        workers.add_column(name, no_wrap=True, justify="right")
     for model in models:
         counts = [str(model[priority]) for priority in PRIORITIES]
         waiting.add_row(model["alias"], model["model"], *counts, str(len(model["workers"])))
-        for figures in model["workers"]:
-            workers.add_row(*_cells(model["alias"], WorkerFigures.model_validate(figures)))
     console.print(waiting)
-    if workers.row_count:
-        console.print(workers)
-    else:
+    if not any(model["workers"] for model in models):
         console.print("no worker is running", style="yellow")
+    for model in models:
+        if model["workers"]:
+            console.print(_workers(model))
 
 
-def _cells(alias: str, worker: WorkerFigures) -> list[str]:
+def _workers(model: dict[str, Any]) -> Table:
+    """Narrow enough for a terminal of 80 columns; long names are folded."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(f"workers of {model['alias']}", overflow="fold")
+    for name in ("state", "rows", "wait", "depth", "accept", "tok/s", "memory"):
+        table.add_column(name, no_wrap=True)
+    for figures in model["workers"]:
+        table.add_row(*_cells(WorkerFigures.model_validate(figures)))
+    return table
+
+
+def _cells(worker: WorkerFigures) -> list[str]:
     used = worker.weight_bytes + worker.cache_bytes
     return [
         worker.name,
-        alias,
         worker.state,
         f"{worker.rows}/{worker.max_rows}",
         str(worker.waiting),
-        worker.mode,
-        str(worker.depth),
+        f"{worker.depth} ({worker.mode})",
         "-" if worker.acceptance is None else f"{worker.acceptance:.0%}",
         f"{worker.tokens_per_second:.0f}",
-        f"{worker.prompt_tokens_per_second:.0f}",
-        f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} GiB",
+        f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} G",
     ]

@@ -121,12 +121,12 @@ def test_the_overview_shows_models_queues_and_workers(
     with running_worker(redis_url, max_rows=1, step_seconds=0.005, name="mac-1", mode="auto"):
         [model] = wait_for(lambda: [m for m in read_overview(connection) if m["workers"]])
         [worker] = model["workers"]
-        print_overview([model], Console(width=160))
+        print_overview([model], Console(width=80))
     printed = capsys.readouterr().out.splitlines()
     assert (model["alias"], model["high"], model["default"]) == (ALIAS, 0, 0)
     assert worker["name"] == "mac-1"
     assert abs(worker["at"] - server_time(connection)) < 60
-    assert any(line.split()[:3] == ["mac-1", ALIAS, worker["state"]] for line in printed)
+    assert any(line.split()[:2] == ["mac-1", worker["state"]] for line in printed)
     assert not all(map(is_over, waiting))
     assert read_overview(connection)[0]["workers"] == []
 
