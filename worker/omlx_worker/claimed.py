@@ -72,6 +72,11 @@ class ClaimedJob:
         return (self.queue, self.id, self.execution)
 
     @property
+    def priority(self) -> str:
+        """The last part of the queue's name."""
+        return self.queue.rpartition(":")[2]
+
+    @property
     def rows(self) -> int:
         """How many rows of the batch it takes; one until that is known."""
         return len(self.sizes) or 1

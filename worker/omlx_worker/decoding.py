@@ -93,7 +93,7 @@ class Decoding:
         self._stepped_at: float | None = None
 
     def add(self, job: ActiveJob) -> None:
-        level = LEVELS.get(job.claim.queue.rpartition(":")[2], DEFAULT)
+        level = LEVELS.get(job.claim.priority, DEFAULT)
         for row in job.rows:
             self._rows[row.row_id] = _Running(row, job)
             self._scheduler.add(row.row_id, row.length, HIGH if job.claim.urgent else level)
@@ -153,17 +153,19 @@ class Decoding:
         began = time.monotonic()
         self._disturb()
         try:
-            row = running.from_here()
             if joins:
-                self._engine.add(row)
+                self._join(running.from_here())
             left = self._engine.prefill(row_id, tokens)
         except Exception as error:
             log.exception("the engine failed on the prompt of job %s", running.job.id)
             raise EngineFailed([running.job], error) from error
-        if joins and self._pacing:
-            self._pacing.add(row)
         self.counters.prompt_tokens += tokens
         self._scheduler.read(row_id, left, time.monotonic() - began)
+
+    def _join(self, row: Row) -> None:
+        self._engine.add(row)
+        if self._pacing:
+            self._pacing.add(row)
 
     def _step(self) -> list[Emission]:
         rows = self._scheduler.decoding_rows

@@ -97,8 +97,7 @@ class Intake:
         self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row]
     ) -> ActiveJob:
         """The job, gone as far as its stream says that an interrupted run has come."""
-        bulk = claim.queue.endswith(":bulk")
-        streams = not bulk if request.stream is None else request.stream
+        streams = claim.priority != "bulk" if request.stream is None else request.stream
         job = ActiveJob(claim, request, rows, streams=streams)
         if not claim.streamed:
             return job

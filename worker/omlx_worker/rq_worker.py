@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +49,7 @@ from omlx_worker.rq_record import RecordedWorker
 from omlx_worker.scheduler import PATIENCE_SECONDS
 from omlx_worker.service import Service
 from omlx_worker.status_board import StatusBoard
+from omlx_worker.stop_signals import StopSignals
 from omlx_worker.trial import MAX_CRASHES, Trial
 from omlx_worker.trouble import Outage, RedisGone
 
@@ -57,7 +57,6 @@ log = logging.getLogger("omlx_worker.worker")
 
 # Jobs enqueued by stock RQ do not ring: how long they may wait for an idle worker.
 POLL_SECONDS = 0.25
-LONGEST_PAUSE = 5.0
 STOP_SECONDS = 5.0
 UNREACHABLE = 3
 
@@ -69,10 +68,6 @@ class GenerationWorker(RecordedWorker):
         make_engine: called once, on the thread that will use the engine.
         make_pacing, prefill_chunk, patience, memory_limit: see `Service`.
         mode: its name, for those who look at the worker's figures.
-
-    Attributes:
-        exit_code: for the process, after `work`: 0, or 128 + signal when it was stopped at once,
-            or `UNREACHABLE` when Redis was in trouble at the end.
     """
 
     def __init__(
@@ -132,9 +127,8 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.service.submit, outbox
         )
-        self._previous_handlers: dict[signal.Signals, Any] = {}
-        self.exit_code = 0
-        self._signals = 0
+        self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
+        self._unreachable = False
         self._drain_ends: float | None = None
         self._error: BaseException | None = None
         self._swept_at = float("-inf")
@@ -179,7 +173,7 @@ class GenerationWorker(RecordedWorker):
             pacing=self.service.pacing,
         )
         self._publisher.start()
-        self._install_signal_handlers()
+        self._signals.install()
         try:
             self._logging_level = logging_level
             while self._turn(burst):
@@ -193,9 +187,9 @@ class GenerationWorker(RecordedWorker):
     def _turn(self, burst: bool) -> bool:
         """Do what is due; returns whether to go on."""
         self._check_grace()
-        if self._error is not None or self._signals > 1:
+        if self._error is not None or self._signals.at_once:
             return False
-        if self._signals == 1 and self._drain_ends is None:
+        if self._signals.drain and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
             self._drain_ends = time.monotonic() + self._drain_timeout
             self.service.submit(Drain())
@@ -285,27 +279,28 @@ class GenerationWorker(RecordedWorker):
             case Crashed(error):
                 self._error = error
 
-    # Signals
+    # The end
 
-    def _install_signal_handlers(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous_handlers[number] = signal.signal(number, self.request_stop)
+    @property
+    def exit_code(self) -> int:
+        """For the process, after `work`.
+
+        0, or 128 + signal when it was stopped at once, or `UNREACHABLE` when Redis was in trouble
+        at the end.
+        """
+        return self._signals.exit_code or (UNREACHABLE if self._unreachable else 0)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first time: drain. The second time: stop at once."""
-        self._signals += 1
-        if self._signals > 1:
-            self.exit_code = 128 + signum
-        self._mailbox.put(Ring())
+        self._signals.told(signum)
 
     def stop(self) -> None:
         """Drain, from any thread."""
-        self.request_stop(signal.SIGTERM, None)
+        self._signals.told(signal.SIGTERM)
 
     def _shut_down(self) -> None:
         """End both threads and give back what is left."""
-        at_once = self._signals > 1
+        at_once = self._signals.at_once
         self.service.submit(Stop())
         if not self.service.join(0.5 if at_once else STOP_SECONDS):
             log.warning("the engine is still busy; leaving it behind")
@@ -321,7 +316,6 @@ class GenerationWorker(RecordedWorker):
                 self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
             log.warning("Redis does not answer (%s); leases will run out by themselves", error)
-            self.exit_code = self.exit_code or UNREACHABLE
+            self._unreachable = True
         log.info("in all: %s", self.service.counters)
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+        self._signals.restore()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from random import SystemRandom
-
 from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
@@ -15,6 +12,8 @@ from redis.exceptions import (
     TimeoutError,
     TryAgainError,
 )
+
+from omlx_producer.backoff import Backoff
 
 # The same call may succeed later.
 TROUBLE = (
@@ -46,30 +45,25 @@ class Outage:
     """How long one thread's calls have failed in a row. Any thread may read it."""
 
     def __init__(self) -> None:
-        self._since: float | None = None
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     @property
     def seconds(self) -> float:
         """Since the first failure in the row; 0 when the last call was answered."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._backoff.seconds
 
     def failed(self, error: RedisError) -> float:
         """A call failed.
 
         Returns:
-            Seconds to wait before the next: they grow, and are not the same in any two workers.
+            Seconds to wait before the next.
 
         Raises:
             RedisError: the error, if trying again is of no use.
         """
         if not passes(error):
             raise error
-        if self._since is None:
-            self._since = time.monotonic()
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause * SystemRandom().uniform(0.5, 1.5)
+        return self._backoff.next()
 
     def answered(self) -> None:
-        self._since, self._pause = None, FIRST_PAUSE
+        self._backoff.reset()

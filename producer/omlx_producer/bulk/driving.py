@@ -6,12 +6,12 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from random import SystemRandom
 from types import FrameType
 
 import click
 from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
 
+from omlx_producer.backoff import Backoff
 from omlx_producer.bulk.feeding import Feeder
 from omlx_producer.bulk.runner import Runner
 
@@ -113,20 +113,17 @@ class Outage:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self.over()
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     def over(self) -> None:
         """It answered."""
-        self._since: float | None = None
-        self._pause = FIRST_PAUSE
+        self._backoff.reset()
 
     def wait(self, error: Exception) -> None:
         """It did not answer; raises what it said if it has been away for too long."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
+        away = self._backoff.seconds
+        if not away:
             click.echo(f"Redis does not answer ({error}); waiting for it", err=True)
-        if now - self._since > self._patience:
+        if away > self._patience:
             raise error
-        time.sleep(self._pause * SystemRandom().uniform(0.5, 1.5))
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        time.sleep(self._backoff.next())

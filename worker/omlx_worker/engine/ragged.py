@@ -19,12 +19,13 @@ class _Reading:
     """A row whose history is being read; its last token is left for the first step."""
 
     row: Row
+    history: list[int]
     caches: list[Any]
     done: int = 0
 
     @property
     def left(self) -> int:
-        return self.row.length - 1 - self.done
+        return len(self.history) - 1 - self.done
 
 
 class RaggedDecoder:
@@ -44,13 +45,13 @@ class RaggedDecoder:
         return self.batch.slots
 
     def add(self, row: Row) -> None:
-        self._reading[row.row_id] = _Reading(row, self._model.new_prompt_cache())
+        self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
 
     def prefill(self, row_id: str, tokens: int) -> int:
         reading = self._reading[row_id]
         if reading.left > 0:
-            history, done = reading.row.history, reading.done
-            chunk = history[done:-1][:tokens]
+            history, done = reading.history, reading.done
+            chunk = history[done : min(done + tokens, len(history) - 1)]
             following = history[done + 1 : done + 1 + len(chunk)]
             self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
             # Awaited: whoever reads prompts between steps has to know what a chunk takes.

@@ -39,11 +39,27 @@ class RecurrentCache:
         """Take over what a step wrote."""
         self.conv, self.state, *self.kept = written
 
-    def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
-        """Lay a prefilled prompt's conv inputs and state, ``[1, ...]`` each, into a slot."""
-        conv, state = prompt
+    def write(self, slot: int, row: Sequence[mx.array]) -> None:
+        """Lay one row's arrays, ``[1, ...]`` each, into a slot.
+
+        Args:
+            row: a prefilled prompt's conv inputs and state; behind them what was kept of its
+                last window, if it has decoded. That window and the batch's may differ in width;
+                the narrower is padded.
+        """
+        conv, state, *kept = row
         self.conv[slot] = conv[0]
-        self.state[slot] = state[0]
+        # A copy: a batch of one slot would take over the array itself, which a step may overwrite.
+        self.state[slot] = mx.array(state)[0]
+        if not kept:
+            return
+        slots, width = self.conv.shape[0], kept[0].shape[1]
+        self.kept = [
+            _widened(array, width)
+            for array in self.kept or [mx.zeros((slots, *a.shape[1:]), a.dtype) for a in kept]
+        ]
+        for array, part in zip(self.kept, kept, strict=True):
+            array[slot, :width] = part[0]
 
     def clear(self, slot: int) -> None:
         """Make a slot the empty history."""
@@ -53,3 +69,9 @@ class RecurrentCache:
     def pick(self, slots: Sequence[int], size: int) -> None:
         """Keep these slots, in this order, as the first of ``size`` slots."""
         self.advance([pick(array, slots, size) for array in self.arrays])
+
+
+def _widened(array: mx.array, width: int) -> mx.array:
+    """An array ``[S, W, ...]`` with at least ``width`` positions."""
+    extra = max(0, width - array.shape[1])
+    return mx.pad(array, [(0, 0), (0, extra)] + [(0, 0)] * (array.ndim - 2)) if extra else array

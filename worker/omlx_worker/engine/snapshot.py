@@ -60,10 +60,10 @@ def take(
 def lay(snapshot: Snapshot, caches: Sequence[LayerCache], state: State, slot: int) -> None:
     """Write a row into a slot that is free. Drafts are kept as far as the state has room."""
     for cache, part in zip(caches, snapshot.layers or [[]] * len(caches), strict=True):
-        if isinstance(cache, RecurrentCache):
-            _lay_recurrent(cache, part, slot)
-        elif part:
+        if part:
             cache.write(slot, part)
+        elif isinstance(cache, RecurrentCache):
+            cache.clear(slot)
     for name, value in snapshot.state.items():
         if name in ("drafts", "weights") and name in state:
             depth = min(value.shape[1], state[name].shape[1])
@@ -72,32 +72,6 @@ def lay(snapshot: Snapshot, caches: Sequence[LayerCache], state: State, slot: in
             state[name][slot] = value[0]
     room = state["drafts"].shape[1] if "drafts" in state else 0
     state["drafted"][slot] = mx.minimum(snapshot.state["drafted"][0], room)
-
-
-def _lay_recurrent(cache: RecurrentCache, part: Sequence[mx.array], slot: int) -> None:
-    if not part:
-        cache.clear(slot)
-        return
-    conv, state, *kept = part
-    cache.write(slot, [conv, state])
-    if kept:
-        # The last windows of batch and row may differ in width; either side is padded.
-        width = kept[0].shape[1]
-        cache.kept = [
-            _widened(array, width)
-            for array in cache.kept or [_like(array, cache.conv.shape[0]) for array in kept]
-        ]
-        for array, row in zip(cache.kept, kept, strict=True):
-            array[slot, :width] = row[0]
-
-
-def _widened(array: mx.array, width: int) -> mx.array:
-    extra = max(0, width - array.shape[1])
-    return mx.pad(array, [(0, 0), (0, extra)] + [(0, 0)] * (array.ndim - 2)) if extra else array
-
-
-def _like(row: mx.array, slots: int) -> mx.array:
-    return mx.zeros((slots, *row.shape[1:]), row.dtype)
 
 
 def _row(array: mx.array, slot: int) -> mx.array:
