@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from redis import Redis
 from rq.job import JobStatus
 
@@ -129,11 +130,11 @@ def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
     claimed = claim(leases, 5)
     enqueue(connection, depends_on=jobs[1])
     connection.zrem(f"rq:wip:{claimed[2].queue}", f"{jobs[2].id}:{claimed[2].execution}")
-    connection.delete(f"rq:worker:{'worker-a'}")
-    connection.set("rq:worker:worker-a", "of another type")
+    connection.rename(jobs[0].key, "spare")
+    connection.set(jobs[0].key, "of another type")
     verdicts = leases.commit_many([(job, done(job.id)) for job in claimed[:3]])
     assert verdicts == [Commit.REFUSED, Commit.NEEDS_RQ, Commit.LOST]
-    connection.delete("rq:worker:worker-a")
+    connection.rename("spare", jobs[0].key)
     verdicts = leases.commit_many([(job, done(job.id)) for job in claimed])
     assert verdicts == [Commit.DONE, Commit.NEEDS_RQ, Commit.LOST, Commit.DONE, Commit.DONE]
     assert [status(job) for job in jobs] == [
@@ -146,13 +147,17 @@ def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
     assert leases.jobs() == [claimed[1]]
 
 
-def test_results_of_another_type_do_not_keep_a_job_from_ending(connection: Redis) -> None:
+@pytest.mark.parametrize("key", ["rq:results:{}", "rq:executions:{}", "rq:worker:worker-a"])
+def test_keys_of_another_type_do_not_keep_a_job_from_ending(connection: Redis, key: str) -> None:
     job = enqueue(connection)
     leases = table(connection)
     (claimed,) = claim(leases)
-    connection.set(f"rq:results:{job.id}", "of another type")
+    connection.delete(key.format(job.id))
+    connection.set(key.format(job.id), "of another type")
     assert leases.commit(claimed, done(job.id)) is Commit.DONE
     assert job.return_value() == {"text": "abc"}
+    assert status(job) == "finished"
+    assert connection.zcard(f"rq:wip:{claimed.queue}") == 0
 
 
 def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
 
+from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
+
 from omlx_producer.protocol import TerminalEvent
 from omlx_worker.trouble import passes
 
@@ -42,6 +44,18 @@ class Ending:
         if self.status == "finished":
             return b64encode(json.dumps(self.result).encode()).decode()
         return b64encode(zlib.compress(self.sentence.encode())).decode()
+
+    @property
+    def fields(self) -> tuple[str, str, int, str, str]:
+        """What commit.lua asks for, after the lease."""
+        ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
+        return (
+            self.status,
+            self.payload,
+            ttl,
+            self.event.stream_id,
+            self.event.model_dump_json(),
+        )
 
 
 class Commit(IntEnum):

@@ -11,11 +11,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
-from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.protocol import (
     ENDED_SECONDS,
@@ -176,34 +174,23 @@ class LeaseTable:
 
         A call that raised may be made again: what it has done is not done twice.
         """
-        replies: list[Any] = []
         here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
-        if here:
-            with self.connection.pipeline(transaction=False) as pipeline:
-                for job, ending in here:
-                    self._commit(args=self._commit_args(job, ending, force), client=pipeline)
-                replies = pipeline.execute(raise_on_error=False)
         verdicts = {}
-        for (job, _), reply in zip(here, replies, strict=True):
-            verdicts[job] = Commit.of(reply)
-            if verdicts[job] is not Commit.NEEDS_RQ:
-                self.forget(job)
+        if here:
+            args: list[str | int] = [
+                self.worker_name,
+                self._stream_ttl,
+                int(force),
+                events_key(""),
+                tokens_channel(""),
+            ]
+            for job, ending in here:
+                args += [*job.lease, *ending.fields]
+            for (job, _), reply in zip(here, self._commit(args=args), strict=True):
+                verdicts[job] = Commit.of(reply)
+                if verdicts[job] is not Commit.NEEDS_RQ:
+                    self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
-
-    def _commit_args(self, job: ClaimedJob, ending: Ending, force: bool) -> list[str | int]:
-        return [
-            *job.lease,
-            self.worker_name,
-            ending.status,
-            ending.payload,
-            DEFAULT_RESULT_TTL if ending.status == "finished" else DEFAULT_FAILURE_TTL,
-            self._stream_ttl,
-            events_key(job.id),
-            tokens_channel(job.id),
-            ending.event.stream_id,
-            ending.event.model_dump_json(),
-            int(force),
-        ]
 
     def publish_end(
         self, pipeline: Pipeline, job_id: str, event: TerminalEvent, ttl: int | None = None

@@ -72,9 +72,9 @@ local function extend(queue, job, execution, time, lease, grace)
 end
 
 local function drop_execution(queue, job, execution)
-  redis.call('ZREM', started_key(queue), member(job, execution))
+  redis.pcall('ZREM', executions_key(job), execution)
   redis.call('DEL', execution_key(job, execution))
-  redis.call('ZREM', executions_key(job), execution)
+  redis.call('ZREM', started_key(queue), member(job, execution))
 end
 
 -- To the front of its queue, unless the job was deleted or has ended meanwhile.
