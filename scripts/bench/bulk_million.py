@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "producer"))
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
+from omlx_worker.claimed import ClaimedJob
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.ending import Ending
 from omlx_worker.lease import LeaseTable
@@ -129,26 +130,30 @@ def write_rows(path: Path, rows: int) -> None:
             stream.write(json.dumps({**line, "url": "/v1/completions", "body": body}) + "\n")
 
 
+def ended(job: ClaimedJob) -> Ending:
+    """The same short text for every job."""
+    usage = Usage(prompt_tokens=8, completion_tokens=12, total_tokens=20)
+    text = "    return x\n" * 4
+    body = {
+        "id": f"cmpl-{job.id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": ALIAS,
+        "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
+        "usage": usage.model_dump(),
+    }
+    event = DoneEvent(job_id=job.id, n=12, finish_reasons=["stop"], usage=usage)
+    return Ending("finished", event, result=body)
+
+
 def serve(url: str) -> None:
     """Claim jobs and end them at once, as a worker's scripts do."""
     connection = Redis.from_url(url)
     queues = [queue_name(ALIAS, priority) for priority in PRIORITIES]
     leases = LeaseTable(connection, "stub-worker", queues)
-    usage = Usage(prompt_tokens=8, completion_tokens=12, total_tokens=20)
-    text = "    return x\n" * 4
     while True:
         jobs = leases.claim(CLAIM) or []
-        for job in jobs:
-            body = {
-                "id": f"cmpl-{job.id}",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": ALIAS,
-                "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
-                "usage": usage.model_dump(),
-            }
-            event = DoneEvent(job_id=job.id, n=12, finish_reasons=["stop"], usage=usage)
-            leases.commit(job, Ending("finished", event, result=body))
+        leases.commit_many([(job, ended(job)) for job in jobs])
         if not jobs:
             time.sleep(0.005)
 
