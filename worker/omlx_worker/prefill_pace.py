@@ -2,10 +2,10 @@
 
 A running row waits for the chunk that comes between two of its tokens, so a chunk, and what is
 left of the step before it, may take ``STRETCH`` times as long as a decode step and no longer: a
-row's tokens then come at most one step more than that apart, and decoding keeps a third of the
-time however long the prompt. Where nobody watches tokens come, chunks are as long as the device
-bears well: Metal kills work of about five seconds. What a token of a chunk costs grows with the
-context before it, so sizes are found by measuring, each span of contexts by itself.
+row's tokens then come at most one step more than that apart, and decoding keeps two fifths of
+the time however long the prompt. Where nobody watches tokens come, chunks are as long as the
+device bears well: Metal kills work of about five seconds. What a token of a chunk costs grows with
+the context before it, so sizes are found by measuring, each span of contexts by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-STRETCH = 1.8
+STRETCH = 1.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
 FIRST_TOKENS = 16
