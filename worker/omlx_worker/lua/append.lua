@@ -22,9 +22,8 @@ end
 -- A server that was killed may come back without the last entries that it had acknowledged.
 local function is_behind(job, before)
   if before == '0-0' then return false end
-  local last = redis.call('XREVRANGE', events .. job, '+', '-', 'COUNT', 1)[1]
-  local at = last and tonumber(string.match(last[1], '^%d+')) or 0
-  return at < tonumber(string.match(before, '^%d+'))
+  local at = string.match(last_id(events .. job) or '0-0', '^%d+')
+  return tonumber(at) < tonumber(string.match(before, '^%d+'))
 end
 
 for i = 4, #ARGV, 6 do
@@ -41,8 +40,7 @@ for i = 4, #ARGV, 6 do
       if not string.find(reply.err, 'equal or smaller', 1, true) then return reply end
       -- The holder of a lease is its only writer: its own id at the top is a call that was
       -- made twice because the first answer was lost.
-      local last = redis.call('XREVRANGE', events .. job, '+', '-', 'COUNT', 1)
-      if not (last[1] and last[1][1] == id) then reason = 'written' end
+      if last_id(events .. job) ~= id then reason = 'written' end
     else
       redis.call('PUBLISH', tokens .. job, event)
       redis.call('EXPIRE', events .. job, ttl)

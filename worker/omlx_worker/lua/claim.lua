@@ -74,9 +74,7 @@ end
 -- How many tokens an interrupted run left in the stream. A stream that has ended is of an earlier
 -- run (requeued, retried, repeated): this run starts a new one.
 local function streamed(job)
-  local last = redis.pcall('XREVRANGE', events .. job, '+', '-', 'COUNT', 1)
-  if not last[1] and not last.err then return 0 end
-  local tokens, part = string.match(last[1] and last[1][1] or '', '^(%d+)-(%d+)$')
+  local tokens, part = string.match(last_id(events .. job) or '', '^(%d+)-(%d+)$')
   if part == '0' then return tonumber(tokens) end
   redis.call('DEL', events .. job)
   return 0

@@ -49,6 +49,12 @@ local function status(job)
   return type(reply) == 'string' and reply or 'deleted'
 end
 
+-- The id of a stream's last entry; nil where there is none, or no stream.
+local function last_id(stream)
+  local last = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+  return last[1] and last[1][1]
+end
+
 -- Run a command that writes to a key; where the key is of another type, somebody has made something
 -- else of it, over which RQ would stumble, and it is deleted first.
 local function write(command, key, ...)
