@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from redis import Redis
+from redis.exceptions import RedisError
 from rq.job import JobStatus
 
 from omlx_producer.protocol import (
@@ -12,6 +15,7 @@ from omlx_producer.protocol import (
     tokens_channel,
 )
 from omlx_worker.ending import Commit, Ending
+from omlx_worker.trouble import passes
 from tests.worker.leasing import claim, done, expire, failed, roll_back, table, tokens
 from tests.worker.running import enqueue, events, queue, status
 
@@ -145,6 +149,30 @@ def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
         "finished",
     ]
     assert leases.jobs() == [claimed[1]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "well"),
+    [("maxmemory", "1mb", "0"), ("min-replicas-to-write", "1", "0")],
+)
+@pytest.mark.parametrize("ending", [done, failed])
+def test_what_redis_cannot_take_now_is_kept_for_later(
+    connection: Redis, setting: str, value: str, well: str, ending: Callable[[str], Ending]
+) -> None:
+    jobs = [enqueue(connection) for _ in range(2)]
+    leases = table(connection)
+    claimed = claim(leases, 2)
+    connection.config_set(setting, value)
+    try:
+        with pytest.raises(RedisError) as refused:
+            leases.commit_many([(job, ending(job.id)) for job in claimed])
+    finally:
+        connection.config_set(setting, well)
+    assert passes(refused.value)
+    assert leases.jobs() == claimed
+    verdicts = leases.commit_many([(job, ending(job.id)) for job in claimed])
+    assert verdicts == [Commit.DONE, Commit.DONE]
+    assert {status(job) for job in jobs} <= {"finished", "failed"}
 
 
 @pytest.mark.parametrize("key", ["rq:results:{}", "rq:executions:{}", "rq:worker:worker-a"])

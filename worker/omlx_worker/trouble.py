@@ -25,7 +25,7 @@ TROUBLE = (
     TryAgainError,
 )
 # The same, for errors that redis-py has no class for, and for servers that wrap a script's error.
-_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "-OOM ", "-READONLY ", "-MISCONF ")
+_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 

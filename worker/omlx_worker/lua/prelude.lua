@@ -60,8 +60,8 @@ end
 local function write(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
-  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
-  redis.call('DEL', key)
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  -- Any other error comes again, and is raised as Redis raises it.
   return redis.call(command, key, ...)
 end
 
