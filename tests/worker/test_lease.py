@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import TimeoutError
 from rq.job import JobStatus
 from rq.registry import StartedJobRegistry
+from rq.suspension import resume, suspend
 
 from tests.worker.leasing import QUEUES, claim, expire, failed, table, tokens
 from tests.worker.running import enqueue, events, fetch, queue, status
@@ -92,6 +94,55 @@ def test_a_claim_that_fails_half_way_loses_nothing(connection: Redis) -> None:
     with pytest.raises(Exception, match="WRONGTYPE"):
         table(connection).claim(1)
     assert connection.lrange(queue(connection).key, 0, -1) == [job.id.encode()]
+
+
+def test_a_claim_that_is_made_twice_leaves_no_job_with_nobody(connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(5)]
+    leases = table(connection)
+    once = leases._claim
+
+    def twice(**call: Any) -> Any:
+        once(**call)
+        return once(**call)
+
+    leases._claim = twice  # type: ignore[assignment]
+    # As redis-py does by itself when an answer takes too long.
+    claimed = claim(leases, 2)
+    assert [job.id for job in claimed] == [job.id for job in jobs[:2]]
+    assert connection.zcard(f"rq:wip:{QUEUES[1]}") == 2
+    assert leases.renew() == {}
+    assert [job.id for job in claim(leases, 3)] == [job.id for job in jobs[2:]]
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_claim_that_was_never_answered_is_made_good_by_the_next(
+    connection: Redis, suspended: bool
+) -> None:
+    jobs = [enqueue(connection) for _ in range(3)]
+    leases, other = table(connection), table(connection, "other")
+    once = leases._claim
+
+    def unanswered(**call: Any) -> Any:
+        once(**call)
+        raise TimeoutError("no answer")
+
+    leases._claim = unanswered  # type: ignore[assignment]
+    with pytest.raises(TimeoutError):
+        leases.claim(2)
+    leases._claim = once
+    # Somebody else has got one of them meanwhile.
+    connection.zincrby(
+        f"rq:wip:{QUEUES[1]}", -31, connection.zrange(f"rq:wip:{QUEUES[1]}", 0, 0)[0]
+    )
+    other.sweep()
+    (theirs,) = claim(other)
+    if suspended:
+        suspend(connection)
+        assert leases.claim(1) is None
+        resume(connection)
+    assert [job.id for job in claim(leases, 5)] == [job.id for job in jobs if job.id != theirs.id]
+    assert other.renew() == {}
+    assert connection.zcard(f"rq:wip:{QUEUES[1]}") == 3
 
 
 def test_a_script_is_sent_again_to_a_server_that_forgot_it(connection: Redis) -> None:

@@ -70,6 +70,8 @@ class LeaseTable:
         self._trial = trial or Trial()
         self._lock = threading.Lock()
         self._jobs: dict[str, ClaimedJob] = {}
+        # The claim whose answer is awaited, or was lost: the next call is the same claim again.
+        self._unanswered: str | None = None
         self._claim = load(connection, "claim")
         self._append = load(connection, "append")
         self._commit = load(connection, "commit")
@@ -116,8 +118,8 @@ class LeaseTable:
         trial = self._trial
         if trial.running(held):
             return []
-        claim = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
-        executions = [f"{claim}{number:04x}" for number in range(limit)]
+        if self._unanswered is None:
+            self._unanswered = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
         reply = self._claim(
             keys=queues or self._queues,
             args=[
@@ -132,9 +134,10 @@ class LeaseTable:
                 len(held),
                 trial.alone.id if trial.alone else "",
                 *trial.reserved,
-                *executions,
+                self._unanswered,
             ],
         )
+        self._unanswered = None
         if reply is None:
             return None
         queue, suspect, entries = reply

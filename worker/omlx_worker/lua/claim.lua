@@ -17,14 +17,13 @@
 -- ARGV[9]    how many jobs the worker holds
 -- ARGV[10]   the job that it has run alone so far, or ''
 -- ARGV[11..12] queue and id of the suspect that it has reserved, or '' and ''
--- ARGV[13..] execution ids, one for each job that may be taken
+-- ARGV[13]   id of this claim, the same when it is made again because its answer was lost; execution
+--            ids begin with it
 --
 -- Returns nil while workers are suspended, else
 --   {queue and id of the suspect that is reserved now, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens already in its stream, data, bytes of data, timeout,
 --    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
-
-if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -33,6 +32,27 @@ local held, alone = tonumber(ARGV[9]), ARGV[10]
 local time, date = now()
 local looks_left, bytes_left = 1000, longest
 local claimed = {}
+
+-- What the first call of a repeated claim took, its worker does not know of.
+local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
+local taken = redis.call('LRANGE', last_claim, 0, -1)
+if taken[1] == claim then
+  for i = #taken - 2, 2, -3 do
+    if holds(taken[i], taken[i + 1], taken[i + 2]) then
+      put_back(taken[i], taken[i + 1], taken[i + 2])
+    end
+  end
+end
+if taken[1] then redis.call('DEL', last_claim) end
+if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
+
+local function remember(queue, job, execution)
+  if #claimed == 0 then
+    redis.call('RPUSH', last_claim, claim)
+    redis.call('EXPIRE', last_claim, math.ceil(lease))
+  end
+  redis.call('RPUSH', last_claim, queue, job, execution)
+end
 
 local function filled(value) return value and value ~= '' and value ~= '0' and value ~= '[]' end
 
@@ -81,7 +101,8 @@ local function streamed(job)
 end
 
 local function start(queue, job, fields)
-  local key, execution = job_key(job), ARGV[13 + #claimed]
+  local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
+  remember(queue, job, execution)
   local data, how = fields[12] or '', treatment(fields)
   local bytes = #data
   if bytes > longest then data = '' end
