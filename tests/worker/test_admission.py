@@ -7,9 +7,12 @@ import time
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 from rq.job import Job
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.intake import Intake
 from tests.worker.fake_engine import BYTES_A_TOKEN, expected
 from tests.worker.running import (
     enqueue,
@@ -39,6 +42,28 @@ def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: 
         wait_for(lambda: all(map(is_over, jobs)))
     assert worker.test_engine.most_rows == 3
     assert {status(job) for job in jobs} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [ResponseError("BUSY Redis is busy running a script."), ConnectionError("reset by peer")],
+)
+def test_what_was_claimed_when_redis_got_into_trouble_is_claimed_again(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, trouble: RedisError
+) -> None:
+    aged, troubles = Intake._age, [trouble]
+
+    def age(self: Intake, claim: ClaimedJob) -> float:
+        if troubles:
+            raise troubles.pop()
+        return aged(self, claim)
+
+    monkeypatch.setattr(Intake, "_age", age)
+    jobs = [enqueue(connection, completion_window="24h") for _ in range(3)]
+    with running_worker(redis_url):
+        wait_for(lambda: all(map(is_over, jobs)))
+    assert {status(job) for job in jobs} == {"finished"}
+    assert troubles == []
 
 
 def test_jobs_come_out_in_their_order_although_some_were_sent_back(

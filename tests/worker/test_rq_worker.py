@@ -131,6 +131,20 @@ def test_a_worker_announces_its_model(redis_url: str, connection: Redis) -> None
     assert info.model == "fake"
 
 
+def test_a_worker_is_known_again_after_redis_has_lost_its_data(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_worker.rq_record.BEAT_SECONDS", 0.1)
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
+        connection.flushall()
+        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
+        wait_for(lambda: worker.name in rq_info(redis_url))
+        job = enqueue(connection)
+        wait_for(lambda: is_over(job))
+    assert status(job) == "finished"
+
+
 def test_a_ring_wakes_an_idle_worker_at_once(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from redis.exceptions import RedisError
+
 from omlx_worker.active import ActiveJob
 from omlx_worker.claim_order import ClaimOrder
 from omlx_worker.claimed import ClaimedJob
@@ -14,7 +16,7 @@ from omlx_worker.intake import Intake
 from omlx_worker.lease import LeaseTable
 from omlx_worker.memory import MemoryBudget
 from omlx_worker.messages import GivenBack, Reason
-from omlx_worker.trouble import TROUBLE
+from omlx_worker.trouble import passes
 
 
 class Admission:
@@ -77,7 +79,9 @@ class Admission:
         prepared: ActiveJob | Reason
         try:
             prepared = self._intake.prepare(claim)
-        except TROUBLE:
+        except RedisError as error:
+            if not passes(error):
+                raise
             prepared = GivenBack()
         if not isinstance(prepared, ActiveJob):
             self._end(claim, prepared)

@@ -24,14 +24,14 @@ from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegis
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
-from rq.worker_registration import clean_worker_registry
+from rq.worker_registration import clean_worker_registry, register
 
+from omlx_producer.trouble import passes
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.lease import LeaseTable
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.scripts import load
 from omlx_worker.trial import RUN_FIELDS
-from omlx_worker.trouble import passes
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -189,20 +189,23 @@ class RecordedWorker(Worker):
             pipeline.execute()
         self._shown = shown
 
-    def beat(self) -> None:
-        """Show a sign of life and run RQ's maintenance, when they are due."""
+    def beat(self) -> bool:
+        """Show a sign of life and run RQ's maintenance, when they are due; returns whether."""
         if time.monotonic() - self._beat_at < BEAT_SECONDS:
-            return
+            return False
         with self.connection.pipeline() as pipeline:
             self.heartbeat(pipeline=pipeline)
             added = pipeline.execute()[0]
         if added:
-            # The record had expired: Redis was away for longer than a worker may be silent.
+            # The record was gone: Redis was away for longer than a worker may be silent, or has
+            # lost its data.
             self.connection.hset(self.key, mapping=self.serialize())
+            register(self)
             self._shown = None
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
+        return True
 
     def enqueue_due(self) -> None:
         """Put jobs into their queues whose time has come: ``enqueue_in``, intervals of ``Retry``

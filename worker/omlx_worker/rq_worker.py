@@ -135,7 +135,7 @@ class GenerationWorker(RecordedWorker):
         self._outage = Outage()
         self._unended: list[NeedsRQ] = []
         self._logging_level: str | None = None
-        self._announced = False
+        self._recorded = False
 
     # The loop
 
@@ -210,11 +210,11 @@ class GenerationWorker(RecordedWorker):
         """What of a turn needs Redis."""
         if self._outage.seconds:
             self.connection.ping()
-        if not self._announced:
+        if not self._recorded:
             self.bootstrap(self._logging_level)
+            self._recorded = True
+        if self.beat():
             self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
-            self._announced = True
-        self.beat()
         self._board.show(self._condition)
         self._end_through_rq()
         if self._drain_ends is not None:
