@@ -111,3 +111,14 @@ def test_modes_without_drafts_never_ask_for_any() -> None:
         pacing = Pacing(policy, depth=0)
         pacing.add(row("a"))
         assert pacing.before(["a"], slots=1) == {"a": 0}
+
+
+def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
+    policy = Scripted(0, 0)
+    pacing = Pacing(policy, depth=0)
+    pacing.add(row("paused", prompt=30_000))
+    pacing.add(row("short", prompt=100))
+    for _ in range(2):
+        pacing.before(["short"], slots=1)
+        pacing.after([emitted("short", 1, 0)])
+    assert [report.context for report in policy.reports] == [100, 101]

@@ -120,6 +120,19 @@ def test_a_row_of_the_best_level_takes_the_place_of_the_youngest_bulk_row() -> N
     assert [drive(scheduler, lengths) for _ in range(2)] == [Resume("row-1"), Decode()]
 
 
+def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> None:
+    scheduler, lengths, clock = filled(BULK, BULK, patience=30)
+    clock.now = 31
+    scheduler.add("high", 1, HIGH)
+    lengths["high"] = 1
+    assert drive(scheduler, lengths) == Pause("row-1")
+    assert drive(scheduler, lengths) == Prefill("high", 1, True)
+    clock.now = 31 + 30
+    scheduler.remove("high")
+    assert drive(scheduler, lengths) == Decode()
+    assert drive(scheduler, lengths) == Resume("row-1")
+
+
 def test_a_paused_row_whose_cache_was_let_go_reads_its_tokens_again() -> None:
     scheduler, lengths, _ = filled(BULK)
     scheduler.add("high", 1, HIGH)

@@ -200,9 +200,12 @@ class Decoding:
 
     def _fits(self, row_ids: Sequence[str]) -> bool:
         """Whether the last of these rows can join the others; caches of paused rows give way."""
-        *others, newcomer = (self._rows[row_id] for row_id in row_ids)
-        sizes = [(0, running.row.longest) for running in others]
-        sizes.append((newcomer.tokens, newcomer.row.longest))
+        *others, newcomer = row_ids
+        reading = {newcomer, *filter(self._scheduler.is_reading, others)}
+        rows = [(row_id in reading, self._rows[row_id]) for row_id in row_ids]
+        sizes = [(running.tokens if reads else 0, running.row.longest) for reads, running in rows]
+        if others and not self._budget.fits(sizes):
+            return False
         while True:
             paused = [row_id for row_id in self._scheduler.paused_rows if row_id not in row_ids]
             kept = sum(map(self._engine.suspended_bytes, paused))

@@ -39,6 +39,7 @@ class Pacing:
         self._drafting: bool | None = None
         self._stepped_at: float | None = None
         self._slots = 0
+        self._context = 0
 
     @property
     def depth(self) -> int:
@@ -79,6 +80,7 @@ class Pacing:
         """
         self._slots = slots
         views = [RowView(row, self._limits[row], self._contexts[row]) for row in rows]
+        self._context = max((view.context for view in views), default=0)
         self._dispatched, self._decision = self._decision, self._policy.choose(views, slots)
         self._announce(self._decision, len(rows))
         return {row: self._decision.depths.get(row, 0) for row in rows}
@@ -98,7 +100,7 @@ class Pacing:
                 seconds=seconds,
                 rows=self._slots,
                 depth=max(emission.drafted for emission in emissions),
-                context=max(self._contexts.values(), default=0),
+                context=self._context,
                 outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
                 drafted=self._dispatched.depth if self._dispatched else None,
             )

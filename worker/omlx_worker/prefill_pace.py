@@ -16,7 +16,7 @@ from collections import deque
 STRETCH = 1.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
-FIRST_TOKENS = 16
+FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
 REMEMBERED_STEPS = 64
 # One measurement may be off: sizes are halved at most, and grow by less.
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
@@ -68,7 +68,7 @@ class PrefillPace:
         for span in range(_span(context), -1, -1):
             if (hurried, span) in self._sizes:
                 return self._sizes[hurried, span]
-        return min(FIRST_TOKENS, self._most) if hurried else self._most
+        return min(FIRST_TOKENS if hurried else FIRST_UNHURRIED_TOKENS, self._most)
 
 
 def _span(context: int) -> int:

@@ -174,11 +174,13 @@ class Scheduler:
             tokens: the row's prompt and all that it has generated.
         """
         row = self._rows[row_id]
-        if row.stage.in_batch:
-            row.since = self._clock()
         row.stage = _Stage.PAUSED if kept else _Stage.WAITING
         row.left = 0 if kept else tokens
         row.context = tokens if kept else 0
+
+    def is_reading(self, row_id: str) -> bool:
+        """Whether a row is in the batch with part of its prompt still to be read."""
+        return self._rows[row_id].stage is _Stage.READING
 
     def has_joined(self, row_id: str) -> bool:
         """Whether a row has a place in the batch, or has had one: the engine knows of it."""
@@ -201,7 +203,7 @@ class Scheduler:
             return None
         if not best.stage.in_batch and not self._has_room_for(best):
             if best.level == HIGH and (victim := self._victim()):
-                victim.stage = _Stage.PAUSED
+                victim.stage, victim.since = _Stage.PAUSED, self._clock()
                 return Pause(victim.row_id)
             reading = [row for row in rows if row.stage.in_batch]
             best = min(reading, key=lambda row: row.rank, default=None)

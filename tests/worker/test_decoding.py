@@ -1,0 +1,79 @@
+"""Rows and memory: who may join those that are there, and whose cache gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.active import ActiveJob
+from omlx_worker.claimed import ClaimedJob
+from omlx_worker.counters import Counters
+from omlx_worker.decoding import Decoding
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.memory import MemoryBudget
+from omlx_worker.prefill_pace import PrefillPace
+from tests.worker.fake_engine import FakeEngine
+
+
+class Suspending(FakeEngine):
+    """Keeps the caches of paused rows, of five bytes each, and notes which are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rows=2)
+        self.let_go: list[str] = []
+
+    def suspended_bytes(self, row_id: str) -> int:
+        return 5
+
+    def remove(self, row_id: str) -> None:
+        self.let_go.append(row_id)
+        super().remove(row_id)
+
+
+def a_byte_a_token(sizes: Sequence[tuple[int, int]]) -> int:
+    """Of the prompts that are still read, and of all rows at their longest."""
+    return sum(reading + longest for reading, longest in sizes)
+
+
+def job(name: str, priority: str, prompt: int, tokens: int) -> ActiveJob:
+    claim = ClaimedJob(name, name, f"omlx:m:{priority}", 0.0, 0, b"", None, False)
+    row = Row(name, [1] * prompt, tokens, Sampling())
+    return ActiveJob(claim, GenerationRequest(model="m", prompt="x"), [row], streams=True)
+
+
+def decoding(engine: FakeEngine, limit: int) -> Decoding:
+    budget = MemoryBudget(limit, 0, a_byte_a_token)
+    return Decoding(engine, budget, Counters(), pacing=None, pace=PrefillPace(512))
+
+
+def act_until(decoding: Decoding, condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        decoding.act()
+    raise AssertionError("it never came to that")
+
+
+def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
+    engine = Suspending()
+    worker = decoding(engine, limit=100)
+    worker.add(job("bulk", "bulk", prompt=10, tokens=10))
+    worker.add(job("mid", "default", prompt=20, tokens=40))
+    act_until(worker, lambda: worker.counters.batch == 2 and worker.counters.steps > 3)
+    worker.add(job("high", "high", prompt=1, tokens=4))
+    act_until(worker, lambda: worker.counters.pauses == 1)
+    worker.add(job("too-long-now", "high", prompt=5, tokens=60))
+    act_until(worker, lambda: "too-long-now" in engine.states)
+    assert "mid" not in engine.states, "they do not fit together"
+    assert engine.let_go == []
+    act_until(worker, lambda: not engine.states["bulk"].suspended)
+
+
+def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
+    engine = Suspending()
+    worker = decoding(engine, limit=2035)
+    worker.add(job("reading", "default", prompt=1000, tokens=10))
+    worker.act()
+    worker.add(job("high", "high", prompt=10, tokens=10))
+    act_until(worker, lambda: "high" in engine.states)
+    assert engine.states["reading"].unread == 0
