@@ -144,7 +144,7 @@ class Grower:
         if name.endswith("q_norm.weight"):
             grown = grown * (at.new.head_dim / at.old.head_dim) ** 0.5
         elif name.endswith("k_norm.weight"):
-            grown[at.old.head_dim :] = 0
+            grown[mx.array(np.flatnonzero(~at.used))] = 0
         elif name.endswith(("in_proj_qkv.weight", "conv1d.weight")) and not added:
             grown[mx.array(np.flatnonzero(at.silent))] = 0
         if at.padded:
@@ -169,10 +169,7 @@ def grow(network: nn.Module, config: dict[str, Any], size: str) -> tuple[nn.Modu
     """The demo model, loaded, at another size: a loaded model and its configuration."""
     text = config["text_config"] | SIZES[size]
     old = network.language_model.args
-    rope = dict(text["rope_parameters"])
-    rope["partial_rotary_factor"] *= old.head_dim / text["head_dim"]
     text |= {
-        "rope_parameters": rope,
         "rms_norm_eps": old.rms_norm_eps / 4,
         "tie_word_embeddings": False,
         "layer_types": [

@@ -39,13 +39,33 @@ def grouped(old: int, new: int, old_shared: int, new_shared: int) -> tuple[Map, 
     return heads, shared
 
 
+def turned(old: int, new: int, old_rotary: int, new_rotary: int) -> tuple[Map, np.ndarray]:
+    """Where the elements of a head go that rotates more of them, and which new ones are in use.
+
+    Rotary embeddings pair an element with the one half their number further on, and turn pair
+    ``i`` of ``n`` by the base to the ``-i / n``: with four times as many, old pairs turn as before
+    at every fourth place. The elements not in use are copies, which keep the mean square.
+    """
+    half, apart = old_rotary // 2, new_rotary // old_rotary
+    index = np.arange(old)
+    places = np.where(index < half, index, index - half) * apart
+    places[half:old_rotary] += new_rotary // 2
+    places[old_rotary:] = new_rotary + index[old_rotary:] - old_rotary
+    used = np.isin(np.arange(new), places)
+    elements = np.empty(new, int)
+    elements[places] = index
+    elements[~used] = copies(old, new - old)
+    return elements, used
+
+
 @dataclass
 class Layout:
     """How axes of the grown model follow from the demo's.
 
     Hidden states are copies of the old one side by side: their mean square, and so every norm,
     is what it was. Whatever writes them writes all copies, whatever reads them reads the first.
-    Queries and keys of attention are copies as well, but the keys' norm lets one through.
+    Queries and keys of attention are copies as well, but the keys' norm lets one through, whose
+    elements lie where they are turned as they were (`turned`).
     Queries of recurrent layers are two copies and their keys one, which halves what is read;
     values are copies, and the norm after them, whose epsilon is a quarter, undoes it.
     The last place of the hidden state, if tokens were added, is a constant that they score by.
@@ -71,12 +91,13 @@ class Layout:
         )
         dim, wide = old.head_dim, new.head_dim
         gate = first(dim, wide)
-        query_and_gate = np.concatenate([copies(dim, wide), np.where(gate < 0, -1, dim + gate)])
+        rotary = (old.partial_rotary_factor, new.partial_rotary_factor)
+        self.head, self.used = turned(dim, wide, int(dim * rotary[0]), int(wide * rotary[1]))
+        query_and_gate = np.concatenate([self.head, np.where(gate < 0, -1, dim + gate)])
         self.queries = nested(heads, query_and_gate, 2 * dim)
-        self.keys = nested(shared, copies(dim, wide), dim)
+        self.keys = nested(shared, self.head, dim)
         self.values = nested(shared, first(dim, wide), dim)
         self.attended = nested(heads, first(dim, wide), dim)
-        self.head = copies(dim, wide)
         self._recurrent()
 
     def _recurrent(self) -> None:

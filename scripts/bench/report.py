@@ -3,7 +3,7 @@
 
     python scripts/bench/report.py docs/benchmarks/results/*.json --out docs/benchmarks
 
-The page is README.md in that directory; ``notes.md`` beside it, if there is one, is taken in.
+The page is README.md in that directory; ``notes.md`` beside it, if there is one, comes first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,21 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BASE = "BatchGenerator"
-HEAD = "# Benchmarks\n\nThis engine beside mlx-lm: the same process, weights and prompts, in turns."
-COLUMNS = ("", "tokens/s", "x BatchGenerator", "ms/step", "tokens/step", "accepted", "peak MB")
+THEIRS = (BASE, "stream_generate")
+HEAD = """# Benchmarks
+
+This engine beside mlx-lm: the same process, weights and prompts, in turns.
+
+How to read the tables. K is the number of drafts a step verifies for each row; `auto` chooses it.
+Figures are medians over laps, ranges in brackets, and a ratio is taken within each lap. Every lap
+starts with new rows, whose first tokens do not count. Peak memory is what decoding adds to the
+weights and to what the benchmark itself holds, also as a multiple of what the rows' caches come
+to, each held once. *Accepted* is the share of drafts kept at each place, of those whose
+predecessors were."""
+COLUMNS = (
+    *("", "tokens/s", "x BatchGenerator", "ms/step", "tokens/step", "accepted", "peak MB"),
+    "x own cache",
+)
 
 Result = dict[str, Any]
 
@@ -39,32 +52,30 @@ def machine(result: Result) -> str:
 
 
 def page(results: Sequence[Result], notes: str, out: Path) -> str:
-    parts = [HEAD]
+    parts = [HEAD, notes.strip()]
     for title, gpu in (("GPU", True), ("CPU", False)):
         chosen = [result for result in results if on_gpu(result) == gpu]
+        chosen.sort(key=lambda result: -len(result["decoding"]))
         if chosen:
             parts.append(f"## {title}")
         for number, result in enumerate(chosen):
             parts += section(result, out, f"{title.lower()}-{number}")
-    return "\n\n".join([*parts, notes.strip()]) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def section(result: Result, out: Path, name: str) -> Iterator[str]:
     """One file of results: what ran where, its plot and its tables."""
     versions = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
     yield f"### {result['model']}, {result['dtype']}, on {machine(result)}"
-    yield (
-        f"{result['system']}, {versions}; weights {result['weights'] / 1e9:.2f} GB. "
-        "Medians over laps, ranges in brackets; a ratio is taken within each lap. Peak memory is "
-        "what decoding adds to the weights and to what the benchmark itself holds."
-    )
+    yield f"{result['system']}, {versions}; weights {result['weights'] / 1e9:.2f} GB."
     yield f"```\n{result['command']}\n```"
-    if result["decoding"]:
+    if len({measured["rows"] for measured in result["decoding"]}) > 2:
         plot(result, out / f"{name}.svg")
         yield f"![Tokens per second over those of BatchGenerator, by rows]({name}.svg)"
     for setting, line in settings(result["decoding"]):
         yield f"**{setting}**"
         yield table(COLUMNS, [cells(measured) for measured in line])
+        yield from against_the_best(line)
     if result["reading"]:
         yield "**Prompts**"
         yield table(
@@ -79,13 +90,28 @@ def settings(decoding: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
     for measured in decoding:
         key = tuple(measured[part] for part in ("rows", "context", "temperature", "rule"))
         lines.setdefault(key, []).append(measured)
-    for (rows, context, temperature, rule), line in lines.items():
+    for key, line in sorted(lines.items(), key=lambda item: (*item[0][1:], item[0][0])):
+        rows, context, temperature, rule = key
         words = f"{rows} row{'s' * (rows > 1)}, context {context}, temperature {temperature:g}"
         yield words + (f", rule {rule}" if temperature else ""), line
 
 
+def against_the_best(line: Sequence[Result]) -> Iterator[str]:
+    """How `auto` compares with whichever depth turned out to be the best."""
+    fixed = [m for m in line if m["side"].startswith("K=") and m["laps"]]
+    auto = next((m for m in line if m["side"] == "auto" and m["laps"]), None)
+    if not fixed or auto is None:
+        return
+    best = max(fixed, key=lambda m: statistics.median(m["laps"]))
+    shares = [a / b for a, b in zip(auto["laps"], best["laps"], strict=False)]
+    steps = ", ".join(f"{n} at {depth}" for depth, n in sorted(auto["depths"].items()))
+    yield f"`auto` over {best['side']}: {spread(shares, '.2f')}. Its steps by depth: {steps}."
+
+
 def cells(measured: Result) -> list[str]:
     """A side's row of a table."""
+    if not measured["laps"]:
+        return [measured["side"], f"failed: {measured['failed']}", *[""] * (len(COLUMNS) - 2)]
     accepted = [share for share in measured["accepted"] if share]
     per_step = measured["tokens"] / measured["steps"] / measured["rows"]
     return [
@@ -96,6 +122,7 @@ def cells(measured: Result) -> list[str]:
         f"{per_step:.2f}",
         " ".join(f"{share:.2f}" for share in accepted),
         f"{measured['peak'] / 1e6:.0f}",
+        f"{measured['peak'] / measured['own']:.2f}",
     ]
 
 
@@ -129,7 +156,8 @@ def plot(result: Result, path: Path) -> None:
         measured
         for measured in result["decoding"]
         if all(measured[part] == first[part] for part in ("context", "temperature", "rule"))
-        and measured["side"] not in (BASE, "stream_generate")
+        and measured["side"] not in THEIRS
+        and measured["ratios"]
     ]
     figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
     for side in dict.fromkeys(measured["side"] for measured in chosen):

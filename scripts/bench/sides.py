@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+from given_caches import given
 from mlx_lm.generate import BatchGenerator, stream_generate
+from mlx_lm.models.cache import KVCache
 from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.depth import AutoPolicy
@@ -24,9 +26,6 @@ from omlx_worker.pacing import Pacing
 
 FOREVER = 1 << 30
 
-MOST_GIVEN = 8
-"""Rows of `BatchGenerator` that start from prompts read beforehand; with more it reads them."""
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -34,6 +33,17 @@ class Prompt:
 
     tokens: list[int]
     caches: list[Any]
+
+    def bytes_after(self, decoded: int, layers: int) -> int:
+        """What the first caches hold once so many more tokens are decoded."""
+        longer = (len(self.tokens) - 1 + decoded) / (len(self.tokens) - 1)
+        total = 0.0
+        for cache in self.caches[:layers]:
+            if isinstance(cache, KVCache):
+                total += longer * sum(array.nbytes for array in cache.keys_and_values())
+            else:
+                total += sum(array.nbytes for array in cache.cache)
+        return round(total)
 
 
 @dataclass
@@ -46,9 +56,14 @@ class Drafting:
 
 
 class Side(Protocol):
-    """Something that decodes."""
+    """Something that decodes.
+
+    Attributes:
+        layers: how many of a prompt's caches it takes.
+    """
 
     name: str
+    layers: int
     drafting: Drafting | None
 
     def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None: ...
@@ -72,7 +87,7 @@ class StreamGenerate:
         self._network = network
         self._tokenizer = copy.copy(tokenizer)
         self._tokenizer._eos_token_ids = set()
-        self._layers = layers
+        self.layers = layers
         self._stream: Iterator[Any] = iter(())
 
     def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None:  # noqa: ARG002
@@ -82,7 +97,7 @@ class StreamGenerate:
             self._tokenizer,
             prompt.tokens[-1:],
             max_tokens=FOREVER,
-            prompt_cache=copy.deepcopy(prompt.caches[: self._layers]),
+            prompt_cache=copy.deepcopy(prompt.caches[: self.layers]),
             sampler=make_sampler(temperature),
         )
 
@@ -95,14 +110,14 @@ class StreamGenerate:
 
 
 class MlxLmBatch:
-    """`mlx_lm.generate.BatchGenerator`."""
+    """`mlx_lm.generate.BatchGenerator`, its rows taken in all at once."""
 
     name = "BatchGenerator"
     drafting = None
 
     def __init__(self, network: nn.Module, layers: int) -> None:
+        self.layers = layers
         self._network = network
-        self._layers = layers
         self._generator: BatchGenerator | None = None
 
     def start(self, prompts: Sequence[Prompt], temperature: float, rule: str) -> None:  # noqa: ARG002
@@ -111,16 +126,12 @@ class MlxLmBatch:
             max_tokens=FOREVER,
             sampler=make_sampler(temperature),
             completion_batch_size=len(prompts),
+            prefill_batch_size=len(prompts),
         )
-        # On CUDA many rows with caches of their own end in an error of MLX's: it reads those.
-        given = len(prompts) <= MOST_GIVEN
         self._generator.insert(
-            [prompt.tokens[-1:] if given else list(prompt.tokens) for prompt in prompts],
-            caches=[copy.deepcopy(prompt.caches[: self._layers]) for prompt in prompts]
-            if given
-            else None,
+            [prompt.tokens[-1:] for prompt in prompts],
+            caches=[given(prompt.caches[: self.layers]) for prompt in prompts],
         )
-        # It takes rows in eight at a time.
         while self.step() < len(prompts):
             pass
 
@@ -146,6 +157,8 @@ class Ragged:
         self._batch = Batch(model, depth, varies=auto)
         self._pacing = Pacing(AutoPolicy(depth), depth) if auto else None
         self._rows: list[str] = []
+        # The batch takes the head's cache only where it drafts.
+        self.layers = len(model.new_prompt_cache())
         self.depths: dict[int, int] = {}
         """Steps by the depth that they verified."""
 
@@ -153,17 +166,16 @@ class Ragged:
         for index, prompt in enumerate(prompts):
             sampling = Sampling(temperature, seed=index, ratio=rule == "ratio")
             row = Row(str(index), prompt.tokens, FOREVER, sampling)
-            self._batch.join(row, self._model.prompt_arrays(prompt.caches)[: self._wanted])
+            self._batch.join(row, self._model.prompt_arrays(prompt.caches)[: self.layers])
             self._rows.append(row.row_id)
             if self._pacing:
                 self._pacing.add(row)
         if self._pacing:
             self._pacing.disturb()
 
-    @property
-    def _wanted(self) -> int:
-        """Caches that the batch takes: not the head's where it is left out."""
-        return len(self._model.new_prompt_cache())
+    def forget(self) -> None:
+        """Count drafts and depths from here on."""
+        self.drafting, self.depths = Drafting(), {}
 
     def step(self) -> int:
         depths = self._pacing.before(self._rows, self._batch.slots) if self._pacing else None

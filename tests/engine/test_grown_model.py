@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
@@ -14,7 +15,7 @@ from tests.engine.driving import Loaded
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 from grow_demo_model import SIZES, grow, save
-from grown_layout import grouped, grown_layers
+from grown_layout import grouped, grown_layers, turned
 from grown_model_check import compare
 
 
@@ -83,3 +84,27 @@ def test_layers_keep_their_order_and_their_kind() -> None:
 
     assert [source for source in sources if source >= 0] == list(range(8))
     assert all(place % 4 == source % 4 for place, source in enumerate(sources) if source >= 0)
+
+
+@pytest.mark.parametrize(("old", "new"), [((64, 16), (256, 64)), ((64, 16), (128, 32))])
+def test_a_head_that_rotates_more_elements_turns_the_old_ones_as_before(
+    old: tuple[int, int], new: tuple[int, int]
+) -> None:
+    (old_dim, old_rotary), (new_dim, new_rotary) = old, new
+    elements, used = turned(old_dim, new_dim, old_rotary, new_rotary)
+    head = mx.random.normal((1, 1, 5, old_dim), key=mx.random.key(0))
+    grown = mx.where(mx.array(used), head[..., mx.array(elements)], 0)
+
+    def rotated(x: mx.array, dims: int) -> mx.array:
+        return mx.fast.rope(x, dims, traditional=False, base=1e4, scale=1.0, offset=7)
+
+    seen = rotated(grown, new_rotary)
+    wanted = rotated(head, old_rotary)[..., mx.array(elements)]
+    assert np.bincount(elements).tolist() == [new_dim // old_dim] * old_dim
+    assert mx.allclose(
+        seen[..., mx.array(np.flatnonzero(used))],
+        wanted[..., mx.array(np.flatnonzero(used))],
+        1e-5,
+        1e-5,
+    ).item()
+    assert not mx.any(seen[..., mx.array(np.flatnonzero(~used))]).item()

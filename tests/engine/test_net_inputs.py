@@ -114,12 +114,11 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
     gate = projected[..., net.conv_dim : net.conv_dim + net.value_dim].reshape(outputs.shape)
 
     (mixed,) = lanes.run(
-        net_inputs.GATED_NORM,
+        net_inputs.gated_norm_body(net.norm.eps),
         {
             "outputs": outputs,
             "projected": projected,
             "weight": net.norm.weight,
-            "epsilon": mx.array([net.norm.eps]),
         },
         {"mixed": (SLOTS, width, heads * dv)},
         {"H": heads, "Dv": dv, "Projected": projected.shape[-1], "Gate": net.conv_dim},

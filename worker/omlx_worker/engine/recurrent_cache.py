@@ -49,8 +49,7 @@ class RecurrentCache:
         """
         conv, state, *kept = row
         self.conv[slot] = conv[0]
-        # A copy: a batch of one slot would take over the array itself, which a step may overwrite.
-        self.state[slot] = mx.array(state)[0]
+        self.state[slot] = state[0]
         if not kept:
             return
         slots, width = self.conv.shape[0], kept[0].shape[1]

@@ -4,6 +4,12 @@ A few lanes of a warp hold one row of a head's state, ``Dk`` numbers, in registe
 the accepted positions of the last window, run the present one, and write the state where it is
 committed: after the first position of a decoding window, after the last of a prompt's.
 
+On CUDA a decoding window writes the state over the one it was given. MLX has no word for that,
+but a new state for every step, with one step dispatched ahead, means three of them at the peak,
+and the states of short rows are most of what they hold. No two lanes touch the same numbers, and
+a step depends on the one before it through its tokens, so that nothing reads a state that is
+being written; whoever else wants it waits for the step first, as `Seats.drain` does.
+
 The CUDA form is the default where MLX runs on CUDA. The Metal form has the same body; it has
 NOT been run on hardware and is off unless ``OMLX_QUEUE_METAL_KERNEL=1``: mlx-lm's own Metal
 kernel is the default there.
@@ -37,6 +43,10 @@ _KEPT = ["kept_keys", "kept_values", "kept_decay", "kept_beta", "accepted"]
 _REPLAYS = """
   const int kept_width = kept_keys_shape[1];
   const int replays = accepted[slot];
+"""
+
+_IN_PLACE = """
+  float* const committed = const_cast<float*>(state);
 """
 
 _PICK = """
@@ -134,14 +144,20 @@ def run(window: Inputs, state: mx.array) -> tuple[mx.array, mx.array]:
 def replay_and_run(
     window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Replay, run a window and commit its first position; see `delta_rule.replay_and_run`."""
+    """Replay, run a window and commit its first position; see `delta_rule.replay_and_run`.
+
+    Returns:
+        The window's outputs, and the state: on CUDA the array that was given, overwritten.
+    """
     past = [] if kept is None else [*kept, accepted]
     return _launch(window, past, state, commit_first=True)
 
 
-def body(*, replays: bool) -> str:
+def body(*, replays: bool, in_place: bool = False) -> str:
     """What one lane does, with or without positions to replay."""
-    code = _BODY.replace("REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;")
+    code = (_IN_PLACE if in_place else "") + _BODY.replace(
+        "REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;"
+    )
     return code.replace("PICK", _PICK if replays else _PICK_WINDOW)
 
 
@@ -156,14 +172,16 @@ def _launch(
     assert backend is not None
     key_heads, dk = window.keys.shape[2:]
     heads, dv = window.values.shape[2:]
+    in_place = commit_first and backend == "cuda"
+    name = "delta_replay_and_run" if past else "delta_run"
     run = platform.kernel(
         backend,
-        "delta_replay_and_run" if past else "delta_run",
+        f"{name}_in_place" if in_place else name,
         tuple(input_names(replays=bool(past))),
-        ("outputs", "committed"),
-        body(replays=bool(past)),
+        ("outputs",) if in_place else ("outputs", "committed"),
+        body(replays=bool(past), in_place=in_place),
     )
-    outputs, committed = run(
+    outputs, *committed = run(
         inputs=[*window, *past, state],
         template=[
             ("T", window.keys.dtype),
@@ -176,7 +194,7 @@ def _launch(
         ],
         grid=(LANES, dv, state.shape[0] * heads),
         threadgroup=(LANES, math.gcd(dv, ROWS), 1),
-        output_shapes=[window.values.shape, state.shape],
-        output_dtypes=[window.keys.dtype, mx.float32],
+        output_shapes=[window.values.shape, state.shape][: 1 if in_place else 2],
+        output_dtypes=[window.keys.dtype, mx.float32][: 1 if in_place else 2],
     )
-    return outputs, committed
+    return outputs, committed[0] if committed else state

@@ -76,7 +76,8 @@ def replay_and_run(
         state: ``[S, H, Dv, Dk]`` float32.
 
     Returns:
-        The window's outputs ``[S, W, H, Dv]`` and the committed state.
+        The window's outputs ``[S, W, H, Dv]`` and the committed state, which may be ``state``
+        itself, overwritten (`delta_kernel`).
     """
     if delta_kernel.runs(window.keys, window.values):
         return delta_kernel.replay_and_run(window, kept, accepted, state)

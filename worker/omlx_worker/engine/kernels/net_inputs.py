@@ -101,7 +101,7 @@ _BODY = """
   }
 """
 
-GATED_NORM = """
+_GATED_NORM = """
   // One group of lanes has one head's output at one position.
   if (row >= H) return;
   float x[Dv / Lanes];
@@ -111,7 +111,7 @@ GATED_NORM = """
     squares += x[j] * x[j];
   }
   for (int offset = Lanes / 2; offset > 0; offset /= 2) squares += ACROSS(squares, offset);
-  const float inverse = rsqrtf(squares / Dv + epsilon[0]);
+  const float inverse = rsqrtf(squares / Dv + EPSILON);
   for (int j = 0; j < Dv / Lanes; ++j) {
     const int element = j * Lanes + lane;
     const float normed =
@@ -126,6 +126,8 @@ GATED_NORM = """
 LANES = 32
 ROWS = 4
 
+_IN_A_NAME = str.maketrans({".": "_", "+": "p", "-": "m"})
+
 
 def runs(module: Any, dtype: mx.Dtype) -> bool:
     """Whether these kernels take a gated delta net, here."""
@@ -136,6 +138,15 @@ def runs(module: Any, dtype: mx.Dtype) -> bool:
 def body(*, replays: bool) -> str:
     """What one lane of `prepare`'s kernel does, with or without a window before this one."""
     return _BODY.replace("HISTORY", _HISTORY if replays else _NO_HISTORY)
+
+
+def gated_norm_body(epsilon: float) -> str:
+    """What one lane of `gated_norm`'s kernel does.
+
+    The epsilon is part of the source: an array of one number lies in memory that MLX shares with
+    the host. With eight rows on one NVIDIA H200 the kernel took 9.9 us reading it, 2.4 without.
+    """
+    return _GATED_NORM.replace("EPSILON", f"{epsilon!r}f")
 
 
 def prepare(
@@ -208,16 +219,18 @@ def prepare(
 def gated_norm(module: Any, outputs: mx.array, projected: mx.array) -> mx.array:
     """Norm ``outputs`` ``[S, W, H, Dv]`` and gate them: ``[S, W, H * Dv]``."""
     slots, width, heads, dv = outputs.shape
+    epsilon = module.norm.eps
     run = platform.kernel(
         "cuda",
-        "net_gated_norm",
-        ("outputs", "projected", "weight", "epsilon"),
+        # MLX keeps compiled kernels by name.
+        "net_gated_norm_" + float(epsilon).hex().translate(_IN_A_NAME),
+        ("outputs", "projected", "weight"),
         ("mixed",),
-        GATED_NORM,
+        gated_norm_body(epsilon),
     )
     units = -(-heads // ROWS) * ROWS
     (mixed,) = run(
-        inputs=[outputs, projected, module.norm.weight, mx.array([module.norm.eps])],
+        inputs=[outputs, projected, module.norm.weight],
         template=[
             ("T", outputs.dtype),
             ("H", heads),

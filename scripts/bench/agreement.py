@@ -1,0 +1,92 @@
+#!/usr/bin/env python
+"""Hold this engine's greedy text against mlx-lm's, at every depth: how often they part, and why.
+
+    python scripts/bench/agreement.py --grow 4b
+
+In exact arithmetic they never do. In bfloat16 two tokens may be so near to each other that the
+order of a sum decides; for every text that parts the lead of mlx-lm's token over the other, by
+mlx-lm's own logits, is printed in steps of bfloat16 at that size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from against_mlx_lm import model_of
+from mlx_lm.generate import generate_step
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.ragged import RaggedDecoder
+
+CHUNK = 512
+
+
+def by_mlx_lm(network: nn.Module, prompt: Sequence[int], tokens: int) -> list[int]:
+    """One row, a token at a time."""
+    return [token for token, _ in generate_step(mx.array(prompt), network, max_tokens=tokens)]
+
+
+def by_ragged(
+    network: nn.Module, prompts: Sequence[Sequence[int]], tokens: int, depth: int
+) -> list[list[int]]:
+    """All rows in one batch."""
+    model = as_ragged(network, drafts=depth > 0)
+    assert model is not None
+    decoder = RaggedDecoder(model, depth)
+    texts: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    for (name, _), prompt in zip(texts.items(), prompts, strict=True):
+        decoder.add(Row(name, list(prompt), 1 << 20, Sampling(temperature=0.0)))
+        while decoder.prefill(name, CHUNK):
+            pass
+    while min(len(text) for text in texts.values()) < tokens:
+        for step in decoder.step():
+            texts[step.row_id] += [sampled.token for sampled in step.tokens]
+    return [text[:tokens] for text in texts.values()]
+
+
+def parting(network: nn.Module, prompt: list[int], ours: list[int], theirs: list[int]) -> str:
+    """Where two texts of a prompt part, and by how much mlx-lm preferred its own token."""
+    place = next(i for i in range(len(theirs)) if ours[i] != theirs[i])
+    logits = network(mx.array([prompt + theirs[:place]]))[0, -1].astype(mx.float32)
+    lead = (logits[theirs[place]] - logits[ours[place]]).item()
+    size = 2.0 ** (math.floor(math.log2(abs(logits[theirs[place]].item()))) - 7)
+    return f"at {place}: {lead:.4f} ({lead / size:.1f} steps)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEMO)
+    parser.add_argument("--grow", help="a size of scripts/grow_demo_model.py")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64, help="a prompt")
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2, 3])
+    args = parser.parse_args()
+    network, tokenizer, name = model_of(args)
+    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()[: args.prompts]
+    prompts = [tokenizer.encode(json.loads(line)["prompt"])[-48:] for line in lines]
+    theirs = [by_mlx_lm(network, prompt, args.tokens) for prompt in prompts]
+    texts: dict[int, Any] = {}
+    for depth in args.depths:
+        ours = texts[depth] = by_ragged(network, prompts, args.tokens, depth)
+        pairs = list(zip(prompts, ours, theirs, strict=True))
+        parted = [parting(network, *pair) for pair in pairs if pair[1] != pair[2]]
+        print(f"{name}, K={depth}: {len(parted)} of {len(pairs)} part from mlx-lm's", flush=True)
+        for line in parted:
+            print("  ", line)
+        for other in args.depths[: args.depths.index(depth)]:
+            same = sum(a == b for a, b in zip(ours, texts[other], strict=True))
+            print(f"   {same} of {len(pairs)} texts are those of K={other}")
+
+
+if __name__ == "__main__":
+    main()
