@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
@@ -201,3 +202,19 @@ def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
     assert driver.steps >= 200
     assert driver.accepted > 50
     assert driver.checked - driver.behind > 10
+
+
+def test_a_batch_of_one_slot_has_a_state_of_its_own_which_steps_may_overwrite() -> None:
+    prompt = [mx.ones((1, 3, 8)), mx.ones((1, 2, 4, 4))]
+    cache = RecurrentCache([mx.zeros((1, 3, 8)), mx.zeros((1, 2, 4, 4))])
+    mx.eval(prompt, cache.arrays)
+
+    cache.write(0, prompt)
+    mx.eval(cache.arrays)
+
+    assert mx.array_equal(cache.state, prompt[1]).item()
+    assert _address(cache.state) != _address(prompt[1])
+
+
+def _address(array: mx.array) -> int:
+    return int(np.asarray(memoryview(array)).ctypes.data)
