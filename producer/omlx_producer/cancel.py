@@ -22,7 +22,7 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_producer.state import fetch_job, tokens_streamed
+from omlx_producer.state import fetch_job, read_stream_end
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
@@ -88,9 +88,14 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
         pipe.watch(job.key, events_key(job.id))  # type: ignore[no-untyped-call]
         if job.get_status().value in ENDINGS or job.is_started:
             raise WatchError
-        event = CancelledEvent(job_id=job.id, n=tokens_streamed(connection, job.id), error=REASON)
-        payload = event.model_dump_json()
+        tokens, over = read_stream_end(connection, job.id)
         pipe.multi()
+        if over:
+            # The job was requeued, and this is the end of an earlier run of it.
+            pipe.delete(events_key(job.id))
+            tokens = 0
+        event = CancelledEvent(job_id=job.id, n=tokens, error=REASON)
+        payload = event.model_dump_json()
         job.cancel(pipeline=pipe)
         pipe.hdel(job.key, STOP_FIELD)
         Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)

@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 from omlx_producer.bulk.batch import OVER, Batch, BatchState
 from omlx_producer.bulk.detaching import write_results
 from omlx_producer.bulk.driving import WAIT_SECONDS, Interrupts, serve
-from omlx_producer.bulk.feeding import BatchFeed, Feeder
+from omlx_producer.bulk.feeding import BatchFeed, Feeder, LockLost
 from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.output import require_output
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.cli_common import (
     INTERRUPTED,
@@ -40,6 +41,8 @@ batch_argument = click.argument("batch_id")
 def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | None) -> None:
     """Write the results of a batch, in the order of its input; those there are, while it runs."""
     with open_producer(redis_url) as producer:
+        if output is not None:
+            require_output(output)
         batch = Batch(producer.connection, batch_id)
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
@@ -133,11 +136,16 @@ def _finish_cancelling(batch: Batch) -> str:
     while time.monotonic() < deadline:
         if batch.read().over:
             return "cancelled"
-        feed = feed or BatchFeed.begin(batch)
-        if feed is None:
-            time.sleep(WAIT_SECONDS / 5)
-        elif not feed.turn(WAIT_SECONDS):
-            return "cancelled"
+        try:
+            if feed is None and (feed := BatchFeed.begin(batch)) is not None:
+                # To look through a large batch may take longer than all of that.
+                deadline = time.monotonic() + CANCEL_SECONDS
+            if feed is None:
+                time.sleep(WAIT_SECONDS / 5)
+            elif not feed.turn(WAIT_SECONDS):
+                return "cancelled"
+        except LockLost:
+            feed = None
     if feed is not None:
         feed.leave()
     return "stopping"

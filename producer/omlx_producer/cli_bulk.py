@@ -26,7 +26,9 @@ from omlx_producer.cli_common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
+    REDIS_OPTION,
     fail,
+    file_trouble,
     open_producer,
     output_option,
     redis_option,
@@ -154,17 +156,18 @@ def retry(
     redis_url: str | None,
 ) -> None:
     """Run the rows again that have failed in the run that wrote OUTPUT, and no others."""
-    settings = read_settings(output)
-    if not settings:
-        fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
-    source = source or settings["input"]
-    if source == "-" and sys.stdin.isatty():
-        fail(INVALID, f"{output}: its input was stdin; give it with --input")
-    with open_producer(redis_url) as producer, resumable():
-        job = Job.from_settings(settings, input=source, window=window)
-        ended = run_job(
-            producer, job, output, ordered=ordered, only_failures=True, progress=progress
-        )
+    with open_producer(redis_url) as producer:
+        settings = read_settings(output)
+        if not settings:
+            fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
+        source = source or settings["input"]
+        if source == "-" and sys.stdin.isatty():
+            fail(INVALID, f"{output}: its input was stdin; give it with --input")
+        with resumable():
+            job = Job.from_settings(settings, input=source, window=window)
+            ended = run_job(
+                producer, job, output, ordered=ordered, only_failures=True, progress=progress
+            )
         conclude(*ended, output)
 
 
@@ -193,10 +196,18 @@ def resumable() -> Iterator[None]:
         raise
     except OSError as error:
         click.echo(f"stopped; go on with: {command_line()}", err=True)
-        fail(JOB_ENDED_BADLY, f"{error.filename or 'the output'}: {error.strerror or error}")
+        fail(JOB_ENDED_BADLY, file_trouble(error))
 
 
 def command_line() -> str:
-    """The command that runs now, without passwords."""
-    shown = (without_password(arg) if "://" in arg else arg for arg in sys.argv[1:])
-    return shlex.join(["omlx-submit", *shown])
+    """The command that runs now, without passwords: those of ``--redis-url``, and no other text
+    that holds a URL."""
+    shown = ["omlx-submit"]
+    for argument in sys.argv[1:]:
+        option, equals, url = argument.partition("=")
+        if shown[-1] == REDIS_OPTION:
+            argument = without_password(argument)
+        elif option == REDIS_OPTION and equals:
+            argument = f"{option}={without_password(url)}"
+        shown.append(argument)
+    return shlex.join(shown)

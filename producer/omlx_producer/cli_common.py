@@ -16,8 +16,9 @@ from omlx_producer.settings import redis_url, without_password
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 
+REDIS_OPTION = "--redis-url"
 redis_option = click.option(
-    "--redis-url",
+    REDIS_OPTION,
     metavar="URL",
     help="Redis server; else OMLX_QUEUE_REDIS_URL, REDIS_URL, or redis://127.0.0.1:6379/0.",
 )
@@ -35,6 +36,11 @@ def fail(exit_code: int, message: str) -> NoReturn:
     """End the command with one sentence on stderr."""
     click.echo(f"omlx-submit: {message}", err=True)
     raise click.exceptions.Exit(exit_code)
+
+
+def file_trouble(error: OSError) -> str:
+    """What is wrong with which file."""
+    return f"{error.filename or 'the output'}: {error.strerror or error}"
 
 
 @contextlib.contextmanager
@@ -57,6 +63,10 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
             fail(INVALID, str(error))
         except OmlxQueueError as error:
             fail(JOB_ENDED_BADLY, str(error))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            fail(JOB_ENDED_BADLY, file_trouble(error))
         except (ConnectionError, TimeoutError) as error:
             fail(
                 UNREACHABLE,

@@ -109,7 +109,7 @@ def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
     Raises:
         InvalidRequest: if one of them has another request now.
     """
-    if not once:
+    if not (once and connection.exists(*(job.key for job in once))):
         return set()
     with connection.pipeline(transaction=False) as pipe:
         for job in once:
@@ -151,9 +151,9 @@ def _fill(
             for job in members
         ]
         # What a deleted job of the same id has left would be taken for this one's.
-        for job in members:
-            if job.once:
-                pipe.delete(events_key(job.id), results_key(job.id))
+        once = [job.id for job in members if job.once]
+        if left := [key for job_id in once for key in (events_key(job_id), results_key(job_id))]:
+            pipe.delete(*left)
         open_queue(name).enqueue_many(data, pipeline=pipe)
         pipe.publish(wake_channel(members[0].request.model), len(members))
 

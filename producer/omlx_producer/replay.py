@@ -19,6 +19,8 @@ from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_jo
 
 PAGE = 500
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+# RQ's statuses of jobs that no worker has.
+_WAITING = (b"created", b"queued", b"deferred", b"scheduled")
 
 
 class Step(Enum):
@@ -94,15 +96,19 @@ class Replay:
             UnknownJob: when there is neither a job nor the end of its stream.
         """
         self._reached, self._down_since, self._pause = True, None, FIRST_PAUSE
-        payloads = [fields[b"event"] for _, fields in entries]
+        found = [parse_event(fields[b"event"]) for _, fields in entries]
+        if status in _WAITING and any(not isinstance(event, TokensEvent) for event in found):
+            # It was requeued; the worker that takes it deletes what an earlier run of it has left.
+            self.step = Step.LISTEN
+            return []
         events: list[TokenEvent] = []
-        for event in map(parse_event, payloads):
+        for event in found:
             if self.step is Step.END or self._is_old(event):
                 continue
             if isinstance(event, TokensEvent) and self._leaves_gap(event):
                 raise self._lost(event.since)
             events.append(self._take(event))
-        if self.step is Step.END or len(payloads) == PAGE:
+        if self.step is Step.END or len(found) == PAGE:
             return events
         if self.cursor < self._heard_of:
             raise self._lost(self._heard_of)

@@ -54,12 +54,16 @@ def fetch_job(connection: redis.Redis, job_id: str) -> Job:
         raise unknown_job(job_id) from None
 
 
-def tokens_streamed(connection: redis.Redis, job_id: str) -> int:
-    """How many tokens the stream of a job holds, from the id of its last entry."""
+def read_stream_end(connection: redis.Redis, job_id: str) -> tuple[int, bool]:
+    """How many tokens the stream of a job holds, and whether it is over: the id of its last entry
+    says both."""
     last: list[tuple[bytes, dict[bytes, bytes]]] = connection.xrevrange(  # type: ignore[assignment]
         events_key(job_id), count=1
     )
-    return int(last[0][0].partition(b"-")[0]) if last else 0
+    if not last:
+        return 0, False
+    tokens, _, part = last[0][0].partition(b"-")
+    return int(tokens), part != b"0"
 
 
 def read_state(connection: redis.Redis, job_id: str) -> JobState:
@@ -77,12 +81,13 @@ def read_state(connection: redis.Redis, job_id: str) -> JobState:
     elif ending == "failed" or ending == "cancelled":
         _, entries = ask_result(connection.pipeline(), job_id).execute()
         error = read_outcome(job_id, ending, entries[0] if entries else None).error
+    tokens, _ = read_stream_end(connection, job_id)
     return JobState(
         id=job_id,
         status=ending or ("started" if status == "started" else "queued"),
         queue=job.origin,
         position=position,
-        tokens=tokens_streamed(connection, job_id),
+        tokens=tokens,
         worker=job.worker_name,
         enqueued_at=job.enqueued_at,
         started_at=job.started_at,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,8 +81,55 @@ def test_an_unreachable_redis_exits_with_3_and_one_sentence() -> None:
     result = invoke("run", "--redis-url", "redis://u:secret@127.0.0.1:1/0")
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
-    assert "127.0.0.1:1/0 is not reachable" in result.stderr
+    assert "127.0.0.1:1/0 can not be used" in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
+    result = invoke("run", "--redis-url", f"{redis_url.removesuffix('/0')}/9999")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "out of range" in result.stderr
+
+
+def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:
+    result = invoke("run", "--redis-url", "redis://u:secret@[::1")
+    assert result.exit_code == 2
+    assert "--redis-url: got something that is no URL of a Redis server" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_data_folder_below_a_file_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    folder = tmp_path / "file" / "data"
+    result = invoke("run", "--embedded-redis", "--redis-dir", str(folder))
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert f"can not keep its data in {folder} (Not a directory)" in result.stderr
+    assert "--redis-dir" in result.stderr
+
+
+def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from omlx_worker import cli; "
+        "cli.load_engine = lambda _: (print('loading', flush=True), time.sleep(60)); "
+        "cli.main(sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "run", "--redis-url", redis_url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "Aborted" not in err
 
 
 def test_an_unknown_model_exits_with_2(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +160,8 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
         (["--max-batch", "many"], "not a valid integer"),
         (["--memory-limit", "much"], "memory_limit: got 'much'"),
         (["--patience", "0"], "patience: got 0"),
+        (["--model", "/models/My Model (4bit)"], "model: got '/models/My Model (4bit)'; "),
+        (["--model", "/models/My Model (4bit)"], "give it another name with --model-alias"),
     ],
 )
 def test_wrong_options_exit_with_2(arguments: list[str], said: str) -> None:
@@ -128,6 +180,11 @@ def test_wrong_options_exit_with_2(arguments: list[str], said: str) -> None:
 )
 def test_a_model_is_known_by_the_last_part_of_its_path(model: str, alias: str) -> None:
     assert WorkerSettings(model=model).alias == alias
+
+
+def test_a_model_whose_path_is_no_alias_needs_one() -> None:
+    path = "/models/My Model (4bit)"
+    assert WorkerSettings(model=path, model_alias="mine").alias == "mine"
 
 
 @pytest.mark.usefixtures("fake")

@@ -200,11 +200,20 @@ def test_trials_of_slow_depths_cost_little_time() -> None:
     assert spent < 1.01 * len(made)
 
 
+def test_a_depth_that_recovers_from_a_bad_start_says_nothing_of_the_others() -> None:
+    costs = StepCosts()
+    for _ in range(40):
+        costs.observe((1, 0), 0, 5.5)
+    for seconds in (7.0, 13.0, 13.0, 13.0, *([8.0] * 12)):
+        costs.observe((1, 0), 3, seconds)
+    assert costs.estimate((1, 0), 3)[0] == pytest.approx(5.5)
+
+
 def test_what_slows_one_depth_down_while_in_use_is_expected_of_the_others_too() -> None:
     costs, cells = StepCosts(), ((1, 0), (1, 1))
     for depth, seconds in ((3, 1.1), (2, 1.0)):
-        for step in range(20):
-            costs.observe(cells[step // 10], depth, seconds)
+        for step in range(40):
+            costs.observe(cells[step // 20], depth, seconds)
     for step in range(200):  # rows of two lengths take turns, both slower than before
         costs.observe(cells[step // 4 % 2], 2, 1.5)
     for cell in cells:

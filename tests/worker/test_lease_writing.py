@@ -14,8 +14,8 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
+from omlx_producer.trouble import passes
 from omlx_worker.ending import Commit, Ending
-from omlx_worker.trouble import passes
 from tests.worker.leasing import claim, done, expire, failed, roll_back, table, tokens
 from tests.worker.running import enqueue, events, queue, status
 

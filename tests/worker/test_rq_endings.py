@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 from rq import Callback, Repeat, Retry
 from rq.command import send_stop_job_command
-from rq.job import Dependency
+from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
 from tests.worker.fake_engine import BREAKS_PREPARE
@@ -79,6 +82,25 @@ def test_a_success_callback_gets_the_result(redis_url: str, connection: Redis) -
     text = job.return_value()["choices"][0]["text"]
     assert connection.get("remembered").decode() == text == streamed_text(connection, job.id)
     assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+def test_handlers_that_meet_a_busy_redis_are_called_again(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, troubles = Job.fetch, [ResponseError("BUSY Redis is busy running a script.")]
+
+    def fetched(*args: Any, **kwargs: Any) -> Job:
+        if troubles and threading.current_thread() is not threading.main_thread():
+            raise troubles.pop()
+        return fetch(*args, **kwargs)
+
+    monkeypatch.setattr("omlx_worker.rq_endings.Job.fetch", fetched)
+    job = enqueue(connection, on_success=named(remember))
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(job))
+    assert troubles == []
+    assert status(job) == "finished"
+    assert connection.get("remembered") is not None
 
 
 def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection: Redis) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
+from omlx_producer.trouble import passes
 from omlx_worker.active import ActiveJob
 from omlx_worker.claim_order import ClaimOrder
 from omlx_worker.claimed import ClaimedJob
@@ -16,7 +17,6 @@ from omlx_worker.intake import Intake
 from omlx_worker.lease import LeaseTable
 from omlx_worker.memory import MemoryBudget
 from omlx_worker.messages import GivenBack, Reason
-from omlx_worker.trouble import passes
 
 
 class Admission:

@@ -1,7 +1,7 @@
 """The command ``omlx-worker``.
 
 Exit codes: 0 ended as asked, 1 the engine broke, 2 usage or no such model, 3 Redis unreachable,
-128 + signal when stopped at once by a second signal.
+128 + signal when stopped at once, by a second signal or, before the model is loaded, by the first.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,22 +18,24 @@ import click
 from pydantic import ValidationError
 from redis import Redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer.settings import without_password
+from omlx_producer.trouble import passes
+from omlx_worker.cli_bench import bench
 from omlx_worker.depth import AutoPolicy, make_policy
 from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, data_folder, preferred_port
 from omlx_worker.knowledge import Knowledge
 from omlx_worker.memory import in_units
 from omlx_worker.pacing import Pacing
 from omlx_worker.settings import WorkerSettings
-from omlx_worker.trouble import TROUBLE
 
 if TYPE_CHECKING:
     from omlx_worker.engine.interface import Engine
 
 BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
+INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
 
 
 @click.group()
@@ -96,7 +99,11 @@ def run(**options: Any) -> None:
             except ServerError as error:
                 _fail(UNREACHABLE, str(error))
             click.echo(f"Redis is at {url}", err=True)
-        code = serve(settings, url)
+        try:
+            code = serve(settings, url)
+        except KeyboardInterrupt:
+            # Until the model is loaded; from then on signals are the worker's.
+            code = INTERRUPTED
     if code > STOPPED_AT_ONCE:
         # The engine may be in the middle of a step, which an orderly exit would trip over.
         logging.shutdown()
@@ -118,6 +125,9 @@ def demo(max_batch: int, max_tokens: int) -> None:
         _fail(UNREACHABLE, str(error))
 
 
+main.add_command(bench)
+
+
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
     from omlx_worker.rq_record import NameTaken
@@ -126,7 +136,14 @@ def serve(settings: WorkerSettings, url: str) -> int:
     try:
         connection = connect(url)
         connection.ping()
-    except (ConnectionError, TimeoutError, AuthenticationError, ValueError) as error:
+    except ValueError:
+        # The reason may quote a part of the URL that is a password.
+        _fail(
+            USAGE,
+            "--redis-url: got something that is no URL of a Redis server; give one such as "
+            "redis://127.0.0.1:6379/0",
+        )
+    except RedisError as error:
         _fail(UNREACHABLE, _unreachable(url, error))
     try:
         # RQ asks the server for its own address.
@@ -148,9 +165,9 @@ def serve(settings: WorkerSettings, url: str) -> int:
         worker.work(burst=settings.burst)
     except (ModelNotLoaded, NameTaken) as error:
         _fail(USAGE, str(error))
-    except TROUBLE as error:
-        _fail(UNREACHABLE, _unreachable(url, error))
     except Exception as error:
+        if passes(error):
+            _fail(UNREACHABLE, _unreachable(url, error))
         logging.getLogger("omlx_worker").exception("the worker ends")
         _fail(BROKEN, f"the worker can not go on: {error}")
     finally:
@@ -221,7 +238,7 @@ def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
 
 def _unreachable(url: str, error: Exception) -> str:
     return (
-        f"Redis at {without_password(url)} is not reachable ({error}); start a server there, "
+        f"Redis at {without_password(url)} can not be used ({error}); start a server there, "
         "name another with --redis-url, or pass --embedded-redis"
     )
 

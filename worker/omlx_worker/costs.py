@@ -27,6 +27,9 @@ STRAY = 2.0
 STEADY = 8
 """Steps in a row of one depth after which its drift is taken to be everybody's."""
 
+SETTLED = 16
+"""Observations of a key after which its average moves with the machine, not away from its start."""
+
 GUESS = 0.08
 """What one more draft costs where nothing is known, as a share of a step."""
 
@@ -104,7 +107,7 @@ class StepCosts:
         self._depth = depth
         steady = self._run > STEADY
         moved = average.add(seconds, steady)
-        if steady and average.count > FIRST:
+        if steady and average.count > SETTLED:
             # Other rows, a growing context, another user of the machine: no depth escapes it.
             for other_depth, other in averages.items():
                 if other_depth != depth and other.count:

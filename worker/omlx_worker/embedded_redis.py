@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -66,19 +66,18 @@ class EmbeddedRedis:
         """Start the server and wait until it answers.
 
         Raises:
-            ServerError: if there is none, or it does not come up.
+            ServerError: if there is none, or it does not come up, or has no folder for its data.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "server.log"
-        with log.open("ab") as output:
-            # A session of its own: Ctrl-C in the terminal ends the worker first, not the server.
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _SUPERVISOR, "omlx-redis", *self._command()],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                self._process = self._spawn(output)
+        except OSError as error:
+            raise ServerError(
+                "the embedded Redis server can not keep its data in "
+                f"{self.folder} ({error.strerror or error}); name another folder with --redis-dir"
+            ) from error
         try:
             self._wait_until_ready(log)
         except BaseException:
@@ -98,6 +97,16 @@ class EmbeddedRedis:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C in the terminal ends the worker first, not the server.
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _SUPERVISOR, "omlx-redis", *self._command()],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
     def _command(self) -> list[str]:
         options = {

@@ -17,6 +17,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError, ResponseError
 
 from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
+from omlx_producer.trouble import passes
 from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.ending import Commit, Ending
@@ -38,7 +39,7 @@ from omlx_worker.messages import (
     TrafficMessage,
 )
 from omlx_worker.outbox import Outbox
-from omlx_worker.trouble import Outage, passes
+from omlx_worker.trouble import Outage
 
 log = logging.getLogger("omlx_worker.publisher")
 

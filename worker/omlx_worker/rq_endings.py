@@ -24,10 +24,10 @@ from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPena
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.protocol import FailedEvent
+from omlx_producer.trouble import passes
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.ending import Ending
 from omlx_worker.lease import LeaseTable
-from omlx_worker.trouble import TROUBLE
 
 if TYPE_CHECKING:
     from omlx_worker.rq_worker import GenerationWorker
@@ -82,10 +82,10 @@ def end_through_rq(
         log.info("job %s is over, or no longer this worker's", claim.id)
     except WatchError as error:
         raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
-    except TROUBLE:
-        # It stays held, to be ended once Redis is back; callbacks are then called again.
-        raise
-    except Exception:
+    except Exception as error:
+        if passes(error):
+            # It stays held, to be ended once Redis is back; callbacks are then called again.
+            raise
         # A job hash that RQ cannot read, as may come from a job written by hand.
         log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
         leases.commit(claim, ending, force=True)

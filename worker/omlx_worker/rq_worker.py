@@ -213,9 +213,15 @@ class GenerationWorker(RecordedWorker):
         if not self._recorded:
             self.bootstrap(self._logging_level)
             self._recorded = True
+        # Jobs first: they have somebody who waits.
+        goes_on = self._serve(burst)
         if self.beat():
             self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
         self._board.show(self._condition)
+        return goes_on
+
+    def _serve(self, burst: bool) -> bool:
+        """End what RQ is to end, and take what there is room for; returns whether to go on."""
         self._end_through_rq()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)

@@ -5,12 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, ByteSize, Field
+from pydantic import (
+    AliasChoices,
+    ByteSize,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.depth import Mode
 from omlx_worker.folders import app_folder
+
+_ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
 
 
 class WorkerSettings(BaseSettings):
@@ -44,8 +55,9 @@ class WorkerSettings(BaseSettings):
         env_prefix="OMLX_QUEUE_", populate_by_name=True, env_ignore_empty=True
     )
 
-    model: str = "demo"
+    # First, for the check of `model` needs it.
     model_alias: ModelAlias | None = None
+    model: str = "demo"
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
@@ -67,6 +79,20 @@ class WorkerSettings(BaseSettings):
     redis_grace: float = Field(default=600.0, gt=0)
     stream_ttl: int = Field(default=86_400, ge=60)
 
+    @field_validator("model")
+    @classmethod
+    def _has_an_alias(cls, model: str, info: ValidationInfo) -> str:
+        if info.data.get("model_alias") is None:
+            try:
+                _ALIAS.validate_python(_last_part(model))
+            except ValidationError:
+                raise PydanticCustomError(
+                    "alias",
+                    "requests can not name a model so, by letters, digits and . _ @ / - alone; "
+                    "give it another name with --model-alias",
+                ) from None
+        return model
+
     @property
     def depth(self) -> int:
         """Drafts a step, at most, in this mode."""
@@ -76,4 +102,8 @@ class WorkerSettings(BaseSettings):
     def alias(self) -> str:
         if self.model_alias is not None:
             return self.model_alias
-        return self.model.rstrip("/").rpartition("/")[2] or self.model
+        return _last_part(self.model)
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2] or model

@@ -1,44 +1,17 @@
-"""Redis away, or unable to write: which errors pass by themselves, and how long to wait for it."""
+"""How long Redis has been away, or unable to write, and how long to wait for it."""
 
 from __future__ import annotations
 
-from redis.exceptions import (
-    ClusterDownError,
-    ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-    TryAgainError,
-)
+from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.backoff import Backoff
-
-# The same call may succeed later.
-TROUBLE = (
-    ConnectionError,
-    TimeoutError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ClusterDownError,
-    TryAgainError,
-)
-# The same, for errors that redis-py has no class for, and for servers that wrap a script's error.
-_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ")
+from omlx_producer.trouble import passes
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 
 class RedisGone(ConnectionError):
     """Redis has been in trouble for longer than the worker was told to bear."""
-
-
-def passes(error: BaseException) -> bool:
-    """Whether a call that raised this error may succeed later."""
-    if isinstance(error, TROUBLE):
-        return True
-    return isinstance(error, ResponseError) and any(code in str(error) for code in _PASSING_CODES)
 
 
 class Outage:

@@ -12,8 +12,10 @@ takes over.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis
+from redis.client import Pipeline
+from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
 from omlx_producer.bulk.lines import write_line
@@ -38,6 +42,16 @@ UPLOAD_SECONDS = 3600
 CHUNK = 200
 OPEN, CANCELLING = "open", "cancelling"
 OVER = ("done", "cancelled")
+
+# A hash without `created_at` is no batch: it has expired, and what was written to it since then
+# made another one.
+_OPEN = """
+if redis.call('HEXISTS', KEYS[1], 'created_at') == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'state', ARGV[1], 'rows', ARGV[2])
+for i = 1, 3 do redis.call('PERSIST', KEYS[i]) end
+redis.call('ZADD', KEYS[4], ARGV[3], ARGV[4])
+return 1
+"""
 
 
 def is_batch_id(text: str) -> bool:
@@ -132,22 +146,47 @@ class Batch:
 
         Rows are numbered from 1. Until the end nothing is fed, and what a killed upload leaves
         behind expires.
+
+        Raises:
+            UnknownJob: if it has expired meanwhile; nothing is fed then.
         """
         count = 0
         pending: list[Row | BadRow] = []
-        for row in rows:
-            pending.append(row)
-            if len(pending) == CHUNK:
-                count = self._write(pending, count)
-                pending = []
-        count = self._write(pending, count)
-        with self.connection.pipeline() as pipe:
-            pipe.hset(self.key, mapping={"state": OPEN, "rows": count})
-            for key in (self.key, self.rows_key, self.results_key):
-                pipe.persist(key)
-            pipe.zadd(BATCHES_KEY, {self.id: time.time()})
-            pipe.execute()
+        with self._kept():
+            for row in rows:
+                pending.append(row)
+                if len(pending) == CHUNK:
+                    count = self._write(pending, count)
+                    pending = []
+            count = self._write(pending, count)
+        keys = [self.key, self.rows_key, self.results_key, BATCHES_KEY]
+        opened = self.connection.register_script(_OPEN)
+        if not opened(keys=keys, args=[OPEN, count, time.time(), self.id]):
+            raise UnknownJob(
+                f"{self.id}: the upload stood still for too long and has expired; run it again"
+            )
         return count
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keep what was uploaded from expiring, from a thread of its own: rows may come slowly,
+        and reading the next one from a pipe may block for hours."""
+        over = threading.Event()
+
+        def keep() -> None:
+            while not over.wait(UPLOAD_SECONDS / 4):
+                # An outage is met by the upload itself.
+                with contextlib.suppress(RedisError), self.connection.pipeline() as pipe:
+                    self._expire(pipe)
+                    pipe.execute()
+
+        thread = threading.Thread(target=keep, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _write(self, rows: list[Row | BadRow], count: int) -> int:
         with self.connection.pipeline() as pipe:
@@ -159,10 +198,13 @@ class Batch:
                     pipe.hincrby(self.key, f"failed:{row.code}", 1)
                 else:
                     pipe.xadd(self.rows_key, {"row": _packed(row)}, id=f"{count}-0")
-            for key in (self.key, self.rows_key, self.results_key):
-                pipe.expire(key, UPLOAD_SECONDS)
+            self._expire(pipe)
             pipe.execute()
         return count
+
+    def _expire(self, pipe: Pipeline) -> None:
+        for key in (self.key, self.rows_key, self.results_key):
+            pipe.expire(key, UPLOAD_SECONDS)
 
     def unfinished(self) -> Iterator[Row]:
         """The rows that have no result, from the first; `Row.line` is the row's number."""

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.bulk.export import export, require_exporter
+from omlx_producer.bulk.export import export
 from omlx_producer.bulk.index import RowIndex
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.lines import read_line
@@ -40,9 +40,8 @@ def write_results(batch: Batch, state: BatchState, output: Path) -> None:
     """Write the results of a batch, and its errors, as a run on this machine does.
 
     Raises:
-        InvalidRequest: if the output's format needs what is not installed.
+        OSError: if a file can not be written.
     """
-    require_exporter(output)
     results = results_path(output)
     with replacing(results) as good, replacing(errors_path(output)) as bad:
         for line in batch.results(state.rows):

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import click
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
+from redis.exceptions import RedisError
 
 from omlx_producer.backoff import Backoff
 from omlx_producer.bulk.feeding import Feeder
 from omlx_producer.bulk.runner import Runner
+from omlx_producer.trouble import passes
 
-# What passes by itself: the same call may succeed later.
-TROUBLE = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 PATIENCE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 WAIT_SECONDS = 0.5
@@ -65,7 +64,7 @@ def drive(
         redis.exceptions.RedisError: if Redis was away for longer, or refuses.
         KeyboardInterrupt: at the second interrupt.
     """
-    stopping, outage = False, Outage(patience)
+    stopping, waiting = False, Waiting(patience)
     while runner.busy:
         if interrupts.asked and not stopping:
             stopping = True
@@ -77,9 +76,9 @@ def drive(
             )
         try:
             runner.turn(WAIT_SECONDS)
-            outage.over()
-        except TROUBLE as error:
-            outage.wait(error)
+            waiting.over()
+        except RedisError as error:
+            waiting.wait(error)
             runner.recover()
         on_turn()
     return not stopping
@@ -91,24 +90,24 @@ def serve(feeder: Feeder, interrupts: Interrupts, *, burst: bool) -> None:
     Raises:
         redis.exceptions.RedisError: if Redis is away at the start, or refuses.
     """
-    outage, first = Outage(float("inf")), True
+    waiting, first = Waiting(float("inf")), True
     while not interrupts.asked and (first or not (burst and feeder.idle)):
         try:
             feeder.turn()
             first = False
-            outage.over()
-        except TROUBLE as error:
+            waiting.over()
+        except RedisError as error:
             if first:
                 raise
-            outage.wait(error)
+            waiting.wait(error)
             feeder.recover()
 
 
-class Outage:
-    """Waits, longer and longer, for a server to come back.
+class Waiting:
+    """Waits, longer and longer, for a server to be of use again.
 
     Args:
-        patience: seconds for which it may be away.
+        patience: seconds for which it may be of none.
     """
 
     def __init__(self, patience: float) -> None:
@@ -119,11 +118,16 @@ class Outage:
         """It answered."""
         self._backoff.reset()
 
-    def wait(self, error: Exception) -> None:
-        """It did not answer; raises what it said if it has been away for too long."""
+    def wait(self, error: RedisError) -> None:
+        """It did not do as asked.
+
+        Raises:
+            redis.exceptions.RedisError: the error, if waiting is of no use, or has been for too
+                long.
+        """
         away = self._backoff.seconds
-        if not away:
-            click.echo(f"Redis does not answer ({error}); waiting for it", err=True)
-        if away > self._patience:
+        if away > self._patience or not passes(error):
             raise error
+        if not away:
+            click.echo(f"Redis is in trouble ({error}); waiting for it", err=True)
         time.sleep(self._backoff.next())

@@ -15,7 +15,14 @@ from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.serializers import JSONSerializer
 
-from omlx_producer.bulk.batch import CANCELLING, CHUNK, Batch, BatchState, open_batches
+from omlx_producer.bulk.batch import (
+    BATCHES_KEY,
+    CANCELLING,
+    CHUNK,
+    Batch,
+    BatchState,
+    open_batches,
+)
 from omlx_producer.bulk.jobs import job_id_of, read_statuses
 from omlx_producer.bulk.lines import write_line
 from omlx_producer.bulk.meter import Meter
@@ -98,7 +105,7 @@ class BatchFeed:
         rows, window = batch.unfinished(), state.window
         if state.state == CANCELLING:
             # Only what another feeder has left, and room to find that there is no more of it.
-            rows, window = _in_redis(batch, rows), 2 * window
+            rows, window = _in_redis(batch, rows, lock), 2 * window
         self._runner = Runner(
             batch.connection,
             batch.run,
@@ -114,7 +121,12 @@ class BatchFeed:
 
     @classmethod
     def begin(cls, batch: Batch) -> BatchFeed | None:
-        """Take a batch; None if another feeder has it, or it needs none."""
+        """Take a batch; None if another feeder has it, or it needs none.
+
+        Raises:
+            LockLost: if another feeder has taken over meanwhile.
+            UnknownJob: if there is no such batch any more.
+        """
         lock = Lock(batch.connection, batch.lock_key, timeout=LOCK_SECONDS, thread_local=False)
         if not lock.acquire(blocking=False):
             return None
@@ -132,10 +144,7 @@ class BatchFeed:
         """
         now = time.monotonic()
         if now - self._renewed_at > LOCK_SECONDS / 5:
-            try:
-                self._lock.extend(LOCK_SECONDS, replace_ttl=True)
-            except LockError:
-                raise LockLost("another feeder has taken over") from None
+            _renew(self._lock)
             self._renewed_at = now
         if now - self._looked_at > LOOK_SECONDS:
             self._look(self.batch.read().state)
@@ -235,16 +244,30 @@ class Feeder:
             if batch_id not in self._feeds:
                 try:
                     feed = BatchFeed.begin(Batch(self._connection, batch_id))
+                except LockLost:
+                    continue
                 except UnknownJob:
+                    # What is left of it expires by itself.
+                    self._connection.zrem(BATCHES_KEY, batch_id)
                     continue
                 if feed is not None:
                     self._feeds[batch_id] = feed
         self._looked_at = time.monotonic()
 
 
-def _in_redis(batch: Batch, rows: Iterator[Row]) -> Iterator[Row]:
-    """Those of some rows that have a job."""
+def _renew(lock: Lock) -> None:
+    """Raises LockLost if another feeder has taken over."""
+    try:
+        lock.reacquire()
+    except LockError:
+        raise LockLost("another feeder has taken over") from None
+
+
+def _in_redis(batch: Batch, rows: Iterator[Row], lock: Lock) -> Iterator[Row]:
+    """Those of some rows that have a job. All rows may be read for the first of them, which takes
+    longer than the lock lasts."""
     while chunk := list(itertools.islice(rows, CHUNK)):
+        _renew(lock)
         ids = [job_id_of(batch.run, row) for row in chunk]
         statuses = read_statuses(batch.connection, ids)
         yield from (row for row, status in zip(chunk, statuses, strict=True) if status)

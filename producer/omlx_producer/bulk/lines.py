@@ -7,13 +7,17 @@ which row is done. The error of a row without a custom_id of its own has its ``l
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from omlx_producer.bulk.row import BadRow, RowResult, id_key, line_key
+from omlx_producer.bulk.row import DIGEST_CHARACTERS, BadRow, RowResult, id_key, line_key
 
 ID_PREFIX = "batch_req_"
-LINE_BEGINNING = b'{"id": "' + ID_PREFIX.encode()
+# OpenAI's own ids begin alike; what follows in them is longer or shorter, or not hexadecimal.
+_ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
+_BEGINNING = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
+_ANY_BEGINNING = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ def read_line(line: bytes) -> WrittenLine | None:
     """Read a line back; None if it is none of ours."""
     try:
         document = json.loads(line)
-        digest = document["id"].removeprefix(ID_PREFIX)
+        line_id = _ID.fullmatch(document["id"])
+        if line_id is None:
+            return None
         custom_id, error = document["custom_id"], document["error"]
         by_line = error is not None and "line" in error
         if by_line:
@@ -64,4 +70,9 @@ def read_line(line: bytes) -> WrittenLine | None:
             return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WrittenLine(key, digest, error is None, by_line)
+    return WrittenLine(key, line_id[1], error is None, by_line)
+
+
+def may_be_ours(line: bytes) -> bool:
+    """Whether a line, which may be torn even before its beginning is whole, is one of ours."""
+    return _BEGINNING.match(line + _ANY_BEGINNING[len(line) :]) is not None

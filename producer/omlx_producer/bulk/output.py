@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omlx_producer.bulk.export import export
+from omlx_producer.bulk.export import export, require_exporter
 from omlx_producer.bulk.index import RowIndex
 from omlx_producer.bulk.journal import Journal
-from omlx_producer.bulk.lines import LINE_BEGINNING, read_line, write_line
+from omlx_producer.bulk.lines import may_be_ours, read_line, write_line
 from omlx_producer.bulk.readers import MAX_LINE_BYTES
 from omlx_producer.bulk.row import BadRow, RowResult
 from omlx_producer.errors import InvalidRequest
@@ -18,6 +18,17 @@ EXPORTED = {".csv", ".parquet"}
 
 def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.errors.jsonl")
+
+
+def require_output(output: Path) -> None:
+    """Refuse an output that has no folder, or whose format needs what is not installed.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    require_exporter(output)
+    if not output.parent.is_dir():
+        raise InvalidRequest(f"{output}: there is no folder {output.parent}; make it first")
 
 
 def results_path(output: Path) -> Path:
@@ -102,8 +113,8 @@ def _require_ours(path: Path) -> None:
         return
     with path.open("rb") as stream:
         first = stream.readline(MAX_LINE_BYTES)
-    # The first line of a run may be torn, even before its beginning is whole.
-    if not (first.startswith(LINE_BEGINNING) or LINE_BEGINNING.startswith(first)):
+    if not may_be_ours(first):
         raise InvalidRequest(
-            f"{path}: exists and holds no results; give another output, or move it away"
+            f"{path}: exists and holds no results of omlx-submit; give another output, "
+            "or move it away"
         )

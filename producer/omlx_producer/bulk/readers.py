@@ -70,7 +70,7 @@ def read_records(stream: IO[bytes], kind: Format) -> Iterator[Record]:
 def estimate_rows(path: Path, kind: Format) -> int:
     """About how many rows a file has: lines where rows are lines."""
     if kind == "parquet":
-        return int(_parquet().ParquetFile(path).metadata.num_rows)
+        return int(_open_parquet(path).metadata.num_rows)
     with path.open("rb") as stream:
         lines = last = 0
         while block := stream.read(COUNT_BYTES):
@@ -140,7 +140,13 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
     # What is not UTF-8 becomes a lone surrogate, which the request's model refuses for its row.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.DictReader(text, strict=True)
-    if not reader.fieldnames:
+    try:
+        columns = reader.fieldnames
+    except csv.Error as error:
+        raise InvalidRequest(
+            f"the CSV input's first line, which must name the columns, is not CSV ({error})"
+        ) from None
+    if not columns:
         raise InvalidRequest("the CSV input is empty; its first line must name the columns")
     while True:
         line = reader.line_num + 1
@@ -152,24 +158,38 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
             yield Record(line, None, f"not CSV ({error})")
             continue
         if None in values:
-            yield Record(line, None, f"more cells than the {len(reader.fieldnames)} columns")
+            yield Record(line, None, f"more cells than the {len(columns)} columns")
         else:
             yield Record(line, values)
 
 
 def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
     number = 0
-    for batch in _parquet().ParquetFile(stream).iter_batches(batch_size=PARQUET_ROWS):
+    batches = _open_parquet(stream).iter_batches(batch_size=PARQUET_ROWS)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (ValueError, OSError) as error:
+            raise _no_parquet(error) from None
+        if batch is None:
+            return
         for values in batch.to_pylist():
             number += 1
             yield Record(number, values)
 
 
-def _parquet() -> Any:
+def _open_parquet(source: Path | IO[bytes]) -> Any:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
         raise InvalidRequest(
             "Parquet needs pyarrow, which is not installed; pip install 'omlx-queue[parquet]'"
         ) from None
-    return parquet
+    try:
+        return parquet.ParquetFile(source)
+    except ValueError as error:
+        raise _no_parquet(error) from None
+
+
+def _no_parquet(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the Parquet input can not be read ({error}); give a whole Parquet file")

@@ -29,7 +29,7 @@ def read_settings(output: Path) -> dict[str, Any]:
     try:
         with run_path(output).open("rb") as stream:
             settings: dict[str, Any] = _read(stream).get("settings") or {}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return settings
 

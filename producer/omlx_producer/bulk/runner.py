@@ -192,7 +192,8 @@ class Runner:
     def _enqueue(self, flights: list[InFlight]) -> None:
         for start in range(0, len(flights), FEED):
             chunk = flights[start : start + FEED]
-            jobs = [NewJob(flight.job_id, flight.row.request, self._priority) for flight in chunk]
+            # Once: another feeder may have enqueued them while this one slept.
+            jobs = [NewJob(f.job_id, f.row.request, self._priority, once=True) for f in chunk]
             enqueue(self._connection, jobs, self._limits, self._queue)
             for flight in chunk:
                 flight.enqueued = True

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
+from redis.exceptions import RedisError
 
-from omlx_producer.bulk.driving import TROUBLE, Interrupts, drive
-from omlx_producer.bulk.export import require_exporter
+from omlx_producer.bulk.driving import Interrupts, drive
 from omlx_producer.bulk.index import RowIndex
 from omlx_producer.bulk.making import RowMaker, Shape
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.ordering import balanced
-from omlx_producer.bulk.output import OutputFiles, errors_path, results_path
+from omlx_producer.bulk.output import OutputFiles, errors_path, require_output, results_path
 from omlx_producer.bulk.planning import Plan, plan_rows
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.bulk.readers import Format, estimate_rows, format_of, read_records
@@ -29,6 +29,7 @@ from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.protocol import Priority
+from omlx_producer.trouble import passes
 
 SHOWN_BAD_ROWS = 20
 
@@ -107,7 +108,7 @@ def run_job(
         OSError: if a file can not be read or written.
         KeyboardInterrupt: at the second interrupt.
     """
-    require_exporter(output)
+    require_output(output)
     _keep_input(job, output)
     maker = RowMaker(
         job.kind, job.shape, producer.models(), require_known_model=job.require_known_model
@@ -156,13 +157,20 @@ def run_job(
                 if finished:
                     files.finish(ordered=ordered)
                     if not only_failures:
-                        # What an outage keeps from being swept expires by itself.
-                        with contextlib.suppress(*TROUBLE):
-                            runner.sweep()
+                        _sweep(runner)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
             display.end(meter)
         return finished, index.count(ok=False)
+
+
+def _sweep(runner: Runner) -> None:
+    """Let go of what earlier runs have left; what an outage keeps from it expires by itself."""
+    try:
+        runner.sweep()
+    except RedisError as error:
+        if not passes(error):
+            raise
 
 
 class BadRowReporter:
@@ -184,13 +192,11 @@ class BadRowReporter:
 
 
 def _keep_input(job: Job, output: Path) -> None:
-    """Refuse an output that is the input, or has no folder.
+    """Refuse an output that is the input.
 
     Raises:
         InvalidRequest: with the remedy.
     """
-    if not output.parent.is_dir():
-        raise InvalidRequest(f"{output}: there is no folder {output.parent}; make it first")
     written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
     if job.input != "-" and Path(job.input).resolve() in written:
         raise InvalidRequest(f"{output}: would write over the input; give another output")

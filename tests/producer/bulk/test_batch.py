@@ -7,19 +7,16 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
 from redis.lock import Lock
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, is_batch_id
 from omlx_producer.bulk.feeding import BatchFeed, BatchSink, Feeder, LockLost
 from omlx_producer.bulk.row import BadRow, RowResult
-from omlx_producer.cli import cli
 from tests.producer.bulk.bulk_runs import (
     errors,
     ids,
@@ -28,18 +25,9 @@ from tests.producer.bulk.bulk_runs import (
     wait_for_model,
     write_rows,
 )
+from tests.producer.bulk.conftest import Run
 from tests.producer.bulk.test_runner import rows
-from tests.producer.fake_worker import announce
 from tests.worker.running import ALIAS, running_worker, wait_for, worker_process
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
-    announce(connection, ALIAS)
-    return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
 
 
 def batch_of(connection: redis.Redis, count: int, window: int = 64) -> Batch:

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from omlx_producer.bulk import runner as runner_module
-from omlx_producer.bulk.driving import Interrupts, drive
+from omlx_producer.bulk.driving import Interrupts, drive, serve
+from omlx_producer.bulk.feeding import Feeder
 from omlx_producer.bulk.runner import Runner
 from tests.producer.bulk.test_runner import QUEUE, RUN, Kept, names, rows
 from tests.redis_server import RedisServer
@@ -56,3 +57,43 @@ def test_a_server_that_stays_away_ends_the_run(private_server: RedisServer) -> N
         private_server.kill()
         with pytest.raises(redis.ConnectionError):
             drive(runner, Interrupts(), lambda: None, patience=0.3)
+
+
+def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
+    private_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        connection.config_set("min-replicas-to-write", 1)
+        interrupts = Interrupts()
+        runner = Runner(connection, RUN, rows(3), Kept())
+
+        def allow_writes() -> None:
+            connection.config_set("min-replicas-to-write", 0)
+            interrupts.asked = connection.llen(f"rq:queue:{QUEUE}") == 3
+
+        assert not drive(runner, interrupts, allow_writes)
+    said = capsys.readouterr().err
+    assert "Redis is in trouble" in said
+    assert "NOREPLICAS" in said
+
+
+def test_a_feeder_outlasts_a_server_that_can_not_write(connection: redis.Redis) -> None:
+    interrupts, turns = Interrupts(), []
+
+    class Troubled(Feeder):
+        def turn(self) -> None:
+            turns.append(len(turns))
+            if len(turns) == 2:
+                raise redis.ResponseError("MISCONF Redis is configured to save RDB snapshots")
+            interrupts.asked = len(turns) == 3
+
+    serve(Troubled(connection), interrupts, burst=False)
+    assert len(turns) == 3
+
+
+def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
+    connection.set(f"rq:queue:{QUEUE}", "of another kind")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        drive(
+            Runner(connection, RUN, rows(3), Kept()), Interrupts(), lambda: pytest.fail("it waits")
+        )

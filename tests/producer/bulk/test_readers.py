@@ -77,6 +77,43 @@ def test_csv_without_a_header_is_refused() -> None:
         read("", "csv")
 
 
+def test_a_csv_header_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="first line, which must name the columns, is not CSV"):
+        read('"a"b,c\n1,2\n', "csv")
+
+
+def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    path.write_text("nonsense")
+    with pytest.raises(InvalidRequest, match=r"can not be read .* give a whole Parquet file"):
+        read(path.read_bytes(), "parquet")
+    with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
+        estimate_rows(path, "parquet")
+
+
+def test_parquet_that_is_broken_inside_is_refused_behind_its_good_rows(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    texts = [f"{n} " + "x" * 200 for n in range(2 * readers.PARQUET_ROWS)]
+    table = arrow.table({"text": texts})
+    parquet.write_table(
+        table,
+        path,
+        row_group_size=readers.PARQUET_ROWS,
+        compression="none",
+        use_dictionary=False,
+    )
+    data = bytearray(path.read_bytes())
+    second = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[second : second + 2000] = b"\xff" * 2000
+    records = read_records(io.BytesIO(bytes(data)), "parquet")
+    assert next(records).value == {"text": texts[0]}
+    with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
+        list(records)
+
+
 def test_parquet_rows_come_in_order(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -1,0 +1,132 @@
+"""``omlx-worker bench``: what this machine and a model make of rows and drafts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from omlx_producer.protocol import MAX_DRAFT_DEPTH
+
+if TYPE_CHECKING:
+    from omlx_worker.bench.short_form import ShortForm
+
+USAGE, INTERRUPTED = 2, 128 + signal.SIGINT
+MOST_ROWS = 1024
+
+
+def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str, ...] | None]:
+    """Read whole numbers between bounds, and certain words, separated by commas."""
+
+    def read(_ctx: Any, _param: Any, value: str | None) -> tuple[int | str, ...] | None:
+        return None if value is None else tuple(one(part.strip()) for part in value.split(","))
+
+    def one(part: str) -> int | str:
+        if part in words:
+            return part
+        if part.isascii() and part.isdigit() and least <= int(part) <= most:
+            return int(part)
+        others = "".join(f" or {word}" for word in words)
+        raise click.BadParameter(f"got {part!r}; give {least} to {most}{others}")
+
+    return read
+
+
+@click.command()
+@click.option("--model", default="demo", show_default=True, help="demo, a folder, or an id.")
+@click.option(
+    "--rows",
+    callback=_listed(1, MOST_ROWS),
+    default="1,4,8,16",
+    show_default=True,
+    help="Rows that decode at the same time.",
+)
+@click.option(
+    "--depths",
+    callback=_listed(0, MAX_DRAFT_DEPTH, "auto"),
+    help="Drafts a step.  [default: 0,1,2,3,auto, or 0 for a model without an MTP head]",
+)
+@click.option("--context", type=click.IntRange(2), default=64, show_default=True)
+@click.option(
+    "--tokens", type=click.IntRange(1), default=32, show_default=True, help="A row and lap."
+)
+@click.option("--laps", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--json",
+    "report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write all figures here.",
+)
+def bench(report: Path | None, **options: Any) -> None:
+    """Measure a model on this machine, beside mlx-lm. Needs no Redis.
+
+    All sides take turns with the same prompts; Ctrl-C prints what there is so far.
+    """
+    try:
+        from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
+        from omlx_worker.engine.loader import ModelError
+    except ImportError as error:
+        _fail(f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
+    logging.getLogger().setLevel(logging.WARNING)
+    try:
+        form = ShortForm(Wanted(**options))
+    except (BenchError, ModelError) as error:
+        _fail(str(error))
+    complete = _run(form)
+    _tell(form, report, complete)
+    if not complete:
+        sys.exit(INTERRUPTED)
+
+
+def _run(form: ShortForm) -> bool:
+    """Measure, with progress on stderr; whether it came to its end."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    try:
+        with console.status("loading") as status:
+            for number, done in enumerate(form.run(), 1):
+                status.update(f"{done}: {number} of {form.laps_in_all} laps done")
+                if not console.is_terminal:
+                    click.echo(f"{done}: {number} of {form.laps_in_all} laps done", err=True)
+    except KeyboardInterrupt:
+        click.echo("interrupted; this is what was measured", err=True)
+        return False
+    return True
+
+
+def _tell(form: ShortForm, path: Path | None, complete: bool) -> None:
+    from omlx_worker.bench.machine import described
+    from omlx_worker.bench.report import print_report
+
+    machine = described()
+    print_report(form.figures, form.chosen(), machine, f"{form.wanted.model}, {form.dtype},")
+    if path is None:
+        return
+    report = {
+        "what": "omlx-worker bench",
+        "model": form.wanted.model,
+        "dtype": form.dtype,
+        "weights": form.weight_bytes,
+        "command": " ".join(["omlx-worker", *sys.argv[1:]]),
+        "complete": complete,
+        **machine,
+        "decoding": form.to_json(),
+        "reading": [],
+        "auto": {str(rows): depth for rows, depth in form.chosen().items()},
+    }
+    try:
+        path.write_text(json.dumps(report, indent=1))
+    except OSError as error:
+        _fail(f"--json {path}: {error.strerror or error}; give a file that can be written")
+
+
+def _fail(sentence: str) -> NoReturn:
+    click.echo(f"omlx-worker: {sentence}", err=True)
+    sys.exit(USAGE)
