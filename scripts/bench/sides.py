@@ -18,6 +18,7 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import KVCache
 from mlx_lm.sample_utils import make_sampler
 
+from omlx_worker.decoding import CHANGE_STEPS
 from omlx_worker.depth import AutoPolicy
 from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.interface import Row, Sampling
@@ -179,8 +180,11 @@ class Ragged:
 
     def step(self) -> int:
         depths = self._pacing.before(self._rows, self._batch.slots) if self._pacing else None
+        changes = self._batch.traces + self._batch.drains
         steps = self._batch.step(depths)
         if self._pacing:
+            if self._batch.traces + self._batch.drains != changes:
+                self._pacing.disturb(CHANGE_STEPS)
             self._pacing.after(steps)  # type: ignore[arg-type]
         for step in steps:
             self.drafting.row_steps += 1

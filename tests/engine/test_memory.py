@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,10 +13,38 @@ from mlx.utils import tree_flatten
 from omlx_worker.engine import memory
 from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.models import RaggedModel, as_ragged
+from omlx_worker.memory import MemoryBudget, in_units
 from tests.engine.checkpoints import write_qwen
-from tests.engine.driving import GREEDY, Loaded, row
+from tests.engine.driving import GREEDY, Loaded, row, run
+
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "filtered": Sampling(0.8, top_p=0.9),
+    "penalised": Sampling(0.8, top_p=0.9, repetition_penalty=1.1),
+    "everything": Sampling(
+        0.8,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        top_logprobs=5,
+        logit_bias={5: 1.0},
+        ratio=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A model most of whose memory is its logits and what is made of them."""
+    path = tmp_path_factory.mktemp("talkative")
+    return Loaded.at(write_qwen(path, vocab_size=60_000))
+
+
+@pytest.fixture(scope="module")
+def qwen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +62,14 @@ def settled() -> int:
     return mx.get_active_memory()
 
 
-def joined(batch: Batch, model: RaggedModel, name: str, length: int, tokens: int) -> None:
+def joined(
+    batch: Batch,
+    model: RaggedModel,
+    name: str,
+    length: int,
+    tokens: int,
+    sampling: Sampling = GREEDY,
+) -> None:
     """Let a row in as if its prompt had been read, its caches' contents made up."""
     caches = model.new_prompt_cache()
     model.prefill(mx.array([[1, 2]]), mx.array([[2, 3]]), caches)
@@ -43,7 +79,7 @@ def joined(batch: Batch, model: RaggedModel, name: str, length: int, tokens: int
         else pair
         for pair in model.prompt_arrays(caches)
     ]
-    batch.join(Row(name, [1] * (length + 1), tokens, GREEDY), prompt)
+    batch.join(Row(name, [1] * (length + 1), tokens, sampling), prompt)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +109,8 @@ def test_rows_take_what_was_projected_and_not_much_less(
     mx.synchronize()
 
     taken = mx.get_peak_memory() - before
-    assert taken <= projected <= 1.2 * taken
+    # An eighth is for rows of one length that pass the limit of a class one after the other.
+    assert taken <= projected <= 1.22 * taken
 
 
 def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded) -> None:
@@ -103,6 +140,71 @@ def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> No
     assert batch.bytes_for([(0, 100)]) > 4 * few
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
+    talkative: Loaded, sampling: Sampling, depth: int
+) -> None:
+    model = as_ragged(talkative.network, drafts=depth > 0)
+    assert model is not None
+    batch = Batch(model, depth, varies=depth > 0)
+    before = settled()
+    mx.reset_peak_memory()
+    projected = batch.bytes_for([(0, 60)] * 8)
+
+    for index in range(8):
+        joined(batch, model, str(index), 2, 50, sampling)
+    for _ in range(6):
+        batch.step()
+    mx.synchronize()
+
+    taken = mx.get_peak_memory() - before
+    assert taken <= projected
+    if sampling.ratio and depth:
+        assert projected <= 1.2 * taken
+
+
+def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path) -> None:
+    engine = load_engine(str(qwen_path), max_rows=8)
+    job = (400, 500)
+    alone = engine.bytes_for([job])
+    budget = MemoryBudget(engine.weight_bytes + alone, engine.weight_bytes, engine.bytes_for)
+    for index in range(8):
+        engine.add(row(str(index), [1] * 300, 600))
+        while engine.prefill(str(index), 512):
+            pass
+
+    assert not budget.fits([job]), "the batch is too small to matter"
+    assert budget.objection([job]) is None
+    longer = budget.objection([(400, 1000)])
+    assert longer is not None
+    assert in_units(engine.bytes_for([(400, 1000)], alone=True)) in longer
+
+
+def test_an_allocator_kept_within_a_budget_caches_an_eighth_of_it_and_4_gib_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: dict[str, int] = {}
+    for name in ("memory", "cache"):
+        monkeypatch.setattr(mx, f"set_{name}_limit", partial(limits.__setitem__, name))
+
+    memory.keep_within(16 << 30)
+    assert limits == {"memory": 16 << 30, "cache": 2 << 30}
+    memory.keep_within(96 << 30)
+    assert limits == {"memory": 96 << 30, "cache": 4 << 30}
+
+
+def test_rows_that_take_more_than_the_allocators_limit_decode_all_the_same(qwen: Loaded) -> None:
+    wanted = qwen.greedy([3, 1, 2], 20)
+    memory_limit, cache_limit = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    memory.keep_within(1)
+    try:
+        assert run(qwen.decoder(2), [row("x", [3, 1, 2], 20)])["x"] == wanted
+    finally:
+        mx.set_memory_limit(memory_limit)
+        mx.set_cache_limit(cache_limit)
+
+
 def test_weights_are_counted_whether_the_head_is_used_or_not(attentive: Loaded) -> None:
     weights = sum(array.nbytes for _, array in tree_flatten(attentive.network.parameters()))
 
@@ -130,7 +232,7 @@ def test_rows_of_a_llama_take_no_more_than_projected(llama_path: Path) -> None:
     assert taken <= projected <= 3 * taken
 
 
-def test_the_budget_is_what_metal_recommends_or_what_is_free_and_taken(
+def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = mx.get_active_memory() + mx.get_cache_memory()
@@ -140,7 +242,7 @@ def test_the_budget_is_what_metal_recommends_or_what_is_free_and_taken(
     }
 
     monkeypatch.setattr(mx, "device_info", lambda: infos["metal"])
-    assert memory.budget() == 123_456
+    assert memory.budget() == 111_110, "nine tenths of it"
     monkeypatch.setattr(mx, "device_info", lambda: infos["cuda"])
     assert memory.budget() >= (1 << 40) + taken
     monkeypatch.setattr(mx, "device_info", dict)

@@ -102,13 +102,13 @@ def test_a_step_has_no_more_nodes_than_it_has_today(
     [
         # Three for each of three recurrent layers, two products a layer more for their
         # projections and two for the MLPs, and one for the logits.
-        (0, {"net_inputs": 3, "delta_run": 3, "net_gated_norm": 3, "products": 17}),
+        (0, {"net_inputs": 3, "delta_run_in_place": 3, "net_gated_norm": 3, "products": 17}),
         # The head's layer and its mixing product, and its logits.
         (
             1,
             {
                 "net_inputs_replaying": 3,
-                "delta_replay_and_run": 3,
+                "delta_replay_and_run_in_place": 3,
                 "net_gated_norm": 3,
                 "products": 23,
             },
@@ -123,7 +123,7 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
     loaded = Loaded.at(write_qwen(tmp_path, vocab_size=320, **heads))
     loaded.network.set_dtype(mx.bfloat16)
     decoder = decoding(loaded, depth)
-    decoder.batch._steps.clear()
+    decoder.batch._steps = type(decoder.batch._steps)()  # compiled afresh, by the stand-ins
     launched.clear()
 
     decoder.step()
@@ -141,7 +141,8 @@ def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         def launch(inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
             assert len(inputs) == len(input_names)
             assert len(output_shapes) == len(output_names)
-            launched[name] += 1
+            # Behind the name may stand a number that is part of the source.
+            launched[name.partition("_0x")[0]] += 1
             used = sum(part.astype(mx.float32).sum() for part in inputs) * 0
             return [
                 mx.zeros(shape, dtype) + mx.array(used).astype(dtype)

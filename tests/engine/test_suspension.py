@@ -187,6 +187,28 @@ def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loa
     assert sizes["short"] < 2 * attention["short"]
 
 
+def test_suspended_rows_make_room_at_once(qwen: Loaded) -> None:
+    rows = [row(str(index), prompt(9 + index, index), 40) for index in range(8)]
+    wanted = run(qwen.decoder(2), rows)
+    player = Player(qwen.decoder(2))
+    for each in rows:
+        player.add(each)
+    player.step(times=3)
+    batch = player.decoder.batch
+    others = [(0, 49)] * 4
+    alone = batch.bytes_for(others, alone=True)
+    assert batch.bytes_for(others) > alone
+
+    for each in rows[:4]:
+        batch.suspend(each.row_id)
+
+    assert batch.slots == 4
+    assert batch.bytes_for(others) == alone
+    for each in rows[:4]:
+        batch.resume(each.row_id)
+    assert {name: player.until(name, 40) for name in wanted} == wanted
+
+
 suspend = st.tuples(st.just("suspend"), st.integers(0, 3))
 resume = st.tuples(st.just("resume"), st.integers(0, 3))
 join = st.tuples(st.just("join"), st.integers(0, 5))

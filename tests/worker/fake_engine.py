@@ -36,7 +36,9 @@ class FakeEngine:
         self.identity = "fake"
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
+        self.changes = 0
         self.memory_budget = 1 << 40
+        self.kept_within: int | None = None
         self.weight_bytes = 0
         self.most_rows = 0
 
@@ -112,7 +114,10 @@ class FakeEngine:
         held = state.row.length + state.produced if state and state.suspended else 0
         return held * BYTES_A_TOKEN
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+    def keep_within(self, limit: int) -> None:
+        self.kept_within = limit
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         return BYTES_A_TOKEN * sum(to_read + longest for to_read, longest in rows)
 
     def remove(self, row_id: str) -> None:

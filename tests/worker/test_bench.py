@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -259,5 +260,8 @@ def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:
     check = (
         "import sys, omlx_worker.cli; print([m for m in sys.modules if 'bench' in m or m == 'mlx'])"
     )
-    told = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=paths
+    )
     assert told.stdout.strip() == "['omlx_worker.cli_bench']"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.counters import Counters
 from omlx_worker.decoding import Decoding
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.depth import FixedPolicy, StepReport
+from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.memory import MemoryBudget
+from omlx_worker.pacing import Pacing
 from omlx_worker.prefill_pace import PrefillPace
 from tests.worker.fake_engine import FakeEngine
 
@@ -41,9 +43,9 @@ def job(name: str, priority: str, prompt: int, tokens: int) -> ActiveJob:
     return ActiveJob(claim, GenerationRequest(model="m", prompt="x"), [row], streams=True)
 
 
-def decoding(engine: FakeEngine, limit: int) -> Decoding:
+def decoding(engine: FakeEngine, limit: int, pacing: Pacing | None = None) -> Decoding:
     budget = MemoryBudget(limit, 0, a_byte_a_token)
-    return Decoding(engine, budget, Counters(), pacing=None, pace=PrefillPace(512))
+    return Decoding(engine, budget, Counters(), pacing=pacing, pace=PrefillPace(512))
 
 
 def act_until(decoding: Decoding, condition: Callable[[], bool]) -> None:
@@ -77,3 +79,24 @@ def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
     worker.add(job("high", "high", prompt=10, tokens=10))
     act_until(worker, lambda: "high" in engine.states)
     assert engine.states["reading"].unread == 0
+
+
+def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
+    class Traced(FakeEngine):
+        def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+            self.steps += 1
+            self.changes += self.steps == 4
+            return super().step(depths)
+
+        steps = 0
+
+    told: list[bool] = []
+
+    class Listening(FixedPolicy):
+        def observe(self, report: StepReport) -> None:
+            told.append(report.seconds is not None)
+
+    worker = decoding(Traced(), limit=1000, pacing=Pacing(Listening(0), 0))
+    worker.add(job("a", "default", prompt=1, tokens=20))
+    act_until(worker, lambda: len(told) == 8)
+    assert told == [False, True, True, False, False, True, True, True]

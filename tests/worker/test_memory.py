@@ -11,7 +11,7 @@ from omlx_worker.memory import MemoryBudget, Size, in_units
 GIB = 2**30
 
 
-def a_mebibyte_a_token(sizes: Sequence[Size]) -> int:
+def a_mebibyte_a_token(sizes: Sequence[Size], *, alone: bool = False) -> int:
     return sum(to_read + longest for to_read, longest in sizes) * 2**20
 
 
@@ -32,6 +32,17 @@ def test_a_job_that_can_never_fit_is_told_the_figures() -> None:
         "2.0 GiB; beside the model's 2.0 GiB this worker has 2.0 GiB of 4.0 GiB "
         "(--memory-limit): ask for fewer tokens or raise the limit"
     )
+
+
+def test_a_job_that_has_to_wait_for_others_is_not_one_that_can_never_fit() -> None:
+    def beside_a_gibibyte(sizes: Sequence[Size], *, alone: bool = False) -> int:
+        return a_mebibyte_a_token(sizes) + (0 if alone else GIB)
+
+    budget = MemoryBudget(4 * GIB, 2 * GIB, beside_a_gibibyte)
+
+    assert not budget.fits([(48, 2000)])
+    assert budget.objection([(48, 2000)]) is None
+    assert "which take 2.0 GiB;" in str(budget.objection([(52, 2000)]))
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,22 @@ def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
         pacing.before(["short"], slots=1)
         pacing.after([emitted("short", 1, 0)])
     assert [report.context for report in policy.reports] == [100, 101]
+
+
+def test_steps_that_were_disturbed_are_told_without_their_time() -> None:
+    policy = Scripted(*[0] * 6)
+    pacing = Pacing(policy, depth=0)
+    pacing.add(row("a"))
+    for number in range(6):
+        pacing.before(["a"], slots=1)
+        if number == 2:
+            pacing.disturb(2)
+        pacing.after([emitted("a", 1, 0)])
+    assert [report.seconds is None for report in policy.reports] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]

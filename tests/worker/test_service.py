@@ -110,6 +110,20 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         Service(fail, SimpleQueue(), SimpleQueue()).start()
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
+def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
+    limit: int | None, kept: int
+) -> None:
+    engine = FakeEngine()
+    service = Service(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+
+    service.start()
+    service.submit(Stop())
+
+    assert service.join(5)
+    assert engine.kept_within == service.budget.limit == kept
+
+
 def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=5000)
     other = bench.admit("b", max_completion_tokens=5000)

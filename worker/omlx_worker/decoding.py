@@ -31,6 +31,9 @@ from omlx_worker.scheduler import (
 
 log = logging.getLogger("omlx_worker.decoding")
 
+CHANGE_STEPS = 2
+"""A step that was traced is slow, and so may the next be, for which memory is allocated anew."""
+
 LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}
 
 
@@ -170,6 +173,7 @@ class Decoding:
     def _step(self) -> list[Emission]:
         rows = self._scheduler.decoding_rows
         depths = self._pacing.before(rows, self._engine.slots) if self._pacing else None
+        changes = self._engine.changes
         try:
             emissions = self._engine.step(depths)
         except Exception as error:
@@ -178,6 +182,8 @@ class Decoding:
             started = [job for job in jobs.values() if self.has_started(job)]
             raise EngineFailed(started, error) from error
         if self._pacing:
+            if self._engine.changes != changes:
+                self._pacing.disturb(CHANGE_STEPS)
             self._pacing.after(emissions)
         self._time_step()
         self.counters.stepped(len(rows), emissions)

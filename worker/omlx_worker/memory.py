@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 Size = tuple[int, int]
 """Of a row: the tokens that are yet to be read, and those that it may come to in the end."""
+
+
+class BytesFor(Protocol):
+    """See `omlx_worker.engine.interface.Engine.bytes_for`."""
+
+    def __call__(self, rows: Sequence[Size], /, *, alone: bool = False) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class MemoryBudget:
 
     limit: int
     weights: int
-    bytes_for: Callable[[Sequence[Size]], int]
+    bytes_for: BytesFor
 
     def fits(self, sizes: Sequence[Size], beside: int = 0) -> bool:
         """Whether rows of these sizes can be in the batch together.
@@ -32,13 +39,17 @@ class MemoryBudget:
         return self.weights + self.bytes_for(sizes) + beside <= self.limit
 
     def objection(self, sizes: Sequence[Size]) -> str | None:
-        """Why a job with rows of these sizes can never run; None where it can."""
+        """Why a job with rows of these sizes can never run; None where it can.
+
+        Its rows can run one at a time, and the batch they come to may have emptied by then.
+        """
         largest = max(sizes, key=lambda size: size[1])
-        if self.fits([largest]):
+        needed = self.bytes_for([largest], alone=True)
+        if self.weights + needed <= self.limit:
             return None
         return (
             f"max_completion_tokens: with its prompt the job may come to {largest[1]} tokens, "
-            f"which take {in_units(self.bytes_for([largest]))}; beside the model's "
+            f"which take {in_units(needed)}; beside the model's "
             f"{in_units(self.weights)} this worker has "
             f"{in_units(max(0, self.limit - self.weights))} "
             f"of {in_units(self.limit)} (--memory-limit): ask for fewer tokens or raise the limit"

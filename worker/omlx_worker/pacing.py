@@ -37,7 +37,8 @@ class Pacing:
         self._decision: Decision | None = None
         self._dispatched: Decision | None = None
         self._drafting: bool | None = None
-        self._stepped_at: float | None = None
+        self._stepped_at = 0.0
+        self._untimed = 1
         self._slots = 0
         self._context = 0
 
@@ -68,9 +69,9 @@ class Pacing:
         if not self._contexts:
             self._drafting = None
 
-    def disturb(self) -> None:
-        """Something other than a step ran: the time until the next outcome says nothing."""
-        self._stepped_at = None
+    def disturb(self, steps: int = 1) -> None:
+        """Something other than steps took time: of the next outcomes, so many say nothing of it."""
+        self._untimed = max(self._untimed, steps)
 
     def before(self, rows: Sequence[str], slots: int) -> dict[str, int]:
         """How many tokens to draft for each of these rows in the step that comes now.
@@ -88,8 +89,8 @@ class Pacing:
     def after(self, emissions: Sequence[Emission]) -> None:
         """A step was dispatched, and these emissions of the one before it were read."""
         now = time.monotonic()
-        seconds = None if self._stepped_at is None else now - self._stepped_at
-        self._stepped_at = now
+        seconds = None if self._untimed else now - self._stepped_at
+        self._stepped_at, self._untimed = now, max(0, self._untimed - 1)
         for emission in emissions:
             if emission.row_id in self._contexts:
                 self._contexts[emission.row_id] += len(emission.tokens)

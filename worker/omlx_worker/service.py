@@ -125,6 +125,7 @@ class Service:
         try:
             self._engine = engine = self._make_engine()
             limit = self._memory_limit or engine.memory_budget
+            engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
             self.pacing = self._make_pacing(engine) if self._make_pacing else None
             self._decoding = Decoding(

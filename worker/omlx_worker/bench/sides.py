@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
+from omlx_worker.decoding import CHANGE_STEPS
 from omlx_worker.depth import AutoPolicy
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
@@ -127,7 +128,10 @@ class DecoderSide:
         if self._pacing is None:
             steps = self._decoder.step()
         else:
+            changes = self._decoder.changes
             steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
+            if self._decoder.changes != changes:
+                self._pacing.disturb(CHANGE_STEPS)
             self._pacing.after([_as_emission(step) for step in steps])
         self._drafting.add(steps)
         return steps

@@ -8,12 +8,17 @@ lie in the tails, so that it can catch up and draft as if it had never been left
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 
-from omlx_worker.engine.attention_cache import TAIL, Window, spans_of
-from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.attention_cache import TAIL, Spans, Window, spans_of
+from omlx_worker.engine.layer_cache import LayerCache
+from omlx_worker.engine.models import RaggedModel
+from omlx_worker.engine.programs import Programs
 from omlx_worker.engine.step import Arrays, State
+
+Read = Callable[[State, Arrays, mx.array], Arrays]
 
 PIECE = 32
 """Tail positions read in one call, so that scores over long bodies stay small; divides `TAIL`."""
@@ -28,7 +33,8 @@ class Backlog:
 
     def __init__(self, model: RaggedModel) -> None:
         self.begin: int | None = None
-        self._read = _compiled(model)
+        self._model = model
+        self._reads: Programs[Spans, Read] = Programs()
 
     def open(self, position: int) -> None:
         """From this tail position on, the head is left out."""
@@ -48,21 +54,25 @@ class Backlog:
         """Let the head read all tails from `begin` to ``end``, so that it can draft again."""
         if self.begin is None:
             return
+        read = self._reads.get(spans_of(caches), partial(_compiled, self._model))
+        # Nothing else of the state, whose shapes are traced as well.
+        known = {name: state[name] for name in ("body_lengths", "following", "hidden")}
         for begin in range(self.begin // PIECE * PIECE, min(end, TAIL), PIECE):
             arrays = [cache.arrays for cache in caches]
-            written = self._read(state, arrays, mx.array(begin, mx.int32))
+            written = read(known, arrays, mx.array(begin, mx.int32))
             for cache, part in zip(caches, written, strict=True):
                 cache.advance(part)
         self.begin = None
 
 
-def _compiled(model: RaggedModel) -> Callable[[State, Arrays, mx.array], Arrays]:
+def _compiled(model: RaggedModel, on_trace: Callable[[], None]) -> Read:
     """From state, layers and the start ``[]`` int32 of a piece to what the layers wrote.
 
     Positions past a row's cursor come out wrong; the row's next windows overwrite them.
     """
 
     def read(state: State, layers: Arrays, begin: mx.array) -> Arrays:
+        on_trace()
         caches = model.wrap(layers)
         body_lengths = state["body_lengths"]
         window = Window.at(body_lengths + begin, body_lengths, PIECE, spans_of(caches))
@@ -71,5 +81,5 @@ def _compiled(model: RaggedModel) -> Callable[[State, Arrays, mx.array], Arrays]
         model.draft(tokens, mx.take(state["hidden"], places, axis=1), caches, window)
         return [cache.written for cache in caches]
 
-    compiled: Callable[[State, Arrays, mx.array], Arrays] = mx.compile(read)
+    compiled: Read = mx.compile(read)
     return compiled

@@ -14,22 +14,22 @@ changes. A row can be taken out of the batch with all that it has, and put back 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.attention_cache import TAIL
+from omlx_worker.engine.attention_cache import TAIL, Spans, spans_of
 from omlx_worker.engine.backlog import Backlog
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.layout import Layout, on_the_way
+from omlx_worker.engine.layout import Layout, grown, reachable
 from omlx_worker.engine.memory import Footprint
 from omlx_worker.engine.models import RaggedModel
+from omlx_worker.engine.programs import Programs
 from omlx_worker.engine.sampling import Knobs, Plan, knobs
 from omlx_worker.engine.seats import Seats, Slot
 from omlx_worker.engine.snapshot import Snapshot
-from omlx_worker.engine.step import RowStep, Verdict, compiled
+from omlx_worker.engine.step import CompiledStep, RowStep, Verdict, compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,12 @@ class Batch:
     Attributes:
         depth: drafts per row and step, at most; rows may have a lower limit of their own.
         varies: whether steps may be asked for fewer drafts than that.
-        traces: how many times a step was traced, that is, compiled for a new bucket or plan.
         reads: how many times the host waited for the device to read an outcome.
     """
 
     def __init__(self, model: RaggedModel, depth: int = 0, *, varies: bool = False) -> None:
         self.depth = depth if model.drafts else 0
         self.varies = varies and self.depth > 0
-        self.traces = 0
         self.reads = 0
         self._model = model
         self._seats = Seats(model, remembers=self.varies)
@@ -68,7 +66,7 @@ class Batch:
         self._plan = Plan()
         self._knobs: Knobs = {}
         self._depths: Mapping[str, int] = {}
-        self._steps: dict[tuple[Plan, int], Any] = {}
+        self._steps: Programs[tuple[Plan, int, Spans], CompiledStep] = Programs()
         self._in_flight: _Flight | None = None
         self._backlog = Backlog(model) if self.varies else None
 
@@ -82,6 +80,11 @@ class Batch:
     @property
     def layout(self) -> Layout:
         return self._buffers.layout
+
+    @property
+    def traces(self) -> int:
+        """How many times a step was traced, that is, compiled for a new bucket or plan."""
+        return self._steps.traces
 
     @property
     def drains(self) -> int:
@@ -115,6 +118,8 @@ class Batch:
         # What the head has missed lies in the tail, which a snapshot has not.
         self._catch_up()
         self._suspended[row_id] = self._seats.take_out(index)
+        # Rows are suspended for others to have their memory, and those are waiting for it.
+        self._seats.compact(at_once=True)
         self._close_if_empty()
         return True
 
@@ -150,10 +155,12 @@ class Batch:
         landed, self._in_flight = self._in_flight, self._dispatch()
         return self._read(landed) if landed else []
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         """What the batch will hold at most; see `omlx_worker.engine.interface.Engine`."""
         prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
-        layouts = [self.layout, *on_the_way([longest for _, longest in rows])]
+        needs = [longest for _, longest in rows]
+        # Rows sit in the slots there are while those do, and else in the fewest.
+        layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
         return prompts + max(self._footprint.of_batch(layout) for layout in layouts)
 
     def _dispatch(self) -> _Flight | None:
@@ -170,7 +177,7 @@ class Batch:
             self._fold()
         if self._seats.changed:
             self._replan()
-        step = self._steps.get((self._plan, depth)) or self._compile(depth)
+        step = self._step_for(self._plan, depth)
         verdict, buffers.state, written = step(buffers.state, self._knobs, buffers.arrays)
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
@@ -200,12 +207,11 @@ class Batch:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _compile(self, depth: int) -> Any:
-        def on_trace() -> None:
-            self.traces += 1
+    def _step_for(self, plan: Plan, depth: int) -> CompiledStep:
+        def build(on_trace: Callable[[], None]) -> CompiledStep:
+            return compiled(self._model, plan, depth, on_trace)
 
-        self._steps[self._plan, depth] = step = compiled(self._model, self._plan, depth, on_trace)
-        return step
+        return self._steps.get((plan, depth, spans_of(self._buffers.caches)), build)
 
     # The head, where steps may leave it out.
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from omlx_worker.engine.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.layer_cache import LayerCache
 from omlx_worker.engine.layout import Layout, slots_of
-from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.slots import pick, unmoved
 from omlx_worker.engine.snapshot import Snapshot, lay, take
 from omlx_worker.engine.step import Arrays, State

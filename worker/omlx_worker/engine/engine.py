@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.interface import Emission, Row
-from omlx_worker.engine.memory import budget
+from omlx_worker.engine.memory import budget, keep_within
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.sampling import Sampled
 from omlx_worker.engine.step import RowStep
@@ -26,6 +26,9 @@ class Decoder(Protocol):
 
     @property
     def slots(self) -> int: ...
+
+    @property
+    def changes(self) -> int: ...
 
     def add(self, row: Row) -> None: ...
 
@@ -42,7 +45,7 @@ class Decoder(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int: ...
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int: ...
 
     def remove(self, row_id: str) -> None: ...
 
@@ -96,6 +99,10 @@ class DecodingEngine:
     def slots(self) -> int:
         return self._decoder.slots
 
+    @property
+    def changes(self) -> int:
+        return self._decoder.changes
+
     def add(self, row: Row) -> None:
         text = RowText(row, self._tokenizer)
         for token in row.generated:
@@ -132,12 +139,15 @@ class DecodingEngine:
     def memory_budget(self) -> int:
         return self._budget
 
+    def keep_within(self, limit: int) -> None:
+        keep_within(limit)
+
     @property
     def weight_bytes(self) -> int:
         return self._decoder.weight_bytes
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
-        return self._decoder.bytes_for(rows)
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        return self._decoder.bytes_for(rows, alone=alone)
 
     def remove(self, row_id: str) -> None:
         self._ended.pop(row_id, None)

@@ -73,6 +73,11 @@ class GeneratorDecoder:
     def slots(self) -> int:
         return len(self._inserted)
 
+    @property
+    def changes(self) -> int:
+        """None: mlx-lm's generator traces nothing."""
+        return 0
+
     def add(self, row: Row) -> None:
         self._waiting[row.row_id] = row
 
@@ -109,7 +114,7 @@ class GeneratorDecoder:
     def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
         return 0
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:  # noqa: ARG002
         prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
         longest = max((tokens for _, tokens in rows), default=0)
         return prompts + self._footprint.of_batch(len(rows), longest)

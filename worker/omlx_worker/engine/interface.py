@@ -156,6 +156,11 @@ class Engine(Protocol):
         """Rows that a step computes, empty ones included; 0 while there are none."""
         ...
 
+    @property
+    def changes(self) -> int:
+        """How often steps were traced or rows moved so far; either makes the next steps slow."""
+        ...
+
     def add(self, row: Row) -> None:
         """Take a row in; its prompt is not yet read.
 
@@ -215,21 +220,30 @@ class Engine(Protocol):
         """Bytes that weights and rows may take together on this device."""
         ...
 
+    def keep_within(self, limit: int) -> None:
+        """Respect a budget, in bytes for everything, also in what is kept for reuse.
+
+        Called once and before any row is added. It makes nothing fail.
+        """
+        ...
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights."""
         ...
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         """Bytes that rows will take at most, while they decode together, besides the weights.
 
         Bodies rounded up to their buckets, empty slots, and the copies that are alive while a
-        batch grows are included; what a chunk of prefill computes in passing is not, nor are
-        suspended rows.
+        batch grows are included, in whatever order rows grow and leave; what a chunk of prefill
+        computes in passing is not, for which `memory_budget` leaves room, nor are suspended rows.
 
         Args:
             rows: of each, how many tokens are yet to be read (`Row.length`, or 0 once it
                 decodes), and how many it may come to (`Row.longest`).
+            alone: in a batch of their own. By default they are in the one there is, whose slots
+                and bodies stay for a while when rows have left.
         """
         ...
 

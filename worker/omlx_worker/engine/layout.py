@@ -16,8 +16,10 @@ Pure Python: positions and slots, no arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
 
 MIN_CAPACITY = 256
 """Positions of the smallest body."""
@@ -65,6 +67,10 @@ def slots_of(layout: Layout) -> int:
     return sum(group.slots for group in layout)
 
 
+def positions_of(layout: Layout) -> int:
+    return sum(group.slots * group.capacity for group in layout)
+
+
 def anew(needs: Sequence[int]) -> Layout:
     """The layout that rows with these needs get if nothing is there yet."""
     groups: list[Group] = []
@@ -99,12 +105,25 @@ def packed(rows: Seated) -> tuple[Layout, list[int]]:
     return layout, slots
 
 
-def on_the_way(needs: Sequence[int]) -> list[Layout]:
-    """The layouts that rows go through until they come to these needs, all growing alike."""
-    limits = [_limit_for(max(needs, default=0))]
-    while limits[-1] > FIRST_LIMIT:
-        limits.append(limits[-1] // 4)
-    return [anew([min(need, limit) for need in needs]) for limit in limits]
+def reachable(needs: Sequence[int]) -> tuple[Layout, ...]:
+    """The largest layouts, one for each number of slots, that rows may come to be packed into.
+
+    On the way to these needs rows grow and leave in any order, so that each may stand in any
+    class up to its last.
+    """
+    limits = [FIRST_LIMIT]
+    while limits[0] < max(needs, default=0):
+        limits.insert(0, 4 * limits[0])
+    return _reachable(tuple(limits), tuple(sorted(needs, reverse=True)))
+
+
+def grown(layout: Layout, needs: Sequence[int]) -> Layout:
+    """What a layout may grow to while rows with these needs sit in it, whoever sits where."""
+    longest = max(needs, default=0)
+    return tuple(
+        replace(group, capacity=max(group.capacity, capacity_for(min(longest, group.limit))))
+        for group in layout
+    )
 
 
 def wasteful(layout: Layout, rows: Seated) -> bool:
@@ -117,6 +136,43 @@ def wasteful(layout: Layout, rows: Seated) -> bool:
         2 * len(inside) <= group.slots or 2 * capacity_for(max(inside)) <= group.capacity
         for group, inside in zip(layout, needs, strict=True)
     )
+
+
+@lru_cache(maxsize=256)
+def _reachable(limits: tuple[int, ...], needs: tuple[int, ...]) -> tuple[Layout, ...]:
+    """See `reachable`; limits of classes and needs, the largest first."""
+    largest: dict[int, Layout] = {}
+    for count in range(1, MAX_GROUPS + 1):
+        for chosen in combinations(limits, count):
+            for layout in _filled(chosen, needs, merges=count == MAX_GROUPS):
+                slots = slots_of(layout)
+                largest[slots] = max(largest.get(slots, ()), layout, key=positions_of)
+    return tuple(largest.values())
+
+
+def _filled(limits: Sequence[int], needs: Sequence[int], *, merges: bool) -> Iterator[Layout]:
+    """Groups of these classes, with as many slots as the rows can make them have.
+
+    Args:
+        limits: of the groups, the largest first.
+        needs: likewise.
+        merges: whether rows of lower classes sit in the smallest group.
+    """
+    limit, *smaller = limits
+    able = sum(_limit_for(need) >= limit for need in needs)
+    if not able:
+        return
+    capacity = capacity_for(min(needs[0], limit))
+    if not smaller:
+        rows = len(needs) if merges else able
+        yield (Group(power_of_two(rows), capacity, limit),)
+        return
+    slots = 1
+    while (rows := slots // 2 + 1) <= able:
+        # Of the rows that reach this class any fills the capacity of a smaller one.
+        for rest in _filled(smaller, needs[rows:], merges=merges):
+            yield (*rest, Group(slots, capacity, limit))
+        slots *= 2
 
 
 def _limit_for(positions: int) -> int:

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.attention_cache import TAIL, AttentionCache
-from omlx_worker.engine.layout import Layout, slots_of
+from omlx_worker.engine.layout import Layout, positions_of, slots_of
 from omlx_worker.engine.models import RaggedModel
 
 IN_FLIGHT = 3
@@ -22,17 +22,38 @@ _PAGE = 512
 """Positions by which mlx-lm's cache of a prompt may exceed the prompt."""
 
 
+ROWS_SHARE = 0.9
+"""Of what Metal recommends; the rest is for what a chunk of a prompt computes in passing."""
+
+_CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
+
+
 def budget() -> int:
     """Bytes that weights and rows may take together.
 
-    That is what Metal recommends as a working set, or what CUDA or, without a GPU, the system
-    reports as free now, with what this process has taken already.
+    That is nine tenths of what Metal recommends as a working set, or what CUDA or, without a
+    GPU, the system reports as free now, with what this process has taken already.
     """
     info = mx.device_info()
     if recommended := info.get("max_recommended_working_set_size"):
-        return int(recommended)
+        return int(ROWS_SHARE * int(recommended))
     taken = mx.get_active_memory() + mx.get_cache_memory()
     return int(info.get("free_memory") or _free()) + taken
+
+
+def keep_within(limit: int) -> None:
+    """Have MLX's allocator respect a budget, which it knows nothing of otherwise.
+
+    Buffers that are free but kept for reuse come to an eighth of it at most, and to 4 GiB:
+    layouts come and go, and a buffer of one fits few others. Nothing fails that would have
+    worked: beyond the limit MLX gives kept buffers back and waits for work under way to free its
+    own before it submits more.
+
+    Args:
+        limit: bytes for everything.
+    """
+    mx.set_memory_limit(limit)
+    mx.set_cache_limit(min(limit // _CACHE_SHARE, _MOST_CACHED))
 
 
 def _free() -> int:
@@ -68,13 +89,13 @@ class Footprint:
         tail = TAIL * (self._position + (model.hidden * model.dtype.size if remembers else 0))
         # Counts, and the drafts' own weights.
         self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
-        # Logits of a window, noise and weights, in float32.
-        self._window = 16 * model.vocabulary * (1 + depth)
+        # Ten arrays in float32 over a window, at once: what all the rules together come to.
+        self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
 
     def of_batch(self, layout: Layout) -> int:
         """Bytes of a batch, and what it needs besides for a step or while it is rearranged."""
-        bodies, slots = sum(group.slots * group.capacity for group in layout), slots_of(layout)
+        bodies, slots = positions_of(layout), slots_of(layout)
         stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
         # One layer's bodies, old and new.
         rearranging = bodies * self._layer

@@ -44,6 +44,10 @@ class RaggedDecoder:
     def slots(self) -> int:
         return self.batch.slots
 
+    @property
+    def changes(self) -> int:
+        return self.batch.traces + self.batch.drains
+
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
 
@@ -80,8 +84,8 @@ class RaggedDecoder:
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]]) -> int:
-        return self.batch.bytes_for(rows)
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        return self.batch.bytes_for(rows, alone=alone)
 
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:

@@ -105,7 +105,7 @@ class Seats:
             self.buffers.vacate(index)
             self._weigh()
         else:
-            self.slots, self._slack = [], 0
+            self.slots, self._slack, self._wasteful = [], 0, False
             self.buffers.clear()
         return slot
 
@@ -121,10 +121,14 @@ class Seats:
             slot.body_length = ends[slot.row.row_id]
         self._weigh()
 
-    def compact(self) -> None:
-        """Rearrange the batch once it has been wasteful for a while; once a step."""
+    def compact(self, *, at_once: bool = False) -> None:
+        """Rearrange the batch once it has been wasteful for a while; once a step.
+
+        Args:
+            at_once: rearrange a wasteful batch however long it has been that.
+        """
         self._slack = self._slack + 1 if self._wasteful else 0
-        if self._slack >= SHRINK_AFTER:
+        if self._wasteful and (at_once or self._slack >= SHRINK_AFTER):
             self.drain()
             rows = self._lengths()
             self._arrange(*packed(rows), rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from omlx_worker.engine.attention_cache import AttentionCache
-from omlx_worker.engine.models import LayerCache
+from omlx_worker.engine.layer_cache import LayerCache
 from omlx_worker.engine.recurrent_cache import RecurrentCache
 from omlx_worker.engine.step import Arrays, State
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from omlx_worker.engine.attention_cache import Window
-from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.layer_cache import LayerCache
+from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.sampling import Knobs, Law, Plan, law, noise, uniform
 
 _DRAFT_STREAM = 0x9E3779B9

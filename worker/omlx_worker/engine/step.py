@@ -24,7 +24,8 @@ import mlx.core as mx
 
 from omlx_worker.engine.attention_cache import Window, spans_of
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.models import LayerCache, RaggedModel
+from omlx_worker.engine.layer_cache import LayerCache
+from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report
 from omlx_worker.engine.speculation import Drafts, judge, propose
 
@@ -74,6 +75,9 @@ class Verdict:
         return ReadVerdict(counts, self.draw.read())
 
 
+CompiledStep = Callable[[State, Knobs, Arrays], tuple[Verdict, State, Arrays]]
+
+
 @dataclass(frozen=True, slots=True)
 class ReadVerdict:
     """A `Verdict` on the host."""
@@ -90,7 +94,7 @@ class ReadVerdict:
 
 def compiled(
     model: RaggedModel, plan: Plan, depth: int, on_trace: Callable[[], None]
-) -> Callable[[State, Knobs, Arrays], tuple[Verdict, State, Arrays]]:
+) -> CompiledStep:
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
 
     Args:

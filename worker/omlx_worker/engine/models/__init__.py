@@ -11,12 +11,10 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
-from omlx_worker.engine.attention_cache import AttentionCache, Window
+from omlx_worker.engine.attention_cache import Window
+from omlx_worker.engine.layer_cache import LayerCache
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.qwen3_next import RaggedQwen3Next
-from omlx_worker.engine.recurrent_cache import RecurrentCache
-
-LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):

@@ -17,6 +17,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.attention_cache import AttentionCache, Window
+from omlx_worker.engine.layer_cache import LayerCache
 from omlx_worker.engine.models import fused
 from omlx_worker.engine.models.layers import (
     attention,
@@ -26,8 +27,6 @@ from omlx_worker.engine.models.layers import (
 )
 from omlx_worker.engine.models.mtp import text_model
 from omlx_worker.engine.recurrent_cache import RecurrentCache
-
-LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedQwen35:
