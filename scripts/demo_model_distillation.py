@@ -5,11 +5,10 @@ first choices are, which sampling pays for: it accepts a draft with probability 
 the head learns the backbone's distributions themselves, mostly on texts that the model sampled.
 """
 
-import copy
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from demo_model_files import TEXT_CONFIG
 from demo_model_net import DemoModel, MtpHead
-from demo_model_sampling import PREFIX, TEMPERATURES, row_temperatures, sample
-from demo_model_training import load_tokens
+from demo_model_sampling import PREFIX, TEMPERATURES, Sampler, row_temperatures
+from demo_model_training import load_tokens, update
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.models.qwen3_5 import Qwen3_5TextModel
 
 TEXT_LENGTH = 4096
 """Tokens of a corpus text by itself."""
@@ -92,21 +90,42 @@ def applications(model: DemoModel, tokens: Tensor, states: Tensor) -> Iterator[T
         yield state
 
 
-def distance(state: Tensor, target: Tensor, embedding: Tensor) -> Tensor:
+def distance(
+    state: Tensor, target: Tensor, embedding: Tensor, divergence: float = 0.5, pull: float = 0.0
+) -> Tensor:
     """How far the head's distributions are from the backbone's, mean over all slots.
 
     The divergence at temperature 1, and total variation, which is the share of rejected drafts, at
-    the temperatures in use; that at 0.3 stands for greedy decoding.
+    the temperatures in use; that at 0.3 stands for greedy decoding. The backbone gets `pull` times
+    the gradient of the variations of sampling, and none of the rest.
     """
-    found, wanted = (F.linear(x, embedding).flatten(0, 1).float() for x in (state, target))
-    wanted = wanted.detach()
-    loss = 0.5 * F.kl_div(
-        found.log_softmax(-1), wanted.log_softmax(-1), reduction="batchmean", log_target=True
+    found, live = (F.linear(x, embedding).flatten(0, 1).float() for x in (state, target))
+    still = live.detach()
+    pulled = pull * live + (1 - pull) * still if pull else still
+    loss = divergence * F.kl_div(
+        found.log_softmax(-1), still.log_softmax(-1), reduction="batchmean", log_target=True
     )
-    for temperature, weight in ((1.0, 0.5), (0.6, 2.0), (0.3, 1.0)):
+    for temperature, weight, wanted in ((1.0, 0.5, pulled), (0.6, 2.0, pulled), (0.3, 1.0, still)):
         gap = (found / temperature).softmax(-1) - (wanted / temperature).softmax(-1)
         loss = loss + 0.5 * weight * gap.abs().sum(-1).mean()
     return loss
+
+
+def head_distance(
+    model: DemoModel,
+    tokens: Tensor,
+    states: Tensor,
+    weights: tuple[float, ...],
+    distance_of: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """The distances of the head's applications from the backbone's states [B, L, hidden], summed
+    by their weights."""
+    embedding = model.language_model.embed_tokens.weight
+    total = torch.zeros((), device=tokens.device)
+    for depth, state in enumerate(applications(model, tokens, states)):
+        target = states[:, depth + 1 :][:, : state.shape[1]]
+        total = total + weights[depth] * distance_of(state, target, embedding)
+    return total
 
 
 @torch.no_grad()
@@ -171,28 +190,15 @@ def distil(
     started = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    generator, shuffle = torch.Generator(device).manual_seed(seed), torch.Generator()
-    shuffle.manual_seed(seed)
-    published = load_file(folder / "model.safetensors")
-    model = DemoModel(TEXT_CONFIG)
-    renamed = {name.removeprefix("model."): weight for name, weight in published.items()}
-    model.load_state_dict({name: weight.float() for name, weight in renamed.items()})
-    model.to(device).requires_grad_(False)
-    stock = Qwen3_5TextModel(copy.deepcopy(model.language_model.config))
-    stock.load_state_dict(model.language_model.state_dict())
-    stock.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-
-    def sampled(source: Tensor, count: int) -> Tensor:
-        starts = torch.randint(len(source) - PREFIX, (count, 1), generator=shuffle)
-        prefixes = source[starts + torch.arange(PREFIX)].to(device).long()
-        return sample(stock, prefixes, row_temperatures(count, device), generator)
-
+    model = DemoModel.from_checkpoint(TEXT_CONFIG, folder).to(device).requires_grad_(False)
+    sampler = Sampler(model, seed)
+    shuffle = sampler.places
     tokenizer = folder / "tokenizer.json"
     tokens = load_tokens(text, tokenizer, every)
-    held_out = sampled(load_tokens(corpus / "heldout.txt.xz", tokenizer), rows // 4)
+    held_out = sampler(model, load_tokens(corpus / "heldout.txt.xz", tokenizer), rows // 4)
     samples = []
     while len(samples) < rounds:
-        samples.append(sampled(tokens, rows))
+        samples.append(sampler(model, tokens, rows))
         seconds = time.monotonic() - started
         print(f"{len(samples)} rounds after {seconds:.0f} s", flush=True)
         if seconds > SAMPLING_SHARE * 60 * minutes:
@@ -207,7 +213,6 @@ def distil(
 
     model.mtp.requires_grad_(True)
     optimizers = make_optimizers(model.mtp)
-    embedding = model.language_model.embed_tokens.weight
     loss_of = torch.compile(distance, dynamic=False) if compiled else distance
     batches = zip(
         on_samples.batches(SAMPLED_ROWS, shuffle), on_text.batches(TEXT_ROWS, shuffle), strict=True
@@ -220,26 +225,20 @@ def distil(
             break
         losses = []
         for (some, states), share in zip(next(batches), (0.7, 0.3), strict=True):
-            total = torch.zeros((), device=device)
             with torch.autocast(device.type, torch.bfloat16):
-                for depth, state in enumerate(applications(model, some, states)):
-                    target = states[:, depth + 1 :][:, : state.shape[1]]
-                    loss = loss_of(state, target, embedding)
-                    total = total + APPLICATION_WEIGHTS[depth] * loss
+                total = head_distance(model, some, states, APPLICATION_WEIGHTS, loss_of)
             (share * total).backward()
             losses.append(total.detach())
         nn.utils.clip_grad_norm_(model.mtp.parameters(), 1.0)
-        for optimizer, full_rate in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = full_rate * min(1.0, (step + 1) / WARMUP_STEPS, 1.2 * (1 - done))
-            optimizer.step()
-            optimizer.zero_grad()
+        factor = min(1.0, (step + 1) / WARMUP_STEPS, 1.2 * (1 - done))
+        update(optimizers, (MUON_RATE * factor, ADAM_RATE * factor))
         if (step + 1) % LOG_EVERY == 0 or step == 0:
             shown = [round(loss.item(), 4) for loss in losses]
             print(step + 1, f"{time.monotonic() - started:.0f} s", *shown, flush=True)
 
     head = {name: weight for name, weight in model.checkpoint().items() if name.startswith("mtp.")}
     output.mkdir(parents=True, exist_ok=True)
+    published = load_file(folder / "model.safetensors")
     save_file({**published, **head}, output / "model.safetensors", metadata={"format": "pt"})
     log |= {"steps": step, "after": acceptance(model, checked)}
     print(json.dumps(log), flush=True)

@@ -5,9 +5,12 @@ Shapes: B sequences, T positions, H heads, D the width of a head, N chunks, C po
 
 import copy
 import math
+from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.models.qwen3_5 import Qwen3_5TextConfig, Qwen3_5TextModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
@@ -202,6 +205,15 @@ class DemoModel(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)
+
+    @classmethod
+    def from_checkpoint(cls, text_config: dict[str, object], folder: Path) -> Self:
+        """The model that `checkpoint` was saved of, in float32."""
+        model, published = cls(text_config), load_file(folder / "model.safetensors")
+        model.load_state_dict(
+            {name.removeprefix("model."): weight.float() for name, weight in published.items()}
+        )
+        return model
 
     def forward(self, tokens: Tensor, loss: object = token_loss) -> Tensor:
         """Losses on t+1, t+2 and t+3, [3], over sequences of T + 3 tokens, [B, T + 3].

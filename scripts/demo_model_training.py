@@ -20,11 +20,11 @@ WARMUP_STEPS, DECAY_SHARE, LOG_EVERY = 100, 0.6, 50
 MUON_RATE, ADAM_RATE, WEIGHT_DECAY, LARGEST_GRADIENT = 4e-3, 3e-3, 0.1, 1.0
 
 
-def load_tokens(path: Path, tokenizer_file: Path, every: int = 1) -> Tensor:
+def load_tokens(path: Path, tokenizer_file: Path, every: int = 1, first: int = 0) -> Tensor:
     """Each document, or one in `every`, of a compressed text, ended by its mark, as one row."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     with lzma.open(path, "rt", encoding="utf-8", newline="") as text:
-        documents = text.read().split(END_OF_TEXT)[:-1][::every]
+        documents = text.read().split(END_OF_TEXT)[:-1][first::every]
     end = tokenizer.token_to_id(END_OF_TEXT)
     rows = [
         np.array([*encoding.ids, end], np.int16)
@@ -71,6 +71,15 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
         betas=(0.9, 0.95),
     )
     return [muon, adam]
+
+
+def update(optimizers: list[torch.optim.Optimizer], rates: tuple[float, ...]) -> None:
+    """Make a step at each optimizer's rate, and forget the gradients."""
+    for optimizer, its_rate in zip(optimizers, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = its_rate
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def rate(step: int, steps: int | None) -> float:
@@ -150,11 +159,8 @@ def train(
         losses = losses_of(batch)
         (losses * weights).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-        for optimizer, full_rate in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = full_rate * rate(step, steps)
-            optimizer.step()
-            optimizer.zero_grad()
+        factor = rate(step, steps)
+        update(optimizers, (MUON_RATE * factor, ADAM_RATE * factor))
         if (step + 1) % LOG_EVERY == 0:
             seconds = round(time.monotonic() - started, 1)
             log.append({"step": step + 1, "seconds": seconds, **named(losses)})

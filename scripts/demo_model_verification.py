@@ -17,12 +17,7 @@ LENGTH, TOLERANCE = 256, 1e-3
 
 def states_on_torch(folder: Path, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Normed states of the backbone, transformers' and the trainer's, and of the head, [T, D]."""
-    weights = {
-        name.replace("model.language_model.", "language_model.", 1): weight.float()
-        for name, weight in load_file(folder / "model.safetensors").items()
-    }
-    model = DemoModel(TEXT_CONFIG)
-    model.load_state_dict(weights)
+    model = DemoModel.from_checkpoint(TEXT_CONFIG, folder)
     stock = Qwen3_5TextModel(model.language_model.config)
     stock.load_state_dict(model.language_model.state_dict())
     states = []

@@ -6,6 +6,8 @@ Python. Everything is seeded: two runs differ by the rounding of a GPU's reducti
     python scripts/train_demo_model.py corpus       # download, filter, split; tokenizer, prompts
     python scripts/train_demo_model.py train        # on a GPU; writes model.safetensors
     python scripts/train_demo_model.py distil       # on a GPU; refits the head to the backbone
+    python scripts/train_demo_model.py tune         # on a GPU; fits backbone and head to each other
+    python scripts/train_demo_model.py blend TUNED  # moves the checkpoint part of that way
     python scripts/train_demo_model.py verify       # against transformers and mlx-lm, float32
     python scripts/train_demo_model.py --evaluate   # acceptance of drafts; needs mlx-lm only
 
@@ -44,14 +46,15 @@ SEED = 20
 
 
 @click.group(invoke_without_command=True)
-@click.option("--evaluate", is_flag=True, help="Measure the shipped checkpoint's drafts.")
+@click.option("--evaluate", is_flag=True, help="Measure a checkpoint's drafts.")
+@click.option("--model", type=Path, default=MODEL_FOLDER, help="Its folder; else the shipped one.")
 @click.pass_context
-def main(context: click.Context, evaluate: bool) -> None:
+def main(context: click.Context, evaluate: bool, model: Path) -> None:
     """Train, check and measure the demo model."""
     if evaluate:
         from demo_model_evaluation import evaluate as measure
 
-        measure(MODEL_FOLDER)
+        measure(model)
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -149,6 +152,66 @@ def distil(
         seed=SEED,
         compiled=compiled,
     )
+
+
+@main.command()
+@click.option("--text", type=Path, default=CORPUS_FOLDER / "train.txt.xz", show_default=True)
+@click.option("--every", default=2, show_default=True, help="One document in this many is used.")
+@click.option("--first", default=1, show_default=True, help="The first of these, from 0.")
+@click.option("--rows", default=2048, show_default=True, help="Texts of a round of sampling.")
+@click.option("--text-rows", default=16, show_default=True, help="Pieces of text of a step.")
+@click.option("--length", default=2048, show_default=True, help="Tokens of a piece.")
+@click.option("--sampled-rows", default=64, show_default=True, help="Sampled texts of a step.")
+@click.option("--pull", default=3.0, show_default=True, help="Of the head on the backbone.")
+@click.option("--steps", type=int, help="Steps to train for; else as many as fit.")
+@click.option("--minutes", default=8.6, show_default=True, help="For everything.")
+@click.option("--compile/--eager", "compiled", default=True, help="torch.compile it.")
+@click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
+def tune(
+    text: Path,
+    every: int,
+    first: int,
+    rows: int,
+    text_rows: int,
+    length: int,
+    sampled_rows: int,
+    pull: float,
+    steps: int | None,
+    minutes: float,
+    compiled: bool,
+    output: Path,
+) -> None:
+    """Fit backbone and head to each other; write model.safetensors and the figures."""
+    import demo_model_tuning as tuning
+
+    tuning.tune(
+        CORPUS_FOLDER,
+        MODEL_FOLDER,
+        output,
+        text=text,
+        every=every,
+        first=first,
+        rows=rows,
+        text_rows=text_rows,
+        length=length,
+        sampled_rows=sampled_rows,
+        pull=pull,
+        steps=steps,
+        minutes=minutes,
+        seed=SEED,
+        compiled=compiled,
+    )
+
+
+@main.command()
+@click.argument("tuned", type=Path)
+@click.option("--share", default=0.75, show_default=True, help="Of the way to the tuned weights.")
+@click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
+def blend(tuned: Path, share: float, output: Path) -> None:
+    """Move the checkpoint some of the way to what `tune` wrote to the folder TUNED."""
+    import demo_model_tuning as tuning
+
+    tuning.blend(CORPUS_FOLDER, MODEL_FOLDER, tuned, output, share, SEED)
 
 
 @main.command()

@@ -190,6 +190,20 @@ def test_a_depth_measured_at_a_bad_moment_is_measured_again() -> None:
     assert sum(depths == {"row0": 2, "row1": 2} for depths in made[-500:]) > 450
 
 
+def test_no_depth_is_tried_while_prompts_are_read_between_the_steps() -> None:
+    policy, rows = AutoPolicy(3), [RowView("row0", 3, 100)]
+    tried = []
+    for step in range(400):
+        timed = step >= 200
+        decision = policy.choose(rows)
+        tried.append(decision.trial)
+        outcome = Outcome("row0", decision.depth, 0)
+        seconds = 1.0 if timed else None
+        policy.observe(StepReport(seconds, 1, decision.depth, 100, [outcome]))
+    assert not any(tried[1:200])
+    assert any(tried[200:])
+
+
 def test_trials_of_slow_depths_cost_little_time() -> None:
     policy, seconds = AutoPolicy(3), (1.0, 6.0, 12.0, 18.0)
     accepted = {"row0": 3, "row1": 3}

@@ -115,6 +115,7 @@ class AutoPolicy:
         self._interval = RARE
         self._since_trial = 0
         self._steps = 0
+        self._timed = True
         self.transitions = 0
         self.trials = 0
 
@@ -152,6 +153,7 @@ class AutoPolicy:
         for row_id, drafted, accepted in report.outcomes:
             self._rates.observe(row_id, drafted, accepted)
         self._steps += 1
+        self._timed = report.seconds is not None
         if report.seconds is None or report.drafted not in (None, report.depth):
             return
         slots = slots_for(report.rows)
@@ -226,6 +228,11 @@ class AutoPolicy:
         """The trial that is going on or begins now, if any."""
         trial, self._trial = self._trial, None
         self._since_trial += 1
+        if not self._timed:
+            # Prompts are read between the steps: nothing can be learnt.
+            if trial and not trial.again:
+                self._attempts[trial.cell[0], trial.depth] -= 1
+            return None
         if trial and trial.cell == cell and trial.depth < len(outlook.speeds):
             if trial.left > 1:
                 trial.left -= 1
