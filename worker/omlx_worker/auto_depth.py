@@ -228,17 +228,15 @@ class AutoPolicy:
         """The trial that is going on or begins now, if any."""
         trial, self._trial = self._trial, None
         self._since_trial += 1
-        if not self._timed:
-            # Prompts are read between the steps: nothing can be learnt.
-            if trial and not trial.again:
-                self._attempts[trial.cell[0], trial.depth] -= 1
-            return None
         if trial and trial.cell == cell and trial.depth < len(outlook.speeds):
             if trial.left > 1:
                 trial.left -= 1
                 self._trial = trial
                 return trial
             self._judge(trial, outlook)
+        if not self._timed:
+            # Prompts are read between the steps: nothing could be learnt.
+            return None
         self._trial = self._unknown(cell, outlook.speeds) or self._overdue(cell, outlook)
         if self._trial:
             self._since_trial = 0
