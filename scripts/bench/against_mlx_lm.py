@@ -27,12 +27,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from machine import described
 from measuring import Measured, measure
 from mlx.utils import tree_flatten
 from reading import Reading, read_by_mlx_lm, read_by_ragged
 from sides import MlxLmBatch, Prompt, Ragged, Side, StreamGenerate
 
+from omlx_worker.bench.machine import described
 from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models import RaggedModel, as_ragged
 

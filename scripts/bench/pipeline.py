@@ -35,7 +35,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
-from machine import described  # noqa: E402
 from pipeline_clients import WorkerSide  # noqa: E402
 from pipeline_engines import InProcessSide, PlainLoopSide  # noqa: E402
 from pipeline_page import MEANING, page, show  # noqa: E402
@@ -49,6 +48,7 @@ from pipeline_processes import (  # noqa: E402
 
 from omlx_producer import Producer  # noqa: E402
 from omlx_producer.protocol import GenerationRequest  # noqa: E402
+from omlx_worker.bench.machine import described  # noqa: E402
 from omlx_worker.embedded_redis import EmbeddedRedis  # noqa: E402
 from omlx_worker.engine.interface import Engine  # noqa: E402
 from omlx_worker.engine.loader import DEMO, load_engine, resolve  # noqa: E402
