@@ -14,10 +14,10 @@ from omlx_worker.engine.layout import (
     Layout,
     anew,
     capacity_for,
+    excess,
     packed,
     seat,
     slots_of,
-    wasteful,
 )
 
 lengths = st.lists(st.integers(0, 200_000), min_size=1, max_size=40)
@@ -88,14 +88,16 @@ def test_a_row_that_outgrows_its_class_moves_to_the_next() -> None:
     )
 
 
-def test_a_batch_is_wasteful_by_any_of_its_groups_slots_or_capacity() -> None:
+def test_a_batch_is_too_large_by_what_its_worst_group_has_more_than_it_needs() -> None:
     layout = (Group(4, 1024, 2048), Group(2, 16_384, 32_768))
     full = [(0, 900), (1, 9), (2, 9), (4, 15_000), (5, 9000)]
 
-    assert not wasteful(layout, full)
-    assert wasteful(layout, full[:-1])
-    assert wasteful(layout, [(0, 500), *full[1:]])
-    assert wasteful(layout, full[:3])
+    assert excess(layout, full) == 0
+    assert excess(layout, full[:-1]) == 1
+    assert excess(layout, [(0, 500), *full[1:]]) == 1
+    assert excess(layout, [(0, 900), *full[3:]]) == 3
+    assert excess(layout, [(0, 9), *full[1:]]) == 3
+    assert excess(layout, full[:3]) == 2
 
 
 def holds(layout: Layout, slots: list[int], needs: list[int]) -> bool:
@@ -131,7 +133,7 @@ def test_every_row_has_a_slot_of_its_own_that_holds_it(
 
 
 @given(lengths)
-def test_a_packed_batch_is_not_wasteful(needs: list[int]) -> None:
+def test_a_packed_batch_is_not_too_large(needs: list[int]) -> None:
     layout, slots = packed([(None, need) for need in needs])
 
-    assert not wasteful(layout, list(zip(slots, needs, strict=True)))
+    assert excess(layout, list(zip(slots, needs, strict=True))) == 0

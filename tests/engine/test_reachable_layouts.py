@@ -11,13 +11,13 @@ from omlx_worker.engine.layout import (
     Group,
     Layout,
     anew,
+    excess,
     grown,
     packed,
     positions_of,
     reachable,
     seat,
     slots_of,
-    wasteful,
 )
 
 
@@ -57,7 +57,7 @@ class Life:
             self.layout = ()
 
     def compact(self) -> None:
-        if self.rows and wasteful(self.layout, self._seated):
+        if self.rows and excess(self.layout, self._seated):
             self.layout, slots = packed(self._seated)
             self._sit(slots)
 

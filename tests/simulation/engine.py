@@ -18,7 +18,7 @@ from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 
 SHRINK_AFTER = 32
-"""Steps with half the slots empty before their number is halved, as in the real batch."""
+"""Steps with half the slots empty before there are fewer, as in the real batch."""
 
 RESUME = 0.25
 """Price of drafting again after plain steps, in steps: the head reads what it missed."""
@@ -170,9 +170,10 @@ class SimulatedEngine:
         return seconds * max(self._rng.gauss(1.0, self._noise), 0.5)
 
     def _compact(self) -> None:
-        self._slack = self._slack + 1 if 2 * len(self._rows) <= self.slots else 0
-        if self._slack >= SHRINK_AFTER and self.slots > 1:
-            self.slots //= 2
+        excess = self.slots // max(1, len(self._rows)) - 1
+        self._slack = self._slack + excess if excess else 0
+        if self._slack >= SHRINK_AFTER:
+            self.slots = slots_for(len(self._rows))
             self._slack = 0
 
 

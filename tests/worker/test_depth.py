@@ -182,6 +182,25 @@ def test_a_machine_that_changes_its_mind_is_followed() -> None:
     assert sum(not depths for depths in made[-500:]) > 450
 
 
+def test_a_depth_that_alone_slows_down_is_found_out() -> None:
+    policy = AutoPolicy(3)
+    accepted = {"row0": 3, "row1": 3}
+    assert feed(policy, 100, (26.0, 58.0, 86.0, 89.0), accepted)[-1] == {"row0": 3, "row1": 3}
+    # As where somebody else takes the arithmetic units, which plain steps wait for less.
+    assert feed(policy, 200, (26.0, 58.0, 105.0, 116.0), accepted)[-1] == {}
+
+
+def test_trials_with_few_slots_do_not_put_off_those_with_many() -> None:
+    policy, seconds = AutoPolicy(3), (26.0, 58.0, 105.0, 116.0)
+    accepted = {f"row{n}": 3 for n in range(8)}
+    assert feed(policy, 100, seconds, accepted, [3] * 8)[-1] == {}
+    tried = 0
+    for _ in range(6):  # bursts that begin with one row
+        feed(policy, 1, (11.0, 12.0, 13.0, 14.0), accepted, [3])
+        tried += sum(map(bool, feed(policy, 40, seconds, accepted, [3] * 8)))
+    assert tried
+
+
 def test_a_depth_measured_at_a_bad_moment_is_measured_again() -> None:
     policy = AutoPolicy(3)
     accepted = {"row0": 2, "row1": 2}
@@ -234,6 +253,19 @@ def test_what_slows_one_depth_down_while_in_use_is_expected_of_the_others_too() 
         estimate = costs.estimate(cell, 3)
         assert estimate[2] == pytest.approx(1.5, abs=0.01)
         assert estimate[3] == pytest.approx(1.6, abs=0.01)
+
+
+def test_a_depth_that_slows_down_slows_shallower_ones_in_proportion_and_so_back() -> None:
+    costs = StepCosts()
+    for depth, seconds in ((0, 1.0), (3, 4.0)):
+        for _ in range(40):
+            costs.observe((1, 0), depth, seconds)
+    for _ in range(200):
+        costs.observe((1, 0), 3, 6.0)
+    assert costs.estimate((1, 0), 3)[0] == pytest.approx(1.5, abs=0.01)
+    for _ in range(200):
+        costs.observe((1, 0), 3, 4.0)
+    assert costs.estimate((1, 0), 3)[0] == pytest.approx(1.0, abs=0.01)
 
 
 def test_compiling_does_not_fool_the_policy() -> None:

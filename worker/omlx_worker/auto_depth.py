@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ SAVINGS = 10.0
 """The most that may be laid by for trials, in steps of the depth in use."""
 
 RARE, RAREST = 160, 640
-"""Steps between such trials; twice as many after each that changes nothing."""
+"""Steps between such trials with as many slots; twice as many after each that changes nothing."""
 
 HOPELESS = 0.75
 """A depth never measured that seems to reach less than this share of the best speed can wait."""
@@ -113,7 +114,7 @@ class AutoPolicy:
         self._last_tried: dict[tuple[int, int], int] = {}
         self._credit = 0.0
         self._interval = RARE
-        self._since_trial = 0
+        self._since_trial: Counter[int] = Counter()
         self._steps = 0
         self._timed = True
         self.transitions = 0
@@ -227,7 +228,7 @@ class AutoPolicy:
     def _try(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """The trial that is going on or begins now, if any."""
         trial, self._trial = self._trial, None
-        self._since_trial += 1
+        self._since_trial[cell[0]] += 1
         if trial and trial.cell == cell and trial.depth < len(outlook.speeds):
             if trial.left > 1:
                 trial.left -= 1
@@ -239,7 +240,7 @@ class AutoPolicy:
             return None
         self._trial = self._unknown(cell, outlook.speeds) or self._overdue(cell, outlook)
         if self._trial:
-            self._since_trial = 0
+            self._since_trial[cell[0]] = 0
             self.trials += 1
         return self._trial
 
@@ -276,7 +277,7 @@ class AutoPolicy:
 
     def _overdue(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """Now and then another depth: close rivals often and longer, others every third time."""
-        if self._since_trial < self._interval:
+        if self._since_trial[cell[0]] < self._interval:
             return None
         urgency = {}
         # What costs more than can be laid by is bought on credit, once the savings are full.

@@ -21,8 +21,8 @@ GAIN = 0.08
 CLIP = 0.25
 """The most that one observation may differ from its average and count in full, as a share."""
 
-STRAY = 2.0
-"""The factor by which an observation is off that no length of context in a bucket explains."""
+STRAY = 1.15
+"""The factor by which an observation is off that noise seldom explains, and not thrice in a row."""
 
 STEADY = 8
 """Steps in a row of one depth after which its drift is taken to be everybody's."""
@@ -106,12 +106,15 @@ class StepCosts:
         self._run = self._run + 1 if depth == self._depth else 1
         self._depth = depth
         steady = self._run > STEADY
+        before = average.mean
         moved = average.add(seconds, steady)
         if steady and average.count > SETTLED:
-            # Other rows, a growing context, another user of the machine: no depth escapes it.
+            # A growing context adds to every depth, another user of the machine takes a share of
+            # each or of some: others move by the smaller of the two. What seems too fast by that
+            # is tried and found out; what seems too slow would not be.
             for other_depth, other in averages.items():
                 if other_depth != depth and other.count:
-                    other.mean = max(other.mean + moved, 0.1 * other.mean)
+                    other.mean += moved * min(other.mean / before, 1.0)
 
     def known(self, cell: Cell) -> set[int]:
         """The depths measured with so many slots, in contexts that compare with this one."""

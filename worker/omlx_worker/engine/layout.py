@@ -126,16 +126,14 @@ def grown(layout: Layout, needs: Sequence[int]) -> Layout:
     )
 
 
-def wasteful(layout: Layout, rows: Seated) -> bool:
-    """Whether some group has twice the slots, or twice the capacity, that its rows need."""
+def excess(layout: Layout, rows: Seated) -> int:
+    """How much too large a layout is: by how many times the slots, or the capacity, that its
+    rows need some group has more; 0 if none has twice as many."""
     needs: list[list[int]] = [[] for _ in layout]
     for slot, need in rows:
         assert slot is not None
         needs[_group_at(layout, slot)].append(need)
-    return any(
-        2 * len(inside) <= group.slots or 2 * capacity_for(max(inside)) <= group.capacity
-        for group, inside in zip(layout, needs, strict=True)
-    )
+    return max(_excess(group, inside) for group, inside in zip(layout, needs, strict=True))
 
 
 @lru_cache(maxsize=256)
@@ -173,6 +171,13 @@ def _filled(limits: Sequence[int], needs: Sequence[int], *, merges: bool) -> Ite
         for rest in _filled(smaller, needs[rows:], merges=merges):
             yield (*rest, Group(slots, capacity, limit))
         slots *= 2
+
+
+def _excess(group: Group, needs: Sequence[int]) -> int:
+    if not needs:
+        return group.slots
+    slots = group.slots // len(needs)
+    return max(slots, group.capacity // capacity_for(max(needs))) - 1
 
 
 def _limit_for(positions: int) -> int:

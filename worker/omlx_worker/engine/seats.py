@@ -2,7 +2,7 @@
 
 Rows take a slot when they come and free it when they go. Slots move only between steps and with
 the pipeline drained: when a row comes for whom there is no slot, when one has outgrown its
-group at a fold, and when the batch has been wasteful for a while.
+group at a fold, and when the batch has been too large for a while.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from omlx_worker.engine.buffers import Buffers
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.layout import Layout, Seated, packed, seat, slots_of, wasteful
+from omlx_worker.engine.layout import Layout, Seated, excess, packed, seat, slots_of
 from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.snapshot import Snapshot
 
 SHRINK_AFTER = 32
-"""Steps with a wasteful layout before the batch is rearranged, so that it does not flap."""
+"""Steps with twice the slots or capacity that rows need before the batch is rearranged, so that it
+does not flap; with eight times as many, a seventh of that."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Seats:
         self.buffers = Buffers(model, remembers=remembers)
         self.changed = False
         self.drains = 0
-        self._wasteful = False
+        self._excess = 0
         self._slack = 0
 
     @property
@@ -105,7 +106,7 @@ class Seats:
             self.buffers.vacate(index)
             self._weigh()
         else:
-            self.slots, self._slack, self._wasteful = [], 0, False
+            self.slots, self._slack, self._excess = [], 0, 0
             self.buffers.clear()
         return slot
 
@@ -122,13 +123,13 @@ class Seats:
         self._weigh()
 
     def compact(self, *, at_once: bool = False) -> None:
-        """Rearrange the batch once it has been wasteful for a while; once a step.
+        """Rearrange the batch once it has been too large for a while; once a step.
 
         Args:
-            at_once: rearrange a wasteful batch however long it has been that.
+            at_once: however short that while.
         """
-        self._slack = self._slack + 1 if self._wasteful else 0
-        if self._wasteful and (at_once or self._slack >= SHRINK_AFTER):
+        self._slack = self._slack + self._excess if self._excess else 0
+        if self._excess and (at_once or self._slack >= SHRINK_AFTER):
             self.drain()
             rows = self._lengths()
             self._arrange(*packed(rows), rows)
@@ -148,7 +149,7 @@ class Seats:
         self.changed = True
 
     def _weigh(self) -> None:
-        self._wasteful = wasteful(self.buffers.layout, self._lengths())
+        self._excess = excess(self.buffers.layout, self._lengths())
 
     def _lengths(self) -> list[tuple[int | None, int]]:
         """Every row's slot and its length, of which part is in the tail still."""
