@@ -4,21 +4,25 @@
     python scripts/bench/modes.py                       the demo model, 1 to 16 jobs at once
     python scripts/bench/modes.py --model PATH --jobs 1 8
 
-One worker a mode, all alive on one server of the script's own, one of them busy at a time. They
-take turns, several laps each, and the ratios are the medians over laps, so that what else the
-machine is doing falls on all alike. On Linux, preload OpenBLAS as for engine.py.
+One worker a mode, all alive on one server of the script's own, one of them busy at a time. In a
+lap so many clients submit a job, wait for its result, and submit the next. Modes take turns,
+several laps each, and the ratios are the medians over laps, so that what else the machine is doing
+falls on all alike; what `auto` learns is forgotten at the end. On Linux, preload OpenBLAS as for
+engine.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,12 +33,13 @@ from omlx_producer.client import Producer
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.engine.loader import DEMO, resolve
 
-MODES = ("batched", "mtp", "hybrid", "auto")
+FIXED = ("batched", "mtp")
+MODES = (*FIXED, "hybrid", "auto")
 LOAD_SECONDS = 600.0
 
 
 @contextmanager
-def worker(url: str, model: str, mode: str, max_batch: int) -> Iterator[None]:
+def worker(url: str, model: str, mode: str, max_batch: int, state: str) -> Iterator[None]:
     """A worker process that serves the model under its mode's name."""
     command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
     command += [
@@ -49,7 +54,7 @@ def worker(url: str, model: str, mode: str, max_batch: int) -> Iterator[None]:
         "--max-batch",
         str(max_batch),
     ]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env=os.environ | {"OMLX_QUEUE_STATE_DIR": state})
     try:
         yield
     finally:
@@ -57,38 +62,44 @@ def worker(url: str, model: str, mode: str, max_batch: int) -> Iterator[None]:
         process.wait(30)
 
 
-def wait_until_served(producer: Producer) -> None:
+def wait_until_served(producer: Producer, modes: Sequence[str]) -> None:
     deadline = time.monotonic() + LOAD_SECONDS
-    while set(MODES) - set(producer.models()):
+    while set(modes) - set(producer.models()):
         if time.monotonic() > deadline:
             sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
         time.sleep(0.1)
 
 
-def lap(producer: Producer, mode: str, prompts: list[str], tokens: int, seed: int) -> float:
-    """Tokens per second of one job for each prompt, all at once, from first submit to last end."""
+def lap(
+    producer: Producer, mode: str, prompts: Sequence[str], clients: int, tokens: int, seed: int
+) -> float:
+    """Tokens per second of a job for each prompt, from the first submit to the last result."""
+
+    def generated(prompt: str) -> int:
+        job = producer.submit(
+            model=mode,
+            prompt=prompt,
+            max_completion_tokens=tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            seed=seed,
+        )
+        count: int = job.result(timeout=LOAD_SECONDS)["usage"]["completion_tokens"]
+        return count
+
     began = time.perf_counter()
-    jobs = producer.submit_many(
-        {
-            "model": mode,
-            "prompt": prompt,
-            "max_completion_tokens": tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "seed": seed,
-        }
-        for prompt in prompts
-    )
-    bodies = [job.result(timeout=LOAD_SECONDS) for job in jobs]
-    seconds = time.perf_counter() - began
-    return sum(body["usage"]["completion_tokens"] for body in bodies) / seconds
+    with ThreadPoolExecutor(clients) as pool:
+        total = sum(pool.map(generated, prompts))
+    return total / (time.perf_counter() - began)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEMO)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--tokens", type=int, default=256, help="a job")
+    parser.add_argument("--rounds", type=int, default=4, help="jobs of a client in a lap")
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--warm-laps", type=int, default=2, help="not counted: modes learn here")
     parser.add_argument("--prompt-characters", type=int, default=300)
@@ -104,34 +115,37 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         url = stack.enter_context(EmbeddedRedis(Path(folder))).url
-        for mode in MODES:
-            stack.enter_context(worker(url, args.model, mode, max(args.jobs)))
+        for mode in args.modes:
+            stack.enter_context(worker(url, args.model, mode, max(args.jobs), folder))
         producer = stack.enter_context(Producer(url))
-        wait_until_served(producer)
+        wait_until_served(producer, args.modes)
         for jobs in args.jobs:
-            seen: dict[str, list[float]] = {mode: [] for mode in MODES}
+            figures[jobs] = seen = {mode: [] for mode in args.modes}
             for number in range(-args.warm_laps, args.laps):
                 start = number % len(texts)
-                prompts = [texts[(start + place) % len(texts)] for place in range(jobs)]
-                for mode in MODES:
-                    speed = lap(producer, mode, prompts, args.tokens, number)
+                prompts = [texts[(start + n) % len(texts)] for n in range(jobs * args.rounds)]
+                for mode in args.modes:
+                    speed = lap(producer, mode, prompts, jobs, args.tokens, number)
                     if number >= 0:
                         seen[mode].append(speed)
-            figures[jobs] = seen
+                if args.json:
+                    args.json.write_text(json.dumps(figures))
             Console(stderr=True).print(f"{jobs} jobs at once: done", style="dim")
-            if args.json:
-                args.json.write_text(json.dumps(figures))
     show(figures)
 
 
 def show(figures: dict[int, dict[str, list[float]]]) -> None:
-    table = Table("jobs at once", *MODES, "auto / better fixed (range)")
+    modes = list(next(iter(figures.values())))
+    compares = {"auto", *FIXED} <= set(modes)
+    table = Table("jobs at once", *modes, *["auto / better fixed (range)"] * compares)
     for jobs, seen in figures.items():
-        better = max(("batched", "mtp"), key=lambda mode: statistics.median(seen[mode]))
-        ratios = [auto / best for auto, best in zip(seen["auto"], seen[better], strict=True)]
-        speeds = [f"{statistics.median(seen[mode]):.0f}" for mode in MODES]
-        shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) of {better}"
-        table.add_row(str(jobs), *speeds, shown)
+        cells = [f"{statistics.median(seen[mode]):.0f}" for mode in modes]
+        if compares:
+            better = max(FIXED, key=lambda mode: statistics.median(seen[mode]))
+            ratios = [auto / best for auto, best in zip(seen["auto"], seen[better], strict=True)]
+            middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+            cells.append(f"{middle:.3f} ({low:.3f}-{high:.3f}) of {better}")
+        table.add_row(str(jobs), *cells)
     Console().print("tokens per second through Redis, medians over laps")
     Console().print(table)
 

@@ -111,6 +111,7 @@ class SimulatedEngine:
         self._slack = 0
         self._landing: StepReport | None = None
         self._joined = False
+        self._clock = 0.0
         self._shapes: set[tuple[int, int, int, int]] = set()
         self.slots = 0
 
@@ -130,8 +131,8 @@ class SimulatedEngine:
         window, drafted = self._window, max(depths.values(), default=0)
         assert all(k <= self._rows[row_id].job.limit for row_id, k in depths.items())
         context = max(row.context for row in self._rows.values())
-        verify = self._table(self.slots, window, context)
-        seconds = (verify + self._table(self.slots, drafted, context)) / 2
+        verify = self._table(self.slots, window, context, self._clock)
+        seconds = (verify + self._table(self.slots, drafted, context, self._clock)) / 2
         if drafted and not window:
             seconds += RESUME * verify
         rows, tokens, expected = len(self._rows), 0, 0.0
@@ -147,6 +148,7 @@ class SimulatedEngine:
             if row.left <= 0:
                 del self._rows[name]
         self._window = drafted if self._rows else 0
+        self._clock += tokens
         report = StepReport(
             self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
             self.slots,
@@ -185,12 +187,12 @@ class Oracle:
         self._jobs = {job.row_id: job for job in jobs}
         self._max_depth = max_depth
 
-    def best(self, rows: Sequence[RowView], slots: int) -> tuple[int, float]:
+    def best(self, rows: Sequence[RowView], slots: int, clock: float) -> tuple[int, float]:
         """The best depth, and its tokens per second."""
         context = max(row.context for row in rows)
         jobs = [self._jobs[row.row_id] for row in rows]
         speeds = [
-            sum(job.expected(depth) for job in jobs) / self._table(slots, depth, context)
+            sum(job.expected(depth) for job in jobs) / self._table(slots, depth, context, clock)
             for depth in range(max(job.limit for job in jobs) + 1)
             if depth <= self._max_depth
         ]
@@ -211,7 +213,7 @@ def simulate(
     """Run jobs to their end, or for so many steps."""
     engine, run = SimulatedEngine(table, seed, noise), Run()
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
-    clock = 0.0
+    clock = generated = 0.0
     while len(run.steps) < max_steps:
         rows = len(engine.rows)
         if not rows and waiting:
@@ -223,7 +225,7 @@ def simulate(
             break
         views = engine.rows
         if isinstance(policy, Oracle):
-            depth, _ = policy.best(views, engine.slots)
+            depth, _ = policy.best(views, engine.slots, generated)
             depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
         else:
             depths = policy.choose(views, engine.slots).depths
@@ -232,6 +234,7 @@ def simulate(
             policy.observe(landed)
         run.steps.append(step)
         clock += step.tokens
+        generated += step.tokens
     if not isinstance(policy, Oracle):
         run.transitions = policy.transitions
     return run

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from omlx_worker.depth import DepthPolicy, make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
-from tests.simulation.tables import TABLES, CostTable
+from tests.simulation.tables import TABLES, WITH_OTHERS, CostTable
 from tests.simulation.workloads import SimulatedJob
 
 MAX_DEPTH = 3
@@ -36,7 +36,7 @@ class Scenario:
 
     @property
     def table(self) -> CostTable:
-        return TABLES[self.machine]
+        return (TABLES | WITH_OTHERS)[self.machine]
 
     @property
     def jobs(self) -> list[SimulatedJob]:

@@ -27,7 +27,7 @@ from omlx_worker.depth import (
 )
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
-from tests.simulation.scenarios import MAX_DEPTH, Scenario, scenarios
+from tests.simulation.scenarios import ARRIVALS, MAX_DEPTH, Scenario, scenarios
 from tests.simulation.tables import TABLES
 
 KEY = "model, device, mlx 0.32.4"
@@ -51,6 +51,18 @@ def test_auto_comes_close_to_an_oracle_and_to_the_better_fixed_depth(scenario: S
     assert speed >= 0.97 * run(scenario, "oracle").tokens_per_second
     assert speed >= 0.98 * run(scenario, "mtp").tokens_per_second
     assert speed >= 0.98 * run(scenario, "batched").tokens_per_second
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [Scenario("shared", arrivals, seed) for seed in (0, 2) for arrivals in ARRIVALS],
+    ids=str,
+)
+def test_auto_keeps_up_where_others_use_the_machine_every_other_while(scenario: Scenario) -> None:
+    speed = run(scenario, "auto").tokens_per_second
+    assert speed >= 0.94 * run(scenario, "oracle").tokens_per_second
+    assert speed >= 0.97 * run(scenario, "mtp").tokens_per_second
+    assert speed >= 0.97 * run(scenario, "batched").tokens_per_second
 
 
 @pytest.mark.parametrize("scenario", STEADY, ids=str)

@@ -55,7 +55,7 @@ HOPELESS = 0.75
 RIVAL = 0.9
 """A depth that seems to reach this share of the best speed is measured for longer."""
 
-FILE_VERSION = 1
+FILE_VERSION = 2
 
 
 @dataclass(slots=True)

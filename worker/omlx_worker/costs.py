@@ -25,7 +25,8 @@ STRAY = 1.15
 """The factor by which an observation is off that noise seldom explains, and not thrice in a row."""
 
 STEADY = 8
-"""Steps in a row of one depth after which its drift is taken to be everybody's."""
+"""Steps in a row of one depth after which its drift is taken to be everybody's, until another
+depth has been in use as long: what a trial finds is news of that depth alone."""
 
 SETTLED = 16
 """Observations of a key after which its average moves with the machine, not away from its start."""
@@ -94,6 +95,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._cells: dict[Cell, dict[int, Average]] = {}
+        self._home: dict[Cell, int] = {}
         self._depth = -1
         self._run = 0
 
@@ -105,10 +107,12 @@ class StepCosts:
         average = averages.setdefault(depth, Average())
         self._run = self._run + 1 if depth == self._depth else 1
         self._depth = depth
-        steady = self._run > STEADY
+        if self._run > STEADY:
+            self._home[cell] = depth
+        at_home = self._home.get(cell) == depth
         before = average.mean
-        moved = average.add(seconds, steady)
-        if steady and average.count > SETTLED:
+        moved = average.add(seconds, steady=at_home)
+        if at_home and average.count > SETTLED:
             # A growing context adds to every depth, another user of the machine takes a share of
             # each or of some: others move by the smaller of the two. What seems too fast by that
             # is tried and found out; what seems too slow would not be.

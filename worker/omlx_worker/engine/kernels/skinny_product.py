@@ -17,7 +17,7 @@ import mlx.nn as nn
 
 from omlx_worker.engine.kernels import platform
 
-MOST_ROWS = 32
+MOST_ROWS = 16
 """Products of more rows are left to MLX."""
 
 WARPS = 8
