@@ -11,7 +11,7 @@ import pytest
 from omlx_worker.prefill_pace import (
     FEWEST_TOKENS,
     FIRST_UNHURRIED_TOKENS,
-    STRETCH,
+    GAP,
     PrefillPace,
 )
 from omlx_worker.scheduler import DEFAULT, Decode, Prefill, Scheduler
@@ -32,7 +32,6 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
     scheduler = Scheduler(8, pace)
     gaps: list[float] = []
     now = token_at = 0.0
-    disturbed = True
     lengths = {f"short-{n}": 40 for n in range(4)}
     for row_id, tokens in lengths.items():
         scheduler.add(row_id, tokens, DEFAULT)
@@ -42,11 +41,10 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
         if isinstance(action, Decode):
             seconds = 0.020 * chance.uniform(0.95, 1.1)
             now += seconds
-            if not disturbed:
-                pace.stepped(seconds)
+            pace.stepped(now - token_at)
             if arrived and now > first:
                 gaps.append(now - token_at)
-            token_at, disturbed = now, False
+            token_at = now
         elif isinstance(action, Prefill):
             context = read if action.row_id == "long" else 0
             seconds = DEVICES[device](action.tokens, context)
@@ -56,7 +54,6 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
             seconds += 0.010 if scheduler.decoding else 0.0
             now += seconds
             scheduler.read(action.row_id, lengths[action.row_id], seconds)
-            disturbed = True
         if not arrived and now > 1:
             arrived, first = True, now
             lengths["long"] = 32_768
@@ -66,12 +63,20 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
     assert max(gaps) < 3 * statistics.median(gaps)
 
 
+def between_two_steps(pace: PrefillPace, gap: Callable[[int], float]) -> int:
+    """Read a chunk that makes the gap between two steps so long; returns its tokens."""
+    tokens = pace.chunk(0, True, left=10**6)
+    pace.read(0, True, tokens, 0.0)
+    pace.stepped(gap(tokens))
+    return tokens
+
+
 def test_chunks_shrink_as_the_context_grows() -> None:
     pace = PrefillPace(4096)
     sizes = []
     context = 0
     for _ in range(400):
-        tokens = pace.chunk(context, hurried=False)
+        tokens = pace.chunk(context, False, left=10**6)
         pace.read(context, False, tokens, tokens * (0.0002 + 4e-8 * context))
         context += tokens
         sizes.append(tokens)
@@ -88,27 +93,62 @@ def test_nothing_slows_a_prompt_while_only_bulk_rows_run() -> None:
     pace = PrefillPace(2048)
     for _ in range(40):
         pace.stepped(0.02)
-        size = pace.chunk(0, hurried=False)
+        size = pace.chunk(0, False, left=10**6)
         pace.read(0, False, size, size * 1e-4)
-    assert pace.chunk(0, hurried=False) == 2048
+        pace.stepped(0.02 + size * 1e-4)
+    assert pace.chunk(0, False, left=10**6) == 2048
     for _ in range(40):
-        size = pace.chunk(0, hurried=True)
-        pace.read(0, True, size, size * 1e-4)
-    fitting = STRETCH * 0.02 / 1e-4
-    assert 0.8 * fitting < pace.chunk(0, hurried=True) <= 1.1 * fitting
+        between_two_steps(pace, lambda tokens: 0.02 + tokens * 1e-4)
+    fitting = (GAP - 1) * 0.02 / 1e-4
+    assert 0.8 * fitting < pace.chunk(0, True, left=10**6) <= 1.1 * fitting
 
 
 def test_a_chunk_never_becomes_so_small_that_reading_stands_still() -> None:
     pace = PrefillPace(2048)
     pace.stepped(0.001)
     for _ in range(50):
-        pace.read(0, True, pace.chunk(0, hurried=True), 10.0)
-    assert pace.chunk(0, hurried=True) == FEWEST_TOKENS
+        between_two_steps(pace, lambda tokens: 10.0 * tokens)
+    assert pace.chunk(0, True, left=10**6) == FEWEST_TOKENS
 
 
 def test_the_short_last_piece_of_a_prompt_says_nothing() -> None:
     pace = PrefillPace(2048)
     pace.stepped(0.02)
-    before = pace.chunk(0, hurried=True)
+    before = pace.chunk(0, True, left=10**6)
     pace.read(0, True, 3, 0.001)
-    assert pace.chunk(0, hurried=True) == before
+    pace.stepped(0.021)
+    assert pace.chunk(0, True, left=10**6) == before
+
+
+def test_where_a_chunk_costs_more_than_a_step_however_short_chunks_do_not_shrink_in_vain() -> None:
+    pace, step, fixed, each = PrefillPace(2048), 0.005, 0.012, 7e-5
+    for _ in range(60):
+        pace.stepped(step)
+        size = between_two_steps(pace, lambda tokens: step + fixed + each * tokens)
+    assert 0.7 < size * each / (fixed / 3) < 1.4
+
+
+def test_a_wait_with_more_in_it_than_a_chunk_says_nothing() -> None:
+    pace = PrefillPace(2048)
+    pace.stepped(0.02)
+    before = pace.chunk(0, True, left=10**6)
+    pace.read(0, True, before, 0.0)
+    pace.stepped(None)
+    for _ in range(2):
+        pace.read(0, True, before, 0.0)
+    pace.stepped(5.0)
+    assert pace.chunk(0, True, left=10**6) == before
+
+
+def test_the_rest_of_a_prompt_is_read_at_once_if_it_is_hardly_more_than_a_chunk() -> None:
+    pace = PrefillPace(64)
+    pace.stepped(0.02)
+    size = pace.chunk(0, True, left=10**6)
+    assert pace.chunk(0, True, left=size + size // 4) == size + size // 4
+    assert pace.chunk(0, True, left=size + size // 4 + 1) == size
+    assert pace.chunk(0, True, left=3) == 3
+
+
+def test_no_chunk_is_larger_than_the_user_allows() -> None:
+    pace = PrefillPace(10)
+    assert pace.chunk(0, False, left=12) == 10

@@ -148,13 +148,15 @@ class Decoding:
             case Decode():
                 return self._step()
             case Idle():
+                self._stepped_at = None
                 return None
         return []
 
     def _prefill(self, row_id: str, tokens: int, joins: bool) -> None:
         running = self._rows[row_id]
         began = time.monotonic()
-        self._disturb()
+        if self._pacing:
+            self._pacing.disturb()
         try:
             if joins:
                 self._join(running.from_here())
@@ -249,12 +251,11 @@ class Decoding:
 
     def _time_step(self) -> None:
         now = time.monotonic()
-        if self._stepped_at is not None:
-            self._pace.stepped(now - self._stepped_at)
+        self._pace.stepped(None if self._stepped_at is None else now - self._stepped_at)
         self._stepped_at = now
 
     def _disturb(self) -> None:
-        """Something other than a step runs: the time until the next one says nothing."""
+        """Neither steps nor chunks take time: how long the next step takes says nothing."""
         self._stepped_at = None
         if self._pacing:
             self._pacing.disturb()

@@ -227,7 +227,7 @@ class Scheduler:
         self._hurried = any(
             other.level < BULK for other in self._rows.values() if other.stage is _Stage.DECODING
         )
-        tokens = min(row.left, self._pace.chunk(row.context, self._hurried))
+        tokens = self._pace.chunk(row.context, self._hurried, row.left)
         return Prefill(row.row_id, tokens, joins)
 
     def _victim(self) -> _Row | None:
