@@ -113,7 +113,7 @@ class AutoPolicy:
         self._attempts: dict[tuple[int, int], int] = {}
         self._last_tried: dict[tuple[int, int], int] = {}
         self._credit = 0.0
-        self._interval = RARE
+        self._intervals: dict[int, int] = {}
         self._since_trial: Counter[int] = Counter()
         self._steps = 0
         self._timed = True
@@ -249,13 +249,14 @@ class AutoPolicy:
 
         A trial of a depth never measured takes what there is and leaves no debt.
         """
+        slots = trial.cell[0]
         price = outlook.price(trial.depth, trial.steps)
         self._credit -= price if trial.again else min(price, max(self._credit, 0.0))
         if outlook.share(trial.depth) > 1 + MARGIN:
             self._regret = max(self._regret, CHANGE)
-            self._interval = RARE
+            self._intervals[slots] = RARE
         elif trial.again:
-            self._interval = min(2 * self._interval, RAREST)
+            self._intervals[slots] = min(2 * self._intervals.get(slots, RARE), RAREST)
 
     def _unknown(self, cell: Cell, speeds: list[float]) -> _Trial | None:
         """Measure what was never measured with so many slots, the shallowest first.
@@ -277,7 +278,7 @@ class AutoPolicy:
 
     def _overdue(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """Now and then another depth: close rivals often and longer, others every third time."""
-        if self._since_trial[cell[0]] < self._interval:
+        if self._since_trial[cell[0]] < self._intervals.get(cell[0], RARE):
             return None
         urgency = {}
         # What costs more than can be laid by is bought on credit, once the savings are full.

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FIRST = 3
-"""Observations of a key that make it known; their median is where its average starts."""
+FIRST, MOST_FIRST = 3, 12
+"""Observations of a key that make it known, if they agree, and that do if they never agree; their
+mean, without the largest, is where its average starts."""
+
+AGREEMENT = 0.06
+"""The standard error of that mean, as a share of it, at which observations agree."""
 
 GAIN = 0.08
 """Weight of one more observation in an average that has settled."""
@@ -21,7 +25,7 @@ GAIN = 0.08
 CLIP = 0.25
 """The most that one observation may differ from its average and count in full, as a share."""
 
-STRAY = 1.15
+STRAY = 1.3
 """The factor by which an observation is off that noise seldom explains, and not thrice in a row."""
 
 STEADY = 8
@@ -56,6 +60,7 @@ class Average:
         first: the observations that it starts from.
         strays: the last observations, as long as all of them were off by more than `STRAY`.
         compiled: whether the first ever was seen, which includes compiling and does not count.
+        is_known: whether those that it starts from are enough.
     """
 
     mean: float = 0.0
@@ -63,31 +68,47 @@ class Average:
     first: list[float] = field(default_factory=list)
     strays: list[float] = field(default_factory=list)
     compiled: bool = False
+    is_known: bool = False
 
     def add(self, seconds: float, steady: bool = False) -> float:
         """Take an observation in; returns by how much the mean moved.
 
         Args:
             steady: whether this kind of step has been in use for a while. If not, the mean may be
-                from another time, and `FIRST` strays in a row replace it.
+                from another time, and `FIRST` strays in a row that agree replace it.
         """
         if not self.compiled:
             self.compiled = True
             return 0.0
         before = self.mean
         self.count += 1
-        if self.count <= FIRST:
+        if not self.is_known:
             self.first.append(seconds)
-            self.mean = statistics.median(self.first)
+            self.mean = statistics.fmean(_usual(self.first))
+            self.is_known = len(self.first) == MOST_FIRST or _agree(self.first)
             return self.mean - before if self.count > 1 else 0.0
         is_stray = not self.mean / STRAY <= seconds <= self.mean * STRAY
-        self.strays = [*self.strays, seconds] if is_stray and not steady else []
-        if len(self.strays) == FIRST:
+        self.strays = [*self.strays, seconds][-FIRST:] if is_stray and not steady else []
+        if _agree(self.strays):
             self.mean, self.count, self.strays = statistics.median(self.strays), FIRST, []
         else:
             error = min(max(seconds / self.mean - 1, -CLIP), CLIP)
             self.mean *= 1 + max(GAIN, 1 / self.count) * error
         return self.mean - before
+
+
+def _usual(seconds: Sequence[float]) -> Sequence[float]:
+    """Without the largest, which may be anything."""
+    return sorted(seconds)[: max(1, len(seconds) - 1)]
+
+
+def _agree(seconds: Sequence[float]) -> bool:
+    """Whether the mean of what is usual is known well enough."""
+    if len(seconds) < FIRST:
+        return False
+    usual = _usual(seconds)
+    error = statistics.stdev(usual) / len(usual) ** 0.5
+    return error <= AGREEMENT * statistics.fmean(usual)
 
 
 class StepCosts:
@@ -137,9 +158,7 @@ class StepCosts:
 
     def _known(self, cell: Cell) -> dict[int, float]:
         averages = self._cells.get(cell, {})
-        return {
-            depth: average.mean for depth, average in averages.items() if average.count >= FIRST
-        }
+        return {depth: average.mean for depth, average in averages.items() if average.is_known}
 
     def _neighbours(self, cell: Cell) -> list[Cell]:
         """Cells with as many slots, the nearest context first."""
@@ -178,7 +197,7 @@ class StepCosts:
             [*cell, depth, average.mean]
             for cell, averages in self._cells.items()
             for depth, average in averages.items()
-            if average.count >= FIRST
+            if average.is_known
         ]
 
     @classmethod
@@ -192,7 +211,7 @@ class StepCosts:
             if not (slots >= 1 and context >= 0 and depth >= 0 and 0 < mean < float("inf")):
                 raise ValueError(f"no step costs {mean!r} seconds")
             # Known, but soon outweighed: the machine may do other things today.
-            average = Average(float(mean), FIRST, [float(mean)] * FIRST)
+            average = Average(float(mean), FIRST, is_known=True)
             costs._cells.setdefault((int(slots), int(context)), {})[int(depth)] = average
         return costs
 
