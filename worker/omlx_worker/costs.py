@@ -7,6 +7,7 @@ average. Keys never measured borrow the shape of the nearest ones that were.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ def _agree(seconds: Sequence[float]) -> bool:
     if len(seconds) < FIRST:
         return False
     usual = _usual(seconds)
-    error = statistics.stdev(usual) / len(usual) ** 0.5
+    error = statistics.stdev(usual) / math.sqrt(len(usual))
     return error <= AGREEMENT * statistics.fmean(usual)
 
 
