@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omlx_worker.auto_depth import FILE_VERSION
 from omlx_worker.costs import StepCosts
 from omlx_worker.depth import (
     AutoPolicy,
@@ -325,11 +326,16 @@ def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
         "[]",
         "{",
         "{}",
-        json.dumps({"version": 1, "key": "another", "costs": [], "acceptance": [[], []]}),
-        json.dumps({"version": 1, "key": KEY, "costs": [[1, 0, 0, -1]], "acceptance": [[], []]}),
-        json.dumps({"version": 1, "key": KEY, "costs": [["a"]], "acceptance": [[], []]}),
-        json.dumps({"version": 1, "key": KEY, "costs": [], "acceptance": [[1], [2]]}),
-        json.dumps({"version": 1, "key": KEY, "costs": 3, "acceptance": None}),
+        json.dumps({"version": 1, "key": KEY, "costs": [], "acceptance": [[], []]}),
+        json.dumps(
+            {"version": FILE_VERSION, "key": "another", "costs": [], "acceptance": [[], []]}
+        ),
+        json.dumps(
+            {"version": FILE_VERSION, "key": KEY, "costs": [[1, 0, 0, -1]], "acceptance": [[], []]}
+        ),
+        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": [["a"]], "acceptance": [[], []]}),
+        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": [], "acceptance": [[1], [2]]}),
+        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": 3, "acceptance": None}),
     ],
 )
 def test_a_foreign_or_broken_file_is_ignored_with_a_word(
