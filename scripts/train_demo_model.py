@@ -35,6 +35,7 @@ import json
 import lzma
 import random
 from pathlib import Path
+from typing import Any
 
 import click
 import demo_model_corpus as corpus_of
@@ -126,32 +127,11 @@ def train(
 @click.option("--minutes", default=6.0, show_default=True, help="For everything.")
 @click.option("--compile/--eager", "compiled", default=True, help="torch.compile the loss.")
 @click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
-def distil(
-    text: Path,
-    every: int,
-    rounds: int,
-    rows: int,
-    steps: int | None,
-    minutes: float,
-    compiled: bool,
-    output: Path,
-) -> None:
+def distil(**options: Any) -> None:
     """Fit the head's distributions to the backbone's; write model.safetensors and the figures."""
     import demo_model_distillation as distillation
 
-    distillation.distil(
-        CORPUS_FOLDER,
-        MODEL_FOLDER,
-        output,
-        text=text,
-        every=every,
-        rounds=rounds,
-        rows=rows,
-        steps=steps,
-        minutes=minutes,
-        seed=SEED,
-        compiled=compiled,
-    )
+    distillation.distil(CORPUS_FOLDER, MODEL_FOLDER, seed=SEED, **options)
 
 
 @main.command()
@@ -167,40 +147,11 @@ def distil(
 @click.option("--minutes", default=8.6, show_default=True, help="For everything.")
 @click.option("--compile/--eager", "compiled", default=True, help="torch.compile it.")
 @click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
-def tune(
-    text: Path,
-    every: int,
-    first: int,
-    rows: int,
-    text_rows: int,
-    length: int,
-    sampled_rows: int,
-    pull: float,
-    steps: int | None,
-    minutes: float,
-    compiled: bool,
-    output: Path,
-) -> None:
+def tune(**options: Any) -> None:
     """Fit backbone and head to each other; write model.safetensors and the figures."""
     import demo_model_tuning as tuning
 
-    tuning.tune(
-        CORPUS_FOLDER,
-        MODEL_FOLDER,
-        output,
-        text=text,
-        every=every,
-        first=first,
-        rows=rows,
-        text_rows=text_rows,
-        length=length,
-        sampled_rows=sampled_rows,
-        pull=pull,
-        steps=steps,
-        minutes=minutes,
-        seed=SEED,
-        compiled=compiled,
-    )
+    tuning.tune(CORPUS_FOLDER, MODEL_FOLDER, seed=SEED, **options)
 
 
 @main.command()

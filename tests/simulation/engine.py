@@ -111,7 +111,7 @@ class SimulatedEngine:
         self._slack = 0
         self._landing: StepReport | None = None
         self._joined = False
-        self._clock = 0.0
+        self.generated = 0
         self._shapes: set[tuple[int, int, int, int]] = set()
         self.slots = 0
 
@@ -131,8 +131,8 @@ class SimulatedEngine:
         window, drafted = self._window, max(depths.values(), default=0)
         assert all(k <= self._rows[row_id].job.limit for row_id, k in depths.items())
         context = max(row.context for row in self._rows.values())
-        verify = self._table(self.slots, window, context, self._clock)
-        seconds = (verify + self._table(self.slots, drafted, context, self._clock)) / 2
+        verify = self._table(self.slots, window, context, self.generated)
+        seconds = (verify + self._table(self.slots, drafted, context, self.generated)) / 2
         if drafted and not window:
             seconds += RESUME * verify
         rows, tokens, expected = len(self._rows), 0, 0.0
@@ -148,7 +148,7 @@ class SimulatedEngine:
             if row.left <= 0:
                 del self._rows[name]
         self._window = drafted if self._rows else 0
-        self._clock += tokens
+        self.generated += tokens
         report = StepReport(
             self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
             self.slots,
@@ -213,7 +213,7 @@ def simulate(
     """Run jobs to their end, or for so many steps."""
     engine, run = SimulatedEngine(table, seed, noise), Run()
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
-    clock = generated = 0.0
+    clock = 0.0
     while len(run.steps) < max_steps:
         rows = len(engine.rows)
         if not rows and waiting:
@@ -225,7 +225,7 @@ def simulate(
             break
         views = engine.rows
         if isinstance(policy, Oracle):
-            depth, _ = policy.best(views, engine.slots, generated)
+            depth, _ = policy.best(views, engine.slots, engine.generated)
             depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
         else:
             depths = policy.choose(views, engine.slots).depths
@@ -234,7 +234,6 @@ def simulate(
             policy.observe(landed)
         run.steps.append(step)
         clock += step.tokens
-        generated += step.tokens
     if not isinstance(policy, Oracle):
         run.transitions = policy.transitions
     return run

@@ -17,7 +17,7 @@ APPLE_PRODUCT = ((1, 0.129), (4, 0.165), (8, 0.323), (10, 0.51), (32, 0.51))
 beyond 32 tokens every 32 more, begun or full, cost half a millisecond."""
 
 H200_DEPTHS = (0, 1, 3)
-H200_STEP = {
+H200_STEP: dict[int, tuple[float, ...]] = {
     1: (4.54, 7.17, 8.98),
     4: (8.30, 8.29, 9.20),
     8: (7.31, 7.84, 9.43),
@@ -29,7 +29,7 @@ bfloat16 on an H200, measured. Other sizes and depth 2 lie between, depth 4 beyo
 
 
 SHARED_DEPTHS = (0, 1, 2, 3)
-SHARED_STEP = {
+SHARED_STEP: dict[int, tuple[float, ...]] = {
     1: (10.0, 15.0, 20.0, 26.0),
     2: (12.0, 22.0, 33.0, 41.0),
     4: (15.0, 34.0, 48.0, 55.0),
@@ -54,11 +54,7 @@ def apple(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
 
 def h200(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
     """Measured: depth costs little from 4 rows on, and much alone."""
-    at = [
-        _line([(size, steps[place]) for size, steps in H200_STEP.items()], slots)
-        for place in range(len(H200_DEPTHS))
-    ]
-    milliseconds = _line(list(zip(H200_DEPTHS, at, strict=True)), depth)
+    milliseconds = _measured(H200_DEPTHS, H200_STEP, slots, depth)
     return milliseconds * 1e-3 + slots * context * 1e-9
 
 
@@ -75,11 +71,7 @@ def long_context(slots: int, depth: int, context: int, clock: float = 0.0) -> fl
 def shared(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
     """Two cores of which others take the arithmetic units every other while, as measured on one:
     windows then take a third longer, steps without drafts hardly so."""
-    at = [
-        _line([(size, steps[place]) for size, steps in SHARED_STEP.items()], slots)
-        for place in range(len(SHARED_DEPTHS))
-    ]
-    milliseconds = _line(list(zip(SHARED_DEPTHS, at, strict=True)), depth)
+    milliseconds = _measured(SHARED_DEPTHS, SHARED_STEP, slots, depth)
     if int(clock / SPELL) % 2:
         milliseconds *= 1.35 if depth else 1.05
     return milliseconds * 1e-3 + slots * context * 2e-8
@@ -100,6 +92,17 @@ def _apple_product(tokens: int) -> float:
     if tokens <= 32:
         return _line(APPLE_PRODUCT, tokens)
     return 0.5 * -(-tokens // 32)
+
+
+def _measured(
+    depths: Sequence[int], steps: dict[int, tuple[float, ...]], slots: int, depth: int
+) -> float:
+    """Between measured milliseconds, by slots and by depth."""
+    at = [
+        _line([(size, times[place]) for size, times in steps.items()], slots)
+        for place in range(len(depths))
+    ]
+    return _line(list(zip(depths, at, strict=True)), depth)
 
 
 def _line(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,7 @@ class AutoPolicy:
         self._attempts: dict[tuple[int, int], int] = {}
         self._last_tried: dict[tuple[int, int], int] = {}
         self._credit = 0.0
-        self._intervals: dict[int, int] = {}
+        self._intervals: defaultdict[int, int] = defaultdict(lambda: RARE)
         self._since_trial: Counter[int] = Counter()
         self._steps = 0
         self._timed = True
@@ -256,7 +256,7 @@ class AutoPolicy:
             self._regret = max(self._regret, CHANGE)
             self._intervals[slots] = RARE
         elif trial.again:
-            self._intervals[slots] = min(2 * self._intervals.get(slots, RARE), RAREST)
+            self._intervals[slots] = min(2 * self._intervals[slots], RAREST)
 
     def _unknown(self, cell: Cell, speeds: list[float]) -> _Trial | None:
         """Measure what was never measured with so many slots, the shallowest first.
@@ -278,7 +278,7 @@ class AutoPolicy:
 
     def _overdue(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
         """Now and then another depth: close rivals often and longer, others every third time."""
-        if self._since_trial[cell[0]] < self._intervals.get(cell[0], RARE):
+        if self._since_trial[cell[0]] < self._intervals[cell[0]]:
             return None
         urgency = {}
         # What costs more than can be laid by is bought on credit, once the savings are full.

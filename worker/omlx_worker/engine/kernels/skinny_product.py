@@ -1,6 +1,6 @@
 """Products of a few rows with a bfloat16 matrix, on CUDA, at the speed of reading the matrix.
 
-A step multiplies as many rows as its windows have tokens, often fewer than 32, for which cuBLAS
+A step multiplies as many rows as its windows have tokens, often fewer than 16, for which cuBLAS
 leaves much of the memory's bandwidth unused. Here every block owns 16 rows of the matrix, its
 warps share out their length, and tensor cores take 16 x 8 pieces straight from registers. The
 order along the length is permuted, for both factors alike, so that each lane loads 16 bytes at
@@ -18,7 +18,7 @@ import mlx.nn as nn
 from omlx_worker.engine.kernels import platform
 
 MOST_ROWS = 16
-"""Products of more rows are left to MLX."""
+"""Products of more rows are left to MLX, whose own are faster there."""
 
 WARPS = 8
 
@@ -126,7 +126,7 @@ def product(
 
     Args:
         weight: ``[features, length]`` bfloat16.
-        x: ``[..., length]`` bfloat16, at most `MOST_ROWS` rows.
+        x: ``[..., length]`` bfloat16, at most 32 rows.
         added: shaped as the result.
         gated: the weight's first half gates its second: the result is ``silu(first) * second``.
     """
