@@ -8,25 +8,26 @@ kills work of about five seconds.
 A chunk costs something however short it is, and something for each token, more with a longer
 context before it. Both are found by measuring, each span of contexts by itself. Where the former
 alone takes longer than a step, shorter chunks would hold rows up more often and hardly less long:
-there a quarter of what a chunk adds goes into its tokens.
+there a third of what a chunk adds goes into its tokens.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 GAP = 2.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
 FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
-REMEMBERED_STEPS, REMEMBERED_CHUNKS = 64, 16
+REMEMBERED_STEPS, REMEMBERED_CHUNKS = 64, 64
+FEWEST_ALIKE, MANY_ALIKE = 3, 8
 # One measurement may be off: sizes are halved at most, and grow by less.
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
 
-LAST_PIECE = 1.25
-"""A prompt's rest is read at once if it is at most this many times a chunk."""
+LAST_PIECE = 1.15
+"""A prompt's rest is read at once if that takes at most this many times as long as is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +41,70 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Chunks:
-    """Chunks read of late in one span of contexts, and the size found for the next.
+    """Chunks read of late in one span of contexts, and the sizes found for the next.
 
     Attributes:
+        size: tokens of a chunk.
+        longest: tokens of a prompt's last one.
         seen: tokens of each, and its seconds, those of a step included if it was hurried.
-        each: seconds of a token, as found so far.
+        fixed: seconds that pass however short a chunk is, as found so far.
     """
 
     size: float
+    longest: float
     seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CHUNKS))
-    each: float | None = None
+    fixed: float | None = None
 
     def line(self) -> tuple[float, float]:
         """Seconds that pass however short a chunk is, and those of each of its tokens.
 
-        Chunks of one size cannot tell the two apart. What was found before counts as some more
-        observations; at first it all seems to be tokens.
+        A line through the medians of chunks about as long, so that what else holds a chunk up
+        moves it little. Chunks of one length cannot tell the two apart: what was found before
+        counts as some more observations, of chunks without a token; at first it all seems to be
+        tokens.
         """
-        tokens = statistics.fmean(count for count, _ in self.seen)
-        seconds = statistics.fmean(taken for _, taken in self.seen)
-        known = seconds / tokens if self.each is None else self.each
-        spread = tokens**2 / 4
-        rise = spread * known
-        for count, taken in self.seen:
-            spread += (count - tokens) ** 2
-            rise += (count - tokens) * (taken - seconds)
-        self.each = min(max(rise / spread, 0.0), seconds / tokens)
-        return seconds - self.each * tokens, self.each
+        points = self._medians()
+        if self.fixed is not None:
+            points.append((FEWEST_ALIKE, 0.0, self.fixed))
+        count = sum(weight for weight, _, _ in points)
+        tokens = sum(weight * x for weight, x, _ in points) / count
+        seconds = sum(weight * y for weight, _, y in points) / count
+        spread = sum(weight * (x - tokens) ** 2 for weight, x, _ in points)
+        if not spread:
+            return 0.0, seconds / tokens
+        rise = sum(weight * (x - tokens) * (y - seconds) for weight, x, y in points)
+        each = min(max(rise / spread, 0.0), seconds / tokens)
+        self.fixed = seconds - each * tokens
+        return self.fixed, each
+
+    def may_grow(self, tokens: int, allowed: float) -> bool:
+        """Whether chunks about as long were seen often enough, and were fast enough."""
+        alike = [taken for other, taken in self.seen if other.bit_length() == tokens.bit_length()]
+        return len(alike) >= FEWEST_ALIKE and statistics.median(alike) <= allowed
+
+    def other_length(self) -> float | None:
+        """Half of what chunks were of late, if all were about as long: no line follows from that."""
+        lengths = [tokens for _, tokens, _ in self._medians()]
+        if len(self.seen) < MANY_ALIKE or max(lengths) >= 1.5 * min(lengths):
+            return None
+        return max(1.0, min(lengths) / 2)
+
+    def _medians(self) -> list[tuple[int, float, float]]:
+        """How many there are about as long as each other, their tokens and seconds."""
+        alike: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        for tokens, seconds in self.seen:
+            alike[tokens.bit_length()].append((tokens, seconds))
+        enough = [some for some in alike.values() if len(some) >= FEWEST_ALIKE]
+        if self.fixed is None:
+            enough = list(alike.values())
+        return [
+            (
+                len(some),
+                statistics.fmean(tokens for tokens, _ in some),
+                statistics.median(seconds for _, seconds in some),
+            )
+            for some in enough or alike.values()
+        ]
 
 
 class PrefillPace:
@@ -101,8 +139,10 @@ class PrefillPace:
             hurried: whether rows decode whose consumers wait for tokens.
             left: tokens of the prompt that are not.
         """
-        size = min(self._most, int(self._size(context, hurried)))
-        return left if left <= min(self._most, LAST_PIECE * size) else size
+        chunks = self._nearest(context, hurried)
+        if left <= min(self._most, chunks.longest):
+            return left
+        return min(self._most, int(chunks.size))
 
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
         """A chunk of ``tokens`` took so long; what it adds to rows' waits is seen by `stepped`."""
@@ -113,18 +153,24 @@ class PrefillPace:
 
     def _learn(self, chunk: _Chunk, seconds: float) -> None:
         context, hurried, tokens = chunk.context, chunk.hurried, chunk.tokens
-        size = self._size(context, hurried)
-        chunks = self._chunks.setdefault((hurried, _span(context)), _Chunks(size))
+        before = self._nearest(context, hurried)
+        chunks = self._chunks.setdefault(
+            (hurried, _span(context)),
+            _Chunks(before.size, before.longest, fixed=before.fixed),
+        )
         chunks.seen.append((tokens, seconds))
         fixed, each = chunks.line()
         allowed = self._allowed(hurried, fixed)
         # The last piece of a prompt is short and fast, and says little about longer ones.
-        if allowed is None or (tokens < int(size) and seconds < allowed):
+        if allowed is None or (tokens < int(chunks.size) and seconds < allowed):
             return
         fitting = (allowed - fixed) / each if each else float("inf")
-        fewest = min(FEWEST_TOKENS, self._most)
-        fitting = min(max(fitting, MOST_SHRINKING * tokens), MOST_GROWING * tokens)
-        chunks.size = min(self._most, max(fewest, fitting))
+        most = MOST_GROWING * tokens if chunks.may_grow(tokens, allowed) else tokens
+        fitting = min(max(fitting, MOST_SHRINKING * tokens), most)
+        chunks.size = min(self._most, max(min(FEWEST_TOKENS, self._most), fitting))
+        chunks.size = chunks.other_length() or chunks.size
+        more = (LAST_PIECE - 1) * allowed / each if each else float("inf")
+        chunks.longest = chunks.size + min(more, chunks.size)
 
     def _allowed(self, hurried: bool, fixed: float) -> float | None:
         """Seconds that a chunk may take, or a step and a hurried chunk, if that is known."""
@@ -133,14 +179,15 @@ class PrefillPace:
         if not self._steps:
             return None
         step = statistics.median(self._steps)
-        return max(GAP * step, step + 4 / 3 * (fixed - step))
+        return max(GAP * step, step + 3 / 2 * (fixed - step))
 
-    def _size(self, context: int, hurried: bool) -> float:
-        """As found for the nearest shorter contexts; a token costs less there, but not by much."""
+    def _nearest(self, context: int, hurried: bool) -> _Chunks:
+        """Of the nearest shorter contexts; a token costs less there, but not by much."""
         for span in range(_span(context), -1, -1):
             if (hurried, span) in self._chunks:
-                return self._chunks[hurried, span].size
-        return min(FIRST_TOKENS if hurried else FIRST_UNHURRIED_TOKENS, self._most)
+                return self._chunks[hurried, span]
+        first = min(FIRST_TOKENS if hurried else FIRST_UNHURRIED_TOKENS, self._most)
+        return _Chunks(first, first)
 
 
 def _span(context: int) -> int:
