@@ -4,9 +4,10 @@
     python scripts/bench/against_mlx_lm.py --json results.json
     python scripts/bench/against_mlx_lm.py --model PATH --rows 1 8 32 --contexts 256 8192
 
-All sides of one setting take turns, several laps each, and a ratio is the median over the laps
-of a side's tokens per second to those of mlx-lm's BatchGenerator in the same lap, so that what
-else the machine is doing falls on all alike. ``--grow 4b`` makes the model in memory with
+All sides of one setting take turns, in another order each lap, and a ratio is the median over the
+laps of a side's tokens per second to those of mlx-lm's BatchGenerator in the same lap, so that what
+else the machine is doing falls on all alike. ``--alone`` leaves mlx-lm out, to hold depths against
+one another in many laps. ``--grow 4b`` makes the model in memory with
 `scripts/grow_demo_model.py`. ``--then`` measures more settings in the same process, with options
 of their own: ``--then "rows=8,32 contexts=8192 depths=0,3 laps=2"``. Figures are written as they
 come, and a side that fails loses only its own. On Linux, preload OpenBLAS for products that gain
@@ -90,6 +91,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--depths", nargs="+", default=["0", "1", "2", "3", "auto"])
+    parser.add_argument("--alone", action="store_true", help="without mlx-lm's generators")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--rules", nargs="+", default=["coupled"])
@@ -105,15 +107,19 @@ def parse() -> argparse.Namespace:
 
 
 class Sides:
-    """Every side, made when it is first needed, so that what it compiled is compiled once."""
+    """Every side, made when it is first needed, so that what it compiled is compiled once.
 
-    def __init__(self, network: nn.Module, tokenizer: Any) -> None:
+    Args:
+        alone: whether mlx-lm's are left out.
+    """
+
+    def __init__(self, network: nn.Module, tokenizer: Any, *, alone: bool = False) -> None:
         layers = len(network.layers)
         self._network = network
-        self._theirs: list[Side] = [
-            StreamGenerate(network, tokenizer, layers),
-            MlxLmBatch(network, layers),
-        ]
+        self._theirs: list[Side] = []
+        if not alone:
+            stream = StreamGenerate(network, tokenizer, layers)
+            self._theirs = [stream, MlxLmBatch(network, layers)]
         self._ours: dict[str, Side] = {}
 
     def at(self, rows: int, depths: Sequence[str]) -> list[Side]:
@@ -194,7 +200,7 @@ def main() -> None:
             results["decoding"] = [asdict(m) | {"accepted": m.accepted} for m in done]
             args.json.write_text(json.dumps(results))
 
-    sides = Sides(network, tokenizer)
+    sides = Sides(network, tokenizer, alone=args.alone)
     for part in [args, *(further(args, text) for text in args.then)]:
         decode(model, tokenizer, sides, part, done, keep)
         if part is args:

@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 from sides import MlxLmBatch, Prompt, Ragged, Side
 
+from omlx_worker.bench.laps import in_turn
+
 BASE = MlxLmBatch.name
 
 FIRST_TOKENS = 8
@@ -25,7 +27,7 @@ class Measured:
 
     Attributes:
         laps: tokens per second of all rows together, a lap each.
-        ratios: of those to `BatchGenerator`'s in the same lap.
+        ratios: of those to `BatchGenerator`'s in the same lap, or the first side's without it.
         steps: of all laps, and ``seconds`` they took.
         peak: most bytes in use while decoding, without what the benchmark itself holds.
         own: bytes that the rows' caches come to when a lap ends, each held once.
@@ -123,7 +125,7 @@ def measure(
     """
     running = list(zip(sides, line, strict=True))
     for number in range(-1, args.laps):
-        for side, measured in list(running):
+        for side, measured in in_turn(running, number):
             try:
                 if number < 0:
                     _prepare(side, prompts, measured, args)

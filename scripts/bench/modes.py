@@ -5,10 +5,10 @@
     python scripts/bench/modes.py --model PATH --jobs 1 8
 
 One worker a mode, all alive on one server of the script's own, one of them busy at a time. In a
-lap so many clients submit a job, wait for its result, and submit the next. Modes take turns,
-several laps each, and the ratios are the medians over laps, so that what else the machine is doing
-falls on all alike; what `auto` learns is forgotten at the end. On Linux, preload OpenBLAS as for
-engine.py.
+lap so many clients submit a job, wait for its result, and submit the next. Modes take turns, in
+another order each lap, and a ratio is the median over laps of two modes' speeds in the same one, so
+that what else the machine is doing falls on all alike; what `auto` learns is forgotten at the end.
+On Linux, preload OpenBLAS as for engine.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_producer.client import Producer
+from omlx_worker.bench.laps import in_turn
 from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.engine.loader import DEMO, resolve
 
@@ -124,7 +125,7 @@ def main() -> None:
             for number in range(-args.warm_laps, args.laps):
                 start = number % len(texts)
                 prompts = [texts[(start + n) % len(texts)] for n in range(jobs * args.rounds)]
-                for mode in args.modes:
+                for mode in in_turn(args.modes, number):
                     speed = lap(producer, mode, prompts, jobs, args.tokens, number)
                     if number >= 0:
                         seen[mode].append(speed)

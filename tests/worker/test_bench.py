@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from omlx_worker.bench import short_form
-from omlx_worker.bench.laps import Measured, lap
+from omlx_worker.bench.laps import Measured, in_turn, lap
 from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Drafting
 from omlx_worker.cli import main
@@ -176,7 +177,7 @@ def test_an_interrupt_prints_what_there_is(
     assert "no drafts" in result.stdout
     told = json.loads(report.read_text())
     assert not told["complete"]
-    assert [len(figures["laps"]) for figures in told["decoding"]] == [2, 1]
+    assert [len(figures["laps"]) for figures in told["decoding"]] == [1, 1]
 
 
 def test_a_side_that_fails_says_why_and_the_others_go_on(
@@ -265,3 +266,13 @@ def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:
         [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=paths
     )
     assert told.stdout.strip() == "['omlx_worker.cli_bench']"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_no_side_gains_by_its_place_in_a_lap(count: int) -> None:
+    laps = [in_turn(range(count), number) for number in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in laps)
+    for place in range(count):
+        assert sorted(order[place] for order in laps) == sorted([*range(count)] * 2)
+    after = {pair for order in laps for pair in itertools.pairwise(order)}
+    assert all((b, a) in after for a, b in after), "whoever follows a side also precedes it"

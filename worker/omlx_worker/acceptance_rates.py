@@ -34,6 +34,9 @@ FUTILE, FUTILE_DRAFTS = 0.05, 24.0
 RETRY_AFTER = 16.0
 """What is left of those drafts when it tries again, so that it gets about eight more."""
 
+FRESH = 8
+"""A row's expectations are worked out anew once one draft in so many of its record are new."""
+
 REST, LONGEST_REST = 64, 4096
 """Steps until such a row tries again; twice as many each time it fails."""
 
@@ -45,6 +48,7 @@ class _Record:
     Attributes:
         expected: drafts accepted on average when drafting 0, 1, ... deep.
         doubt: by how much each of them may be too low, as long as little is known.
+        news: drafts judged since those were worked out.
         rest: steps left without drafts.
         next_rest: how long the next such time is.
     """
@@ -53,6 +57,7 @@ class _Record:
     hits: list[float]
     expected: list[float] = field(default_factory=list)
     doubt: list[float] = field(default_factory=list)
+    news: int = 0
     rest: int = 0
     next_rest: int = REST
 
@@ -102,7 +107,9 @@ class AcceptanceRates:
             record.rest = max(record.rest - 1, 0)
             return
         record.add(drafted, accepted, ROW_MEMORY)
-        self._expect(record)
+        record.news += 1
+        if FRESH * record.news >= record.tries[0]:
+            self._expect(record)
         if record.tries[0] < FUTILE_DRAFTS:
             return
         share = record.hits[0] / record.tries[0]
@@ -168,6 +175,7 @@ class AcceptanceRates:
 
     def _expect(self, record: _Record) -> None:
         """Work out a row's expectations from its record and the model's."""
+        record.news = 0
         record.expected, record.doubt = [0.0], [0.0]
         model, rate, reach, hopeful = 1.0, 1.0, 1.0, 1.0
         for position in range(self._max_depth):

@@ -83,7 +83,7 @@ class _Chunks:
         return len(alike) >= FEWEST_ALIKE and statistics.median(alike) <= allowed
 
     def other_length(self) -> float | None:
-        """Half of what chunks were of late, if all were about as long: no line follows from that."""
+        """Half of what chunks were of late, if all were about as long: that makes no line."""
         lengths = [tokens for _, tokens, _ in self._medians()]
         if len(self.seen) < MANY_ALIKE or max(lengths) >= 1.5 * min(lengths):
             return None

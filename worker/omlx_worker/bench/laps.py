@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import mlx.core as mx
 
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side
 from omlx_worker.sentences import one_line
+
+T = TypeVar("T")
 
 SETTLING_STEPS = 3
 """Of every lap, before its clock starts."""
@@ -104,6 +107,14 @@ def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, t
     side.stop()
 
 
+def in_turn(sides: Sequence[T], lap: int) -> list[T]:
+    """The sides in the order of a lap, another one each, so that no side always comes after the
+    same other, nor last of all."""
+    first = lap // 2 % max(len(sides), 1)
+    order = [*sides[first:], *sides[:first]]
+    return order[::-1] if lap % 2 else order
+
+
 def measure(
     sides: Sequence[Side], prompts: Sequence[list[int]], laps: int, tokens: int
 ) -> Iterator[tuple[list[Measured], str]]:
@@ -116,7 +127,7 @@ def measure(
     """
     line = [Measured(side.name, len(prompts), len(prompts[0])) for side in sides]
     for number in range(laps + 1):
-        for side, measured in zip(sides, line, strict=True):
+        for side, measured in in_turn(list(zip(sides, line, strict=True)), number):
             if measured.failed:
                 continue
             try:
