@@ -137,12 +137,13 @@ def main() -> None:
 
 def show(figures: dict[int, dict[str, list[float]]]) -> None:
     modes = list(next(iter(figures.values())))
-    compares = {"auto", *FIXED} <= set(modes)
+    fixed = [mode for mode in FIXED if mode in modes]
+    compares = "auto" in modes and bool(fixed)
     table = Table("jobs at once", *modes, *["auto / better fixed (range)"] * compares)
     for jobs, seen in figures.items():
         cells = [f"{statistics.median(seen[mode]):.0f}" for mode in modes]
         if compares:
-            better = max(FIXED, key=lambda mode: statistics.median(seen[mode]))
+            better = max(fixed, key=lambda mode: statistics.median(seen[mode]))
             ratios = [auto / best for auto, best in zip(seen["auto"], seen[better], strict=True)]
             middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
             cells.append(f"{middle:.3f} ({low:.3f}-{high:.3f}) of {better}")
