@@ -124,6 +124,17 @@ def test_a_depth_that_alone_slows_down_is_found_out() -> None:
     assert feed(policy, 200, (26.0, 58.0, 105.0, 130.0), accepted)[-1] == {}
 
 
+def test_steps_that_come_to_take_another_time_have_other_depths_looked_at_again_soon() -> None:
+    policy = AutoPolicy(3)
+    accepted = {"row0": 3, "row1": 3}
+    settled = feed(policy, 4000, (26.0, 58.0, 76.0, 94.0), accepted)
+    assert settled[-1] == {"row0": 3, "row1": 3}
+    rarely = sum(a != b for a, b in itertools.pairwise(settled[-800:]))
+    assert rarely <= 4, "it is sure of itself by now"
+    # Somebody who took the memory has gone and somebody who takes the arithmetic units has come.
+    assert feed(policy, 150, (20.0, 70.0, 92.0, 114.0), accepted)[-1] == {}
+
+
 def test_trials_with_few_slots_do_not_put_off_those_with_many() -> None:
     policy, seconds = AutoPolicy(3), (26.0, 58.0, 105.0, 116.0)
     accepted = {f"row{n}": 3 for n in range(8)}

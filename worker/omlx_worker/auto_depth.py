@@ -5,9 +5,7 @@ Before every step it weighs each depth K by
     (rows + drafts that they accept on average at K) / seconds of a step at K
 
 and stays with the depth it has until what a better one would have gained adds up to the price of
-a change. Depths never measured with so many rows are tried at once, for a few steps each; the
-others are tried again every so often, as long as that costs under 1% of the time: every step lays
-by a little of its time, and a trial takes from that the seconds that it loses.
+a change. Now and then another depth is tried; see `omlx_worker.depth_trials`.
 """
 
 from __future__ import annotations
@@ -15,24 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omlx_worker.acceptance_rates import AcceptanceRates
-from omlx_worker.costs import FIRST, Cell, StepCosts, context_bucket, slots_for
+from omlx_worker.costs import Cell, StepCosts, context_bucket, slots_for
 from omlx_worker.decisions import Decision, RowView, StepReport
+from omlx_worker.depth_trials import DepthTrial, DepthTrials, Outlook
 
 log = logging.getLogger(__name__)
-
-TRIAL = FIRST + 3
-"""Steps of a trial: one drafts without verifying as deep, one is read too late, and one may
-compile, which leaves `FIRST` that count."""
-
-ATTEMPTS = 6
-"""Trials of a depth that was never measured with so many rows; after that, guesses must do."""
 
 MARGIN = 0.01
 """Share by which a depth must beat the current one before its gains are counted."""
@@ -40,55 +30,7 @@ MARGIN = 0.01
 CHANGE = 0.4
 """Price of a change of depth, in steps."""
 
-BUDGET = 0.006
-"""Share of the time that trials of known depths may cost, all told; what steps lay by for them."""
-
-SAVINGS = 10.0
-"""The most that may be laid by for trials, in steps of the depth in use."""
-
-RARE, RAREST = 160, 640
-"""Steps between such trials with as many slots; twice as many after each that changes nothing."""
-
-HOPELESS = 0.75
-"""A depth never measured that seems to reach less than this share of the best speed can wait."""
-
-RIVAL = 0.9
-"""A depth that seems to reach this share of the best speed is measured for longer."""
-
 FILE_VERSION = 2
-
-
-@dataclass(slots=True)
-class _Trial:
-    depth: int
-    cell: Cell
-    left: int
-    reason: str
-    steps: int = TRIAL
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Outlook:
-    """What each depth promises in the next step.
-
-    Attributes:
-        speeds: tokens per second, in an unknown unit if nothing is known.
-        seconds: of one step, in the same unit.
-        current: the depth in use.
-    """
-
-    speeds: list[float]
-    seconds: list[float]
-    current: int
-
-    def share(self, depth: int) -> float:
-        """A depth's speed, as a share of that of the depth in use."""
-        return self.speeds[depth] / self.speeds[self.current]
-
-    def price(self, depth: int, steps: int) -> float:
-        """Seconds that so many steps at a depth lose against the depth in use."""
-        return steps * self.seconds[depth] * max(1 - self.share(depth), 0.0)
 
 
 class AutoPolicy:
@@ -99,7 +41,6 @@ class AutoPolicy:
 
     Attributes:
         transitions: changes of the depth in use.
-        trials: times that another depth was measured.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -109,16 +50,14 @@ class AutoPolicy:
         self._settled = 0
         self._reason = "nothing is known yet"
         self._regret = 0.0
-        self._trial: _Trial | None = None
-        self._attempts: dict[tuple[int, int], int] = {}
-        self._last_tried: dict[tuple[int, int], int] = {}
-        self._credit = 0.0
-        self._intervals: defaultdict[int, int] = defaultdict(lambda: RARE)
-        self._since_trial: Counter[int] = Counter()
-        self._steps = 0
+        self._trials = DepthTrials()
         self._timed = True
         self.transitions = 0
-        self.trials = 0
+
+    @property
+    def trials(self) -> int:
+        """Times that another depth was measured."""
+        return self._trials.count
 
     def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
         """How deep to draft in the next step.
@@ -135,11 +74,11 @@ class AutoPolicy:
         }
         top = max(limits.values(), default=0)
         if top == 0:
-            self._trial = None
+            self._trials.stop()
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
         outlook = self._look(cell, len(rows), limits, top)
-        self._earn(outlook)
+        self._trials.earn(outlook)
         trial = self._try(cell, outlook)
         if trial:
             depth, reason = trial.depth, trial.reason
@@ -153,12 +92,12 @@ class AutoPolicy:
         """Learn from a step."""
         for row_id, drafted, accepted in report.outcomes:
             self._rates.observe(row_id, drafted, accepted)
-        self._steps += 1
+        self._trials.stepped()
         self._timed = report.seconds is not None
         if report.seconds is None or report.drafted not in (None, report.depth):
             return
         slots = slots_for(report.rows)
-        self._last_tried[slots, report.depth] = self._steps
+        self._trials.measured(slots, report.depth)
         self._costs.observe((slots, context_bucket(report.context)), report.depth, report.seconds)
 
     def save(self, path: Path, key: str) -> None:
@@ -198,16 +137,11 @@ class AutoPolicy:
         self._costs = costs
         return True
 
-    def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> _Outlook:
+    def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> Outlook:
         accepted = self._rates.accepted(limits.items(), top)
         seconds = self._costs.estimate(cell, top)
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
-        return _Outlook(speeds, seconds, min(self._settled, top))
-
-    def _earn(self, outlook: _Outlook) -> None:
-        """Every step lays by a share of its time for trials, up to a limit."""
-        step = outlook.seconds[outlook.current]
-        self._credit = min(self._credit + BUDGET * step, SAVINGS * step)
+        return Outlook(speeds, seconds, min(self._settled, top))
 
     def _settle(self, speeds: list[float], rows: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
@@ -225,77 +159,16 @@ class AutoPolicy:
         self._regret = 0.0
         self.transitions += 1
 
-    def _try(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
-        """The trial that is going on or begins now, if any."""
-        trial, self._trial = self._trial, None
-        self._since_trial[cell[0]] += 1
-        if trial and trial.cell == cell and trial.depth < len(outlook.speeds):
-            if trial.left > 1:
-                trial.left -= 1
-                self._trial = trial
-                return trial
-            self._judge(trial, outlook)
-        if not self._timed:
-            # Prompts are read between the steps: nothing could be learnt.
-            return None
-        self._trial = self._unknown(cell, outlook.speeds) or self._overdue(cell, outlook)
-        if self._trial:
-            self._since_trial[cell[0]] = 0
-            self.trials += 1
-        return self._trial
-
-    def _judge(self, trial: _Trial, outlook: _Outlook) -> None:
-        """Pay for a trial. Back off when it changed nothing; at once act upon one that did.
-
-        A trial of a depth never measured takes what there is and leaves no debt.
-        """
-        slots = trial.cell[0]
-        price = outlook.price(trial.depth, trial.steps)
-        self._credit -= price if trial.again else min(price, max(self._credit, 0.0))
-        if outlook.share(trial.depth) > 1 + MARGIN:
-            self._regret = max(self._regret, CHANGE)
-            self._intervals[slots] = RARE
-        elif trial.again:
-            self._intervals[slots] = min(2 * self._intervals[slots], RAREST)
-
-    def _unknown(self, cell: Cell, speeds: list[float]) -> _Trial | None:
-        """Measure what was never measured with so many slots, the shallowest first.
-
-        Depths that look hopeless from those already measured are left to `_overdue`.
-        """
-        slots = cell[0]
-        known = self._costs.known(cell)
-        if len(known) > self._max_depth:
-            return None
-        best = max((speeds[depth] for depth in known if depth < len(speeds)), default=0.0)
-        for depth in range(len(speeds)):
-            attempts = self._attempts.get((slots, depth), 0)
-            if depth in known or attempts >= ATTEMPTS or speeds[depth] < HOPELESS * best:
-                continue
-            self._attempts[slots, depth] = attempts + 1
-            return _Trial(depth, cell, TRIAL, f"measuring depth {depth} with {slots} slots")
-        return None
-
-    def _overdue(self, cell: Cell, outlook: _Outlook) -> _Trial | None:
-        """Now and then another depth: close rivals often and longer, others every third time."""
-        if self._since_trial[cell[0]] < self._intervals[cell[0]]:
-            return None
-        urgency = {}
-        # What costs more than can be laid by is bought on credit, once the savings are full.
-        most = 0.99 * SAVINGS * outlook.seconds[outlook.current]
-        for depth in range(len(outlook.speeds)):
-            share = min(outlook.share(depth), 1.0)
-            price = min(outlook.price(depth, _length(share)), most)
-            if depth != outlook.current and price <= self._credit:
-                age = self._steps - self._last_tried.get((cell[0], depth), 0)
-                urgency[depth] = age if self.trials % 3 == 0 else age * share**4
-        if not urgency:
-            return None
-        depth = max(urgency, key=urgency.__getitem__)
-        steps = _length(outlook.share(depth))
-        return _Trial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
-
-
-def _length(share: float) -> int:
-    """Steps of a trial of a depth that seems to reach this share of the current speed."""
-    return 2 * TRIAL if share > RIVAL else TRIAL
+    def _try(self, cell: Cell, outlook: Outlook) -> DepthTrial | None:
+        """The trial that is going on or begins now, if any; one that showed a better depth is acted
+        upon at once."""
+        trial, ended = self._trials.go_on(cell, len(outlook.speeds))
+        if ended:
+            changes = outlook.share(ended.depth) > 1 + MARGIN
+            self._trials.judge(ended, outlook, changes=changes)
+            if changes:
+                self._regret = max(self._regret, CHANGE)
+        # Where prompts are read between the steps, nothing could be learnt.
+        if trial is None and self._timed:
+            trial = self._trials.begin(cell, outlook, self._costs.known(cell))
+        return trial

@@ -1,0 +1,221 @@
+"""When to measure another draft depth than the one in use, and which.
+
+Depths never measured with so many slots are tried at once, for a few steps each. The others are
+tried again every so often, as long as that costs under 1% of the time: every step lays by a little
+of its time, and a trial takes from that the seconds that it loses. Where steps have come to take
+another time than when others were last looked at, somebody else uses the machine, or no longer,
+and all of them are looked at again soon.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from omlx_worker.costs import FIRST, Cell
+
+TRIAL = FIRST + 3
+"""Steps of a trial: one drafts without verifying as deep, one is read too late, and one may
+compile, which leaves `FIRST` that count."""
+
+ATTEMPTS = 6
+"""Trials of a depth that was never measured with so many rows; after that, guesses must do."""
+
+BUDGET = 0.006
+"""Share of the time that trials of known depths may cost, all told; what steps lay by for them."""
+
+SAVINGS = 10.0
+"""The most that may be laid by for trials, in steps of the depth in use."""
+
+RARE, RAREST = 160, 640
+"""Steps between such trials with as many slots; twice as many after each that changes nothing."""
+
+DRIFT = 1.15
+"""Other depths are in doubt once a step takes so many times as long as it used to, or the other
+way round."""
+
+SOON = 48
+"""Steps between trials of depths that are in doubt."""
+
+HOPELESS = 0.75
+"""A depth never measured that seems to reach less than this share of the best speed can wait."""
+
+RIVAL = 0.9
+"""A depth that seems to reach this share of the best speed is measured for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What each depth promises in the next step.
+
+    Attributes:
+        speeds: tokens per second, in an unknown unit if nothing is known.
+        seconds: of one step, in the same unit.
+        current: the depth in use.
+    """
+
+    speeds: list[float]
+    seconds: list[float]
+    current: int
+
+    def share(self, depth: int) -> float:
+        """A depth's speed, as a share of that of the depth in use."""
+        return self.speeds[depth] / self.speeds[self.current]
+
+    def price(self, depth: int, steps: int) -> float:
+        """Seconds that so many steps at a depth lose against the depth in use."""
+        return steps * self.seconds[depth] * max(1 - self.share(depth), 0.0)
+
+
+@dataclass(slots=True)
+class DepthTrial:
+    """A trial that is going on.
+
+    Attributes:
+        left: steps, the next one included.
+        steps: all of them.
+        again: whether the depth was measured before.
+    """
+
+    depth: int
+    cell: Cell
+    left: int
+    reason: str
+    steps: int = TRIAL
+    again: bool = False
+
+
+class DepthTrials:
+    """Trials of the past, the one that is going on, and the time laid by for more.
+
+    Attributes:
+        count: trials that were begun.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._going_on: DepthTrial | None = None
+        self._attempts: Counter[Cell] = Counter()
+        self._last_tried: dict[Cell, int] = {}
+        self._credit = 0.0
+        self._intervals: defaultdict[int, int] = defaultdict(lambda: RARE)
+        self._since: Counter[int] = Counter()
+        self._usual: dict[Cell, tuple[int, float]] = {}
+        self._doubtful: defaultdict[int, set[int]] = defaultdict(set)
+        self._steps = 0
+
+    def stepped(self) -> None:
+        """A step has been heard of."""
+        self._steps += 1
+
+    def measured(self, slots: int, depth: int) -> None:
+        """Its time counted."""
+        self._last_tried[slots, depth] = self._steps
+
+    def earn(self, outlook: Outlook) -> None:
+        """Every step lays by a share of its time for trials, up to a limit."""
+        step = outlook.seconds[outlook.current]
+        self._credit = min(self._credit + BUDGET * step, SAVINGS * step)
+
+    def stop(self) -> None:
+        """Nothing is decoded that could draft."""
+        self._going_on = None
+
+    def go_on(self, cell: Cell, depths: int) -> tuple[DepthTrial | None, DepthTrial | None]:
+        """The trial that goes on in the next step, and the one that has just ended, if any.
+
+        Args:
+            depths: how many there are to choose from.
+        """
+        trial, self._going_on = self._going_on, None
+        self._since[cell[0]] += 1
+        if trial is None or trial.cell != cell or trial.depth >= depths:
+            return None, None
+        if trial.left == 1:
+            return None, trial
+        trial.left -= 1
+        self._going_on = trial
+        return trial, None
+
+    def judge(self, trial: DepthTrial, outlook: Outlook, *, changes: bool) -> None:
+        """Pay for a trial, and back off when it changed nothing.
+
+        One of a depth never measured takes what there is and leaves no debt.
+        """
+        slots = trial.cell[0]
+        price = outlook.price(trial.depth, trial.steps)
+        self._credit -= price if trial.again else min(price, max(self._credit, 0.0))
+        if changes:
+            self._intervals[slots] = RARE
+        elif trial.again:
+            self._intervals[slots] = min(2 * self._intervals[slots], RAREST)
+
+    def begin(self, cell: Cell, outlook: Outlook, known: Collection[int]) -> DepthTrial | None:
+        """The trial that begins now, if any.
+
+        Args:
+            known: depths measured with so many slots.
+        """
+        self._going_on = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook)
+        if self._going_on:
+            self._since[cell[0]] = 0
+            self.count += 1
+        return self._going_on
+
+    def _unknown(
+        self, cell: Cell, speeds: list[float], known: Collection[int]
+    ) -> DepthTrial | None:
+        """Measure what was never measured with so many slots, the shallowest first.
+
+        Depths that look hopeless from those already measured are left to `_overdue`.
+        """
+        slots = cell[0]
+        best = max((speeds[depth] for depth in known if depth < len(speeds)), default=0.0)
+        for depth in range(len(speeds)):
+            tried_enough = self._attempts[slots, depth] >= ATTEMPTS
+            if depth in known or tried_enough or speeds[depth] < HOPELESS * best:
+                continue
+            self._attempts[slots, depth] += 1
+            return DepthTrial(depth, cell, TRIAL, f"measuring depth {depth} with {slots} slots")
+        return None
+
+    def _overdue(self, cell: Cell, outlook: Outlook) -> DepthTrial | None:
+        """Now and then another depth: close rivals often and longer, others every third time."""
+        slots = cell[0]
+        doubtful = self._in_doubt(cell, outlook)
+        if self._since[slots] < (SOON if doubtful else self._intervals[slots]):
+            return None
+        urgency = {}
+        # What costs more than can be laid by is bought on credit, once the savings are full.
+        most = 0.99 * SAVINGS * outlook.seconds[outlook.current]
+        for depth in doubtful or set(range(len(outlook.speeds))) - {outlook.current}:
+            share = min(outlook.share(depth), 1.0)
+            if min(outlook.price(depth, _length(share)), most) <= self._credit:
+                age = self._steps - self._last_tried.get((slots, depth), 0)
+                urgency[depth] = age if self.count % 3 == 0 else age * share**4
+        if not urgency:
+            return None
+        depth = max(urgency, key=urgency.__getitem__)
+        doubtful.discard(depth)
+        steps = _length(outlook.share(depth))
+        return DepthTrial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
+
+    def _in_doubt(self, cell: Cell, outlook: Outlook) -> set[int]:
+        """The depths that have not been looked at since steps came to take another time."""
+        current, now = outlook.current, outlook.seconds[outlook.current]
+        depth, usual = self._usual.setdefault(cell, (current, now))
+        doubtful = self._doubtful[cell[0]]
+        if depth != current:
+            self._usual[cell] = (current, now)
+        elif not usual / DRIFT < now < usual * DRIFT:
+            self._usual[cell] = (current, now)
+            doubtful.update(range(len(outlook.speeds)))
+        doubtful.intersection_update(range(len(outlook.speeds)))
+        doubtful.discard(current)
+        return doubtful
+
+
+def _length(share: float) -> int:
+    """Steps of a trial of a depth that seems to reach this share of the current speed."""
+    return 2 * TRIAL if share > RIVAL else TRIAL
