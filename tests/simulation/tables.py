@@ -43,6 +43,9 @@ up to 8 slots and continued from there."""
 SPELL = 3000.0
 """Tokens until the others come, and until they go."""
 
+MOODS = (1.0, 1.35, 0.95, 1.2, 0.75, 1.3, 0.8, 1.05, 1.4, 0.85)
+"""What everything costs, in turn for a third of a spell each."""
+
 
 def apple(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
     """A staircase: a dense 27B in 4 bits, 40 ms a token alone, of which its products take 30."""
@@ -77,6 +80,13 @@ def shared(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
     return milliseconds * 1e-3 + slots * context * 2e-8
 
 
+def moody(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
+    """The same two cores, where every depth is at times a third faster, at times a third slower."""
+    milliseconds = _measured(SHARED_DEPTHS, SHARED_STEP, slots, depth)
+    mood = MOODS[int(clock / SPELL * 3) % len(MOODS)]
+    return milliseconds * mood * 1e-3 + slots * context * 2e-8
+
+
 TABLES: dict[str, CostTable] = {
     "apple": apple,
     "h200": h200,
@@ -84,7 +94,7 @@ TABLES: dict[str, CostTable] = {
     "long": long_context,
 }
 
-WITH_OTHERS: dict[str, CostTable] = {"shared": shared}
+WITH_OTHERS: dict[str, CostTable] = {"shared": shared, "moody": moody}
 """Machines whose prices change under way, for which less is promised."""
 
 

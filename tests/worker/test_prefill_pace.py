@@ -129,6 +129,18 @@ def test_where_a_chunk_costs_more_than_a_step_however_short_chunks_do_not_shrink
     assert 0.7 < size * each / (fixed / 2) < 1.4
 
 
+def test_steps_of_another_depth_are_not_taken_for_a_chunks_time() -> None:
+    pace, steps, each = PrefillPace(2048), {0: 0.02, 3: 0.09}, 8e-4
+    for depth in (0, 3, 0, 3, 0):
+        for _ in range(30):
+            pace.stepped(steps[depth], depth)
+            tokens = pace.chunk(0, True, left=10**6)
+            pace.read(0, True, tokens, 0.0)
+            pace.stepped(steps[depth] + 0.001 + each * tokens, depth)
+        fitting = (GAP - 1) * steps[depth] / each
+        assert 0.8 * fitting < tokens < 1.1 * fitting
+
+
 def test_a_wait_with_more_in_it_than_a_chunk_says_nothing() -> None:
     pace = PrefillPace(2048)
     pace.stepped(0.02)

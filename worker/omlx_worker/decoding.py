@@ -187,7 +187,7 @@ class Decoding:
             if self._engine.changes != changes:
                 self._pacing.disturb(CHANGE_STEPS)
             self._pacing.after(emissions)
-        self._time_step()
+        self._time_step(max((emission.drafted for emission in emissions), default=0))
         self.counters.stepped(len(rows), emissions)
         for emission in emissions:
             running = self._rows.get(emission.row_id)
@@ -249,9 +249,9 @@ class Decoding:
 
     # Times
 
-    def _time_step(self) -> None:
+    def _time_step(self, depth: int) -> None:
         now = time.monotonic()
-        self._pace.stepped(None if self._stepped_at is None else now - self._stepped_at)
+        self._pace.stepped(None if self._stepped_at is None else now - self._stepped_at, depth)
         self._stepped_at = now
 
     def _disturb(self) -> None:

@@ -6,9 +6,10 @@ the prompt. Where nobody watches tokens come, chunks are as long as the device b
 kills work of about five seconds.
 
 A chunk costs something however short it is, and something for each token, more with a longer
-context before it. Both are found by measuring, each span of contexts by itself. Where the former
-alone takes longer than a step, shorter chunks would hold rows up more often and hardly less long:
-there a third of what a chunk adds goes into its tokens.
+context before it. Both are found by measuring, each span of contexts by itself: how much longer a
+step takes with a chunk before it than steps as deep do without. Where the former alone takes longer
+than a step, shorter chunks would hold rows up more often and hardly less long: there a third of
+what a chunk adds goes into its tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Chunks:
     Attributes:
         size: tokens of a chunk.
         longest: tokens of a prompt's last one.
-        seen: tokens of each, and its seconds, those of a step included if it was hurried.
+        seen: tokens of each, and the seconds that it took, or added to a step if it was hurried.
         fixed: seconds that pass however short a chunk is, as found so far.
     """
 
@@ -116,20 +117,33 @@ class PrefillPace:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._steps: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._steps: defaultdict[int, deque[float]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED_STEPS)
+        )
+        self._depth = 0
         self._chunks: dict[tuple[bool, int], _Chunks] = {}
         self._between: list[_Chunk] = []
 
-    def stepped(self, seconds: float | None) -> None:
-        """A decode step has ended, so long after the one before; None if there was none, or
-        something else than chunks came between."""
+    def stepped(self, seconds: float | None, depth: int = 0) -> None:
+        """A decode step has ended, so long after the one before.
+
+        Args:
+            seconds: None if there was none before, or something else than chunks came between.
+            depth: drafts that it verified, on which its own time depends.
+        """
         between, self._between = self._between, []
         if seconds is None:
             return
+        self._depth = depth
         if not between:
-            self._steps.append(seconds)
-        elif len(between) == 1 and between[0].hurried:
-            self._learn(between[0], seconds)
+            self._steps[depth].append(seconds)
+        elif len(between) == 1 and between[0].hurried and self._steps[depth]:
+            self._learn(between[0], max(seconds - self._step, 0.0))
+
+    @property
+    def _step(self) -> float:
+        """Seconds of a step as deep as the last."""
+        return statistics.median(self._steps[self._depth])
 
     def chunk(self, context: int, hurried: bool, left: int) -> int:
         """Tokens to read now.
@@ -160,26 +174,22 @@ class PrefillPace:
         )
         chunks.seen.append((tokens, seconds))
         fixed, each = chunks.line()
-        allowed = self._allowed(hurried, fixed)
+        allowed = self._allowed(fixed) if hurried else UNHURRIED_SECONDS
         # The last piece of a prompt is short and fast, and says little about longer ones.
-        if allowed is None or (tokens < int(chunks.size) and seconds < allowed):
+        if tokens < int(chunks.size) and seconds < allowed:
             return
         fitting = (allowed - fixed) / each if each else float("inf")
         most = MOST_GROWING * tokens if chunks.may_grow(tokens, allowed) else tokens
         fitting = min(max(fitting, MOST_SHRINKING * tokens), most)
         chunks.size = min(self._most, max(min(FEWEST_TOKENS, self._most), fitting))
         chunks.size = chunks.other_length() or chunks.size
-        more = (LAST_PIECE - 1) * allowed / each if each else float("inf")
+        waited = allowed + (self._step if hurried else 0.0)
+        more = (LAST_PIECE - 1) * waited / each if each else float("inf")
         chunks.longest = chunks.size + min(more, chunks.size)
 
-    def _allowed(self, hurried: bool, fixed: float) -> float | None:
-        """Seconds that a chunk may take, or a step and a hurried chunk, if that is known."""
-        if not hurried:
-            return UNHURRIED_SECONDS
-        if not self._steps:
-            return None
-        step = statistics.median(self._steps)
-        return max(GAP * step, step + 3 / 2 * (fixed - step))
+    def _allowed(self, fixed: float) -> float:
+        """Seconds that a hurried chunk may add to a step."""
+        return max((GAP - 1) * self._step, 3 / 2 * fixed)
 
     def _nearest(self, context: int, hurried: bool) -> _Chunks:
         """Of the nearest shorter contexts; a token costs less there, but not by much."""
