@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omlx_worker.costs import context_bucket, slots_for
 from omlx_worker.decisions import Outcome, RowView, StepReport
@@ -158,6 +158,9 @@ class SimulatedEngine:
             drafted,
         )
         landed, self._landing = self._landing, report
+        if landed and landed.drafted != drafted:
+            # As `Pacing` has it: what a change of depth takes is in the time of the step before.
+            landed = replace(landed, seconds=None)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
     def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:

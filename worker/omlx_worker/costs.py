@@ -36,6 +36,9 @@ depth has been in use as long: what a trial finds is news of that depth alone.""
 SETTLED = 16
 """Observations of a key after which its average moves with the machine, not away from its start."""
 
+TRUSTED = 4
+"""Observations that the mean of a depth counts for that was not in use of late."""
+
 GUESS = 0.08
 """What one more draft costs where nothing is known, as a share of a step."""
 
@@ -132,6 +135,9 @@ class StepCosts:
         if self._run > STEADY:
             self._home[cell] = depth
         at_home = self._home.get(cell) == depth
+        if self._run == 1 and not at_home:
+            # Its mean has only followed another depth's since it was in use.
+            average.count = min(average.count, TRUSTED)
         before = average.mean
         moved = average.add(seconds, steady=at_home)
         if at_home and average.count > SETTLED:

@@ -22,7 +22,7 @@ compile, which leaves `FIRST` that count."""
 ATTEMPTS = 6
 """Trials of a depth that was never measured with so many rows; after that, guesses must do."""
 
-BUDGET = 0.006
+BUDGET = 0.005
 """Share of the time that trials of known depths may cost, all told; what steps lay by for them."""
 
 SAVINGS = 10.0
