@@ -83,7 +83,7 @@ class AutoPolicy:
         if trial:
             depth, reason = trial.depth, trial.reason
         else:
-            self._settle(outlook.speeds, len(rows))
+            self._settle(outlook, len(rows))
             depth, reason = min(self._settled, top), self._reason
         depths = {row_id: min(limit, depth) for row_id, limit in limits.items() if depth}
         return Decision(depth, depths, reason, trial is not None)
@@ -143,13 +143,12 @@ class AutoPolicy:
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
         return Outlook(speeds, seconds, min(self._settled, top))
 
-    def _settle(self, speeds: list[float], rows: int) -> None:
+    def _settle(self, outlook: Outlook, rows: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
-        current = min(self._settled, len(speeds) - 1)
-        best = max(range(len(speeds)), key=speeds.__getitem__)
-        gain = speeds[best] / speeds[current] - 1
+        best = max(range(len(outlook.speeds)), key=outlook.speeds.__getitem__)
+        gain = outlook.share(best) - 1
         self._regret = max(0.0, self._regret + gain - MARGIN)
-        if best != current and self._regret > CHANGE:
+        if best != outlook.current and self._regret > CHANGE:
             self._change(best, gain, rows)
 
     def _change(self, depth: int, gain: float, rows: int) -> None:

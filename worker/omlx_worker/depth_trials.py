@@ -96,8 +96,8 @@ class DepthTrials:
     def __init__(self) -> None:
         self.count = 0
         self._going_on: DepthTrial | None = None
-        self._attempts: Counter[Cell] = Counter()
-        self._last_tried: dict[Cell, int] = {}
+        self._attempts: Counter[tuple[int, int]] = Counter()
+        self._last_tried: dict[tuple[int, int], int] = {}
         self._credit = 0.0
         self._intervals: defaultdict[int, int] = defaultdict(lambda: RARE)
         self._since: Counter[int] = Counter()
