@@ -206,3 +206,24 @@ def test_a_slow_first_chunk_does_not_keep_chunks_short_for_good() -> None:
 def test_no_chunk_is_larger_than_the_user_allows() -> None:
     pace = PrefillPace(10)
     assert pace.chunk(0, False, left=12) == 10
+
+
+# With these, what a chunk takes however short once came out below zero, by a rounding.
+@pytest.mark.parametrize("seed", [542, 554, 1288, 2327])
+def test_times_that_are_all_but_zero_make_no_chunk_longer_than_its_prompt(seed: int) -> None:
+    chance = random.Random(seed)
+    pace, scale = PrefillPace(chance.choice([4, 8, 64, 512, 2048])), 10 ** chance.uniform(-7, 0)
+    for _ in range(300):
+        if chance.random() < 0.5:
+            seconds = [None, 0.0, chance.random() * scale, chance.random() * scale * 100]
+            pace.stepped(chance.choice(seconds), chance.choice([0, 0, 1]))
+            continue
+        left, context, hurried = chance.choice([1, 5, 20, 100, 3000]), 0, chance.random() < 0.5
+        while left and chance.random() < 0.95:
+            tokens = pace.chunk(context, hurried, left)
+            assert 0 < tokens <= left
+            taken = [0.0, chance.random() * scale, chance.random() * scale * tokens]
+            pace.read(context, hurried, tokens, chance.choice(taken))
+            context, left = context + tokens, left - tokens
+            if chance.random() < 0.7:
+                pace.stepped(chance.choice([0.0, chance.random() * scale]))

@@ -75,7 +75,8 @@ class _Chunks:
             return 0.0, seconds / tokens
         rise = sum(weight * (x - tokens) * (y - seconds) for weight, x, y in points)
         each = min(max(rise / spread, 0.0), seconds / tokens)
-        self.fixed = seconds - each * tokens
+        # Rounding may take it below zero, and a price of tokens found from that with it.
+        self.fixed = max(0.0, seconds - each * tokens)
         return self.fixed, each
 
     def may_grow(self, tokens: int, allowed: float) -> bool:
