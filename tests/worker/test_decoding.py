@@ -9,7 +9,7 @@ from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.counters import Counters
 from omlx_worker.decoding import Decoding
-from omlx_worker.depth import FixedPolicy, StepReport
+from omlx_worker.depth import Decision, FixedPolicy, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.memory import MemoryBudget
 from omlx_worker.pacing import Pacing
@@ -100,3 +100,21 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     worker.add(job("a", "default", prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]
+
+
+def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Listening(FixedPolicy):
+        def choose(
+            self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+        ) -> Decision:
+            told.append((len(rows), coming))
+            return super().choose(rows, slots, coming)
+
+    engine = FakeEngine(max_rows=3)
+    worker = decoding(engine, limit=10_000, pacing=Pacing(Listening(0), 0))
+    for name in "abcd":
+        worker.add(job(name, "default", prompt=3, tokens=20))
+    act_until(worker, lambda: worker.counters.steps == 5)
+    assert told == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], "and the fourth has no place yet"

@@ -154,13 +154,34 @@ def test_a_depth_measured_at_a_bad_moment_is_measured_again() -> None:
     assert sum(depths == {"row0": 2, "row1": 2} for depths in made[-500:]) > 450
 
 
+def alone_and_fast_with(seconds: Sequence[float]) -> AutoPolicy:
+    policy = AutoPolicy(3)
+    assert feed(policy, 300, seconds, {"row0": 3}, [3])[-1] == {"row0": 3}
+    return policy
+
+
+def test_rows_that_wait_for_a_step_to_pass_wait_for_the_one_that_costs_all_least() -> None:
+    policy = alone_and_fast_with((1.0, 1.2, 1.4, 1.6))
+    changes = policy.transitions
+    for coming in range(7, 0, -1):
+        decision = policy.choose(rows(3), 1, coming)
+        assert (decision.depth, decision.passing) == (0, True)
+    assert policy.choose(rows(3), 1).depth == 3, "the knowledge of before is still there"
+    assert policy.transitions == changes
+
+
+def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> None:
+    policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
+    assert policy.choose(rows(3), 1, 7).depth == 3
+
+
 def test_no_depth_is_tried_while_prompts_are_read_between_the_steps() -> None:
     policy, rows = AutoPolicy(3), [RowView("row0", 3, 100)]
     tried = []
     for step in range(400):
         timed = step >= 200
         decision = policy.choose(rows)
-        tried.append(decision.trial)
+        tried.append(decision.passing)
         outcome = Outcome("row0", decision.depth, 0)
         seconds = 1.0 if timed else None
         policy.observe(StepReport(seconds, 1, decision.depth, 100, [outcome]))

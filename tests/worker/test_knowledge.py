@@ -25,14 +25,14 @@ def test_a_restarted_worker_goes_on_from_what_it_knew(tmp_path: Path) -> None:
     policy = AutoPolicy(2)
     Knowledge(policy, tmp_path / "new", "demo, cpu, 1")
     decision = policy.choose([RowView("r", 2)], 1)
-    assert (decision.depth, decision.trial) == (2, False)
+    assert (decision.depth, decision.passing) == (2, False)
 
 
 def test_another_model_device_or_version_measures_anew(tmp_path: Path) -> None:
     Knowledge(taught(), tmp_path, "demo, cpu, 1").save(at_once=True)
     policy = AutoPolicy(2)
     Knowledge(policy, tmp_path, "demo, cpu, 2")
-    assert policy.choose([RowView("r", 2)], 1).trial
+    assert policy.choose([RowView("r", 2)], 1).passing
 
 
 def test_saving_is_rare_unless_it_is_the_last_time(tmp_path: Path) -> None:

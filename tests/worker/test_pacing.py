@@ -21,7 +21,12 @@ class Scripted:
         self.seen: list[Sequence[RowView]] = []
         self.reports: list[StepReport] = []
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
+    def choose(
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,  # noqa: ARG002
+        coming: int = 0,  # noqa: ARG002
+    ) -> Decision:
         self.seen.append(rows)
         depth = self._depths.pop(0)
         depths = {row.row_id: min(depth, row.limit) for row in rows if min(depth, row.limit)}

@@ -73,6 +73,15 @@ def test_a_prompt_is_read_in_chunks_and_then_decodes() -> None:
     ]
 
 
+def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None:
+    scheduler, lengths = Scheduler(4, PrefillPace(8)), {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}
+    for row_id, tokens in lengths.items():
+        scheduler.add(row_id, tokens)
+    coming = [scheduler.coming for _ in range(12) if drive(scheduler, lengths) == Decode()]
+    assert coming == [3, 2, 0, 0, 1, 0], "nobody after a piece of a prompt, or without a place"
+
+
+
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     scheduler = Scheduler(4, PrefillPace(8))
     lengths = {"a": 1, "b": 24}

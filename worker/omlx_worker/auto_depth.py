@@ -59,12 +59,15 @@ class AutoPolicy:
         """Times that another depth was measured."""
         return self._trials.count
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
+    def choose(
+        self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+    ) -> Decision:
         """How deep to draft in the next step.
 
         Args:
             rows: those that decode.
             slots: the batch's, where known; they outnumber the rows for a while as rows leave.
+            coming: rows that join one by one, each after another step.
         """
         self._rates.keep(row.row_id for row in rows)
         limits = {
@@ -78,6 +81,10 @@ class AutoPolicy:
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
         outlook = self._look(cell, len(rows), limits, top)
+        if coming:
+            self._trials.stop()
+            depth = self._until_joined(outlook, cell, len(rows), coming)
+            return self._decide(depth, limits, f"{coming} more rows join", passing=True)
         self._trials.earn(outlook)
         trial = self._try(cell, outlook)
         if trial:
@@ -85,8 +92,7 @@ class AutoPolicy:
         else:
             self._settle(outlook, len(rows))
             depth, reason = min(self._settled, top), self._reason
-        depths = {row_id: min(limit, depth) for row_id, limit in limits.items() if depth}
-        return Decision(depth, depths, reason, trial is not None)
+        return self._decide(depth, limits, reason, passing=trial is not None)
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
@@ -136,6 +142,24 @@ class AutoPolicy:
             return False
         self._costs = costs
         return True
+
+    @staticmethod
+    def _decide(depth: int, limits: dict[str, int], reason: str, *, passing: bool) -> Decision:
+        depths = {row_id: min(limit, depth) for row_id, limit in limits.items() if depth}
+        return Decision(depth, depths, reason, passing)
+
+    def _until_joined(self, outlook: Outlook, cell: Cell, rows: int, coming: int) -> int:
+        """The depth that costs least while rows join, each of which waits for a step to pass.
+
+        Time is worth what all of them together will make of it, which those that are there cannot
+        make good.
+        """
+        whole = rows + coming
+        seconds = self._costs.estimate((slots_for(whole), cell[1]), len(outlook.speeds) - 1)
+        tokens = [speed * time for speed, time in zip(outlook.speeds, outlook.seconds, strict=True)]
+        worth = max(made * whole / rows / time for made, time in zip(tokens, seconds, strict=True))
+        gains = [made - worth * time for made, time in zip(tokens, outlook.seconds, strict=True)]
+        return max(range(len(gains)), key=gains.__getitem__)
 
     def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> Outlook:
         accepted = self._rates.accepted(limits.items(), top)

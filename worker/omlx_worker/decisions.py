@@ -29,13 +29,14 @@ class Decision:
         depth: drafts in the window of that later step: the most that any row gets.
         depths: drafts for each row; rows that get none are not named.
         reason: why, in words; it changes only when the decision does.
-        trial: whether this measures a depth rather than uses it.
+        passing: whether this holds for a few steps whatever comes of it: a depth is measured, or
+            rows are about to join.
     """
 
     depth: int
     depths: dict[str, int]
     reason: str
-    trial: bool = False
+    passing: bool = False
 
 
 class Outcome(NamedTuple):

@@ -174,7 +174,8 @@ class Decoding:
 
     def _step(self) -> list[Emission]:
         rows = self._scheduler.decoding_rows
-        depths = self._pacing.before(rows, self._engine.slots) if self._pacing else None
+        slots, coming = self._engine.slots, self._scheduler.coming
+        depths = self._pacing.before(rows, slots, coming) if self._pacing else None
         changes = self._engine.changes
         try:
             emissions = self._engine.step(depths)

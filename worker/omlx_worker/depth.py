@@ -33,8 +33,10 @@ class DepthPolicy(Protocol):
     transitions: int
     """Changes of the depth in use, short trials of another one not included."""
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:
-        """How deep to draft in the next step, for these rows."""
+    def choose(
+        self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+    ) -> Decision:
+        """How deep to draft in the next step, for these rows, before so many more join."""
         ...
 
     def observe(self, report: StepReport) -> None:
@@ -50,7 +52,12 @@ class FixedPolicy:
         self._reason = f"depth {depth} throughout"
         self.transitions = 0
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:  # noqa: ARG002
+    def choose(
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,  # noqa: ARG002
+        coming: int = 0,  # noqa: ARG002
+    ) -> Decision:
         return decide(rows, self._depth, self._reason)
 
     def observe(self, report: StepReport) -> None:
@@ -66,7 +73,12 @@ class HybridPolicy:
         self._reason = ""
         self.transitions = 0
 
-    def choose(self, rows: Sequence[RowView], slots: int | None = None) -> Decision:  # noqa: ARG002
+    def choose(
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,  # noqa: ARG002
+        coming: int = 0,  # noqa: ARG002
+    ) -> Decision:
         if rows and (len(rows) == 1) != self._alone:
             self.transitions += self._alone is not None
             came_back = self._alone is False

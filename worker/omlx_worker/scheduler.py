@@ -115,6 +115,7 @@ class Scheduler:
         self._joins = 0
         self._rows: dict[str, _Row] = {}
         self._decode_is_due = False
+        self._follows_chunk = False
         self._hurried = False
 
     @property
@@ -136,6 +137,17 @@ class Scheduler:
     def waiting(self) -> int:
         """How many rows hold none, paused ones included."""
         return len(self._rows) - self.joined
+
+    @property
+    def coming(self) -> int:
+        """Rows that can be expected to join with a chunk each, one after each step from this on.
+
+        None while one reads a prompt of several chunks: the longer a step takes, the longer are
+        they, and the fewer.
+        """
+        if not self._follows_chunk or self.joined > self.decoding:
+            return 0
+        return min(self.waiting, self._max_rows - self.joined)
 
     @property
     def paused_rows(self) -> list[str]:
@@ -190,7 +202,8 @@ class Scheduler:
     def next(self) -> Action:
         """What to do now. A row that joins, pauses or resumes counts as such from here on."""
         decoding = self.decoding
-        action = None if self._decode_is_due and decoding else self._admit()
+        self._follows_chunk = self._decode_is_due and decoding > 0
+        action = None if self._follows_chunk else self._admit()
         self._decode_is_due = isinstance(action, Prefill)
         return action or (Decode() if decoding else Idle())
 
