@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omlx_worker.costs import StepCosts
+from omlx_worker.depth_trials import TRIAL
 
 
 def test_a_depth_whose_steps_vary_is_not_known_by_the_first_three() -> None:
@@ -53,3 +54,16 @@ def test_a_depth_that_slows_down_slows_shallower_ones_in_proportion_and_so_back(
     for _ in range(200):
         costs.observe((1, 0), 3, 4.0)
     assert costs.estimate((1, 0), 3)[0] == pytest.approx(1.0, abs=0.01)
+
+
+def test_after_a_long_trial_a_few_slow_steps_do_not_replace_what_is_known_of_the_depth_in_use() -> (
+    None
+):
+    costs = StepCosts()
+    for _ in range(40):
+        costs.observe((8, 0), 0, 20.0)
+    for _ in range(2 * TRIAL - 1):
+        costs.observe((8, 0), 3, 95.0)
+    for _ in range(3):
+        costs.observe((8, 0), 0, 50.0)
+    assert costs.estimate((8, 0), 0)[0] < 30

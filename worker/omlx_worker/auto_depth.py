@@ -169,7 +169,7 @@ class AutoPolicy:
 
     def _settle(self, outlook: Outlook, rows: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
-        best = max(range(len(outlook.speeds)), key=outlook.speeds.__getitem__)
+        best = outlook.best
         gain = outlook.share(best) - 1
         self._regret = max(0.0, self._regret + gain - MARGIN)
         if best != outlook.current and self._regret > CHANGE:
@@ -187,7 +187,7 @@ class AutoPolicy:
         upon at once."""
         trial, ended = self._trials.go_on(cell, len(outlook.speeds))
         if ended:
-            changes = outlook.share(ended.depth) > 1 + MARGIN
+            changes = ended.depth == outlook.best and outlook.share(ended.depth) > 1 + MARGIN
             self._trials.judge(ended, outlook, changes=changes)
             if changes:
                 self._regret = max(self._regret, CHANGE)

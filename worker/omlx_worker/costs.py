@@ -29,9 +29,9 @@ CLIP = 0.25
 STRAY = 1.3
 """The factor by which an observation is off that noise seldom explains, and not thrice in a row."""
 
-STEADY = 8
+STEADY = 12
 """Steps in a row of one depth after which its drift is taken to be everybody's, until another
-depth has been in use as long: what a trial finds is news of that depth alone."""
+depth has been in use as long: what a trial finds, a long one too, is news of that depth alone."""
 
 SETTLED = 16
 """Observations of a key after which its average moves with the machine, not away from its start."""

@@ -59,6 +59,11 @@ class Outlook:
     seconds: list[float]
     current: int
 
+    @property
+    def best(self) -> int:
+        """The fastest depth."""
+        return max(range(len(self.speeds)), key=self.speeds.__getitem__)
+
     def share(self, depth: int) -> float:
         """A depth's speed, as a share of that of the depth in use."""
         return self.speeds[depth] / self.speeds[self.current]
