@@ -24,8 +24,8 @@ class Scripted:
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,  # noqa: ARG002
-        coming: int = 0,  # noqa: ARG002
+        slots: int | None = None,
+        coming: int = 0,
     ) -> Decision:
         self.seen.append(rows)
         depth = self._depths.pop(0)

@@ -81,7 +81,6 @@ def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None
     assert coming == [3, 2, 0, 0, 1, 0], "nobody after a piece of a prompt, or without a place"
 
 
-
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     scheduler = Scheduler(4, PrefillPace(8))
     lengths = {"a": 1, "b": 24}

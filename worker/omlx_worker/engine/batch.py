@@ -66,7 +66,7 @@ class Batch:
         self._plan = Plan()
         self._knobs: Knobs = {}
         self._depths: Mapping[str, int] = {}
-        self._steps: Programs[tuple[Plan, int, Spans], CompiledStep] = Programs()
+        self._steps: Programs[tuple[Plan, int, Spans, bool], CompiledStep] = Programs()
         self._in_flight: _Flight | None = None
         self._backlog = Backlog(model) if self.varies else None
 
@@ -177,15 +177,20 @@ class Batch:
             self._fold()
         if self._seats.changed:
             self._replan()
-        step = self._step_for(self._plan, depth)
-        verdict, buffers.state, written = step(buffers.state, self._knobs, buffers.arrays)
+        leaves_latest = self.varies and width == 1 and not depth
+        step = self._step_for(self._plan, depth, leaves_latest)
+        set_aside = buffers.set_memory_aside() if leaves_latest else {}
+        verdict, state, written = step(buffers.state, self._knobs, buffers.arrays)
+        buffers.state = state | set_aside
+        if leaves_latest:
+            buffers.note_latest()
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
         rows = self._seats.taken
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(verdict.arrays, buffers.state, written)
+        mx.async_eval(verdict.arrays, buffers.state, buffers.latest, written)
         return _Flight(rows, width, verdict)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
@@ -207,11 +212,12 @@ class Batch:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _step_for(self, plan: Plan, depth: int) -> CompiledStep:
+    def _step_for(self, plan: Plan, depth: int, leaves_latest: bool) -> CompiledStep:
         def build(on_trace: Callable[[], None]) -> CompiledStep:
-            return compiled(self._model, plan, depth, on_trace)
+            return compiled(self._model, plan, depth, on_trace, leaves_latest=leaves_latest)
 
-        return self._steps.get((plan, depth, spans_of(self._buffers.caches)), build)
+        key = (plan, depth, spans_of(self._buffers.caches), leaves_latest)
+        return self._steps.get(key, build)
 
     # The head, where steps may leave it out.
 
@@ -228,6 +234,7 @@ class Batch:
     def _catch_up(self) -> None:
         if self._backlog:
             end = max(slot.offset for _, slot in self._seats.taken)
+            self._buffers.take_up_latest()
             self._backlog.read(self._buffers.state, self._buffers.caches, end)
 
     # Rows, tails and settings: between steps.

@@ -1,7 +1,7 @@
 """The arrays of a ragged batch: every layer's cache and the state, with a slot for each row.
 
-Everything here but `keep` wants the pipeline drained: MLX updates a buffer in place only while
-nothing in flight holds it.
+Everything here but `Buffers.keep` and what is about the latest hidden states wants the pipeline
+drained: MLX updates a buffer in place only while nothing in flight holds it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from omlx_worker.engine.slots import pick, unmoved
 from omlx_worker.engine.snapshot import Snapshot, lay, take
 from omlx_worker.engine.step import Arrays, State
 
+NOTED = 32
+"""Positions of hidden states that are noted before they are written to their places."""
+
+_MEMORY = ("hidden", "following")
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
 
 
@@ -39,6 +43,7 @@ class Buffers:
         self.layout: Layout = ()
         self._model = model
         self._remembers = remembers
+        self._latest: list[tuple[mx.array, mx.array, mx.array]] = []
 
     @property
     def arrays(self) -> Arrays:
@@ -48,12 +53,45 @@ class Buffers:
     def slots(self) -> int:
         return slots_of(self.layout)
 
+    @property
+    def latest(self) -> list[mx.array]:
+        """What was noted last."""
+        return list(self._latest[-1]) if self._latest else []
+
+    def set_memory_aside(self) -> State:
+        """Take the hidden states and what follows them out of the state."""
+        return {name: self.state.pop(name) for name in _MEMORY}
+
+    def note_latest(self) -> None:
+        """Keep what a step has left behind in the state, for `take_up_latest`."""
+        place, hidden = self.state.pop("place"), self.state.pop("latest")
+        self._latest.append((place, hidden, self.state["pending"]))
+        if len(self._latest) == NOTED:
+            self.take_up_latest()
+
+    def take_up_latest(self) -> None:
+        """Write what was noted to its place, while rows still are in the slots they were in.
+
+        No row comes to the same place twice in these steps, each of which is one token.
+        """
+        if not self._latest:
+            return
+        latest, self._latest = self._latest, []
+        place = mx.concatenate([place for place, _, _ in latest], axis=1)
+        hidden = mx.concatenate([hidden for _, hidden, _ in latest], axis=1)
+        following = mx.stack([token for _, _, token in latest], axis=1)
+        state = self.state
+        state["hidden"] = mx.put_along_axis(state["hidden"], place[..., None], hidden, axis=1)
+        state["following"] = mx.put_along_axis(state["following"], place, following, axis=1)
+
     def settle(self) -> None:
         """Wait for whatever is under way."""
+        self.take_up_latest()
         mx.eval(self.arrays, self.state)
 
     def clear(self) -> None:
         self.caches, self.state, self.layout = [], {}, ()
+        self._latest = []
 
     def arrange(self, layout: Layout, moves: Sequence[int | None]) -> None:
         """Take up a layout.

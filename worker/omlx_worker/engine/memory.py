@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.buffers import NOTED
 from omlx_worker.engine.layout import Layout, positions_of, slots_of
 from omlx_worker.engine.models import RaggedModel
 
@@ -86,7 +87,9 @@ class Footprint:
         state = sum(_bytes(cache.arrays) for cache in recurrent)
         # Kept inputs: of the convolution, and as much again for keys, values and gates.
         kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
-        tail = TAIL * (self._position + (model.hidden * model.dtype.size if remembers else 0))
+        tail = TAIL * self._position
+        if remembers:
+            tail += (TAIL + NOTED) * model.hidden * model.dtype.size
         # Counts, and the drafts' own weights.
         self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
         # Ten arrays in float32 over a window, at once: what all the rules together come to.
