@@ -313,3 +313,11 @@ def test_a_trial_outlasts_the_steps_that_it_makes_slow_itself() -> None:
         verified = depth
     assert {0, 1} <= met
     assert policy.choose(rows).depth == 0
+
+
+def test_a_depth_that_was_left_in_a_bad_moment_is_soon_in_use_again() -> None:
+    policy, accepted = AutoPolicy(3), {"row0": 1, "row1": 1}
+    usual, bad = (20.0, 48.0, 75.0, 95.0), (50.0, 60.0, 76.0, 96.0)
+    assert feed(policy, 3000, usual, accepted)[-1] == {}
+    assert feed(policy, 60, bad, accepted)[-1] == {"row0": 1, "row1": 1}
+    assert feed(policy, 200, usual, accepted)[-1] == {}

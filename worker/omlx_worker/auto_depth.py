@@ -90,7 +90,7 @@ class AutoPolicy:
         if trial:
             depth, reason = trial.depth, trial.reason
         else:
-            self._settle(outlook, len(rows))
+            self._settle(outlook, cell[0], len(rows))
             depth, reason = min(self._settled, top), self._reason
         return self._decide(depth, limits, reason, passing=trial is not None)
 
@@ -167,12 +167,13 @@ class AutoPolicy:
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
         return Outlook(speeds, seconds, min(self._settled, top))
 
-    def _settle(self, outlook: Outlook, rows: int) -> None:
+    def _settle(self, outlook: Outlook, slots: int, rows: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
         best = outlook.best
         gain = outlook.share(best) - 1
         self._regret = max(0.0, self._regret + gain - MARGIN)
         if best != outlook.current and self._regret > CHANGE:
+            self._trials.left(slots, outlook.current)
             self._change(best, gain, rows)
 
     def _change(self, depth: int, gain: float, rows: int) -> None:

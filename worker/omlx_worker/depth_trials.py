@@ -38,6 +38,9 @@ way round."""
 SOON = 48
 """Steps between trials of depths that are in doubt."""
 
+LOOK_BACK = 96
+"""Steps after which a depth that was left is looked at again, on credit if need be."""
+
 HOPELESS = 0.75
 """A depth never measured that seems to reach less than this share of the best speed can wait."""
 
@@ -108,6 +111,7 @@ class DepthTrials:
         self._since: Counter[int] = Counter()
         self._usual: dict[Cell, tuple[int, float]] = {}
         self._doubtful: defaultdict[int, set[int]] = defaultdict(set)
+        self._left: dict[int, tuple[int, int]] = {}
         self._steps = 0
 
     def stepped(self) -> None:
@@ -117,6 +121,15 @@ class DepthTrials:
     def measured(self, slots: int, depth: int) -> None:
         """Its time counted."""
         self._last_tried[slots, depth] = self._steps
+
+    def left(self, slots: int, depth: int) -> None:
+        """Another depth is used from now on with so many slots.
+
+        What was known of the one that is left may be that of a bad moment, and the moment the
+        reason to leave it: it is looked at again soon. One that was not in use here is not.
+        """
+        if (slots, depth) in self._last_tried:
+            self._left[slots] = (depth, self._steps)
 
     def earn(self, outlook: Outlook) -> None:
         """Every step lays by a share of its time for trials, up to a limit."""
@@ -189,6 +202,9 @@ class DepthTrials:
         """Now and then another depth: close rivals often and longer, others every third time."""
         slots = cell[0]
         doubtful = self._in_doubt(cell, outlook)
+        if self._may_look_back(slots, outlook):
+            depth, _ = self._left.pop(slots)
+            return DepthTrial(depth, cell, TRIAL, f"looking back at depth {depth}", again=True)
         if self._since[slots] < (SOON if doubtful else self._intervals[slots]):
             return None
         urgency = {}
@@ -205,6 +221,16 @@ class DepthTrials:
         doubtful.discard(depth)
         steps = _length(outlook.share(depth))
         return DepthTrial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
+
+    def _may_look_back(self, slots: int, outlook: Outlook) -> bool:
+        """Whether the depth that was left is due, and half of what can be laid by is not owed."""
+        depth, step = self._left.get(slots, (outlook.current, 0))
+        if depth == outlook.current or depth >= len(outlook.speeds):
+            return False
+        if self._last_tried.get((slots, depth), 0) > step + TRIAL:
+            return False
+        owed = -self._credit / outlook.seconds[outlook.current]
+        return self._steps - step >= LOOK_BACK and owed < SAVINGS / 2
 
     def _in_doubt(self, cell: Cell, outlook: Outlook) -> set[int]:
         """The depths that have not been looked at since steps came to take another time."""
