@@ -166,12 +166,12 @@ def advance(
         "accepted": accepted,
         "drafted": mx.minimum(knobs["depth"], depth),
     }
-    if "hidden" in state:
-        place = window.index[:, 0]
+    place = window.index[:, 0]
+    if leaves_latest:
+        after["latest"], after["place"] = hidden, place[..., 0]
+    elif "hidden" in state:
         after["hidden"] = mx.put_along_axis(state["hidden"], place, hidden, axis=1)
         after["following"] = mx.put_along_axis(state["following"], place[..., 0], emitted, axis=1)
-    if leaves_latest:
-        after["latest"], after["place"] = hidden, (cursors - body_lengths)[:, None]
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
