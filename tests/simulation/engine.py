@@ -21,7 +21,10 @@ SHRINK_AFTER = 32
 """Steps with half the slots empty before there are fewer, as in the real batch."""
 
 RESUME = 0.25
-"""Price of drafting again after plain steps, in steps: the head reads what it missed."""
+"""Price of drafting again after plain steps, in steps, however few they were."""
+
+TAIL = 256
+"""Plain steps after which the head has no more to read than it has then."""
 
 NOISE, OUTLIERS = 0.04, 0.01
 """Spread of the times reported, and the share of them that is far off."""
@@ -99,10 +102,19 @@ class Run:
 
 
 class SimulatedEngine:
-    """Rows in slots, stepping."""
+    """Rows in slots, stepping.
 
-    def __init__(self, table: CostTable, seed: int, noise: float = NOISE) -> None:
+    Args:
+        catch_up: price of drafting again after `TAIL` plain steps, in plain steps: the head reads
+            what it has missed.
+    """
+
+    def __init__(
+        self, table: CostTable, seed: int, noise: float = NOISE, catch_up: float = 0.0
+    ) -> None:
         self._table = table
+        self._catch_up = catch_up
+        self._missed = 0
         self._seed = seed
         self._rng = random.Random(seed)
         self._noise = noise
@@ -134,7 +146,9 @@ class SimulatedEngine:
         verify = self._table(self.slots, window, context, self.generated)
         seconds = (verify + self._table(self.slots, drafted, context, self.generated)) / 2
         if drafted and not window:
-            seconds += RESUME * verify
+            missed = min(self._missed, TAIL) / TAIL
+            seconds += (RESUME + self._catch_up * missed) * verify
+        self._missed = 0 if drafted else self._missed + 1
         rows, tokens, expected = len(self._rows), 0, 0.0
         outcomes = []
         for name, row in list(self._rows.items()):
@@ -160,7 +174,7 @@ class SimulatedEngine:
         landed, self._landing = self._landing, report
         if landed and landed.drafted != drafted:
             # As `Pacing` has it: what a change of depth takes is in the time of the step before.
-            landed = replace(landed, seconds=None)
+            landed = replace(landed, turns=True)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
     def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:
@@ -212,9 +226,10 @@ def simulate(
     max_rows: int = 32,
     max_steps: int = 10**6,
     noise: float = NOISE,
+    catch_up: float = 0.0,
 ) -> Run:
     """Run jobs to their end, or for so many steps."""
-    engine, run = SimulatedEngine(table, seed, noise), Run()
+    engine, run = SimulatedEngine(table, seed, noise, catch_up), Run()
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
     clock = 0.0
     while len(run.steps) < max_steps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from omlx_worker.depth import DepthPolicy, make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
-from tests.simulation.tables import TABLES, WITH_OTHERS, CostTable
+from tests.simulation.tables import CATCH_UP, TABLES, WITH_OTHERS, CostTable
 from tests.simulation.workloads import SimulatedJob
 
 MAX_DEPTH = 3
@@ -60,7 +60,14 @@ class Scenario:
 
     def run_with(self, policy: DepthPolicy | Oracle) -> Run:
         steps = ENDLESS_STEPS if self.is_endless else 10**6
-        return simulate(policy, self.table, self.jobs, seed=self.seed, max_steps=steps)
+        return simulate(
+            policy,
+            self.table,
+            self.jobs,
+            seed=self.seed,
+            max_steps=steps,
+            catch_up=CATCH_UP.get(self.machine, 1.0),
+        )
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.arrivals}" + (f", seed {self.seed}" if self.seed else "")

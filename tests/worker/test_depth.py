@@ -66,8 +66,13 @@ def feed(
     seconds: Sequence[float],
     accepted: dict[str, int],
     limits: Sequence[int] = (3, 3),
+    catch_up: float = 0.0,
 ) -> list[dict[str, int]]:
-    """Drive a policy with an engine that always takes as long and accepts as many."""
+    """Drive a policy with an engine that always takes as long and accepts as many.
+
+    Args:
+        catch_up: seconds that a step takes longer that drafts when the one before it did not.
+    """
     made, pending = [], dict[str, int]()
     for _ in range(steps):
         batch = rows(*limits)
@@ -79,7 +84,8 @@ def feed(
             for k in [pending.get(row.row_id, 0)]
         ]
         drafted = max(depths.values(), default=0)
-        policy.observe(StepReport(seconds[window], len(batch), window, 100, outcomes, drafted))
+        took = seconds[window] + (catch_up if drafted and not window else 0.0)
+        policy.observe(StepReport(took, len(batch), window, 100, outcomes, drafted))
         pending = depths
         made.append(depths)
     return made
@@ -175,6 +181,18 @@ def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> 
     assert policy.choose(rows(3), 1, 7).depth == 3
 
 
+@pytest.mark.parametrize(("turns", "learnt"), [(False, 1), (True, 0)])
+def test_a_step_during_which_the_head_may_have_caught_up_says_nothing_of_its_depth(
+    turns: bool, learnt: int, tmp_path: Path
+) -> None:
+    policy = AutoPolicy(3)
+    for _ in range(20):
+        policy.choose(rows(3), 1)
+        policy.observe(StepReport(1.0, 1, 0, 100, [Outcome("row0", 0, 0)], 0, turns=turns))
+    policy.save(tmp_path / "known.json", KEY)
+    assert len(json.loads((tmp_path / "known.json").read_text())["costs"]) == learnt
+
+
 def test_no_depth_is_tried_while_prompts_are_read_between_the_steps() -> None:
     policy, rows = AutoPolicy(3), [RowView("row0", 3, 100)]
     tried = []
@@ -187,6 +205,27 @@ def test_no_depth_is_tried_while_prompts_are_read_between_the_steps() -> None:
         policy.observe(StepReport(seconds, 1, decision.depth, 100, [outcome]))
     assert not any(tried[10:200]), "one trial may have been going on"
     assert any(tried[200:])
+
+
+def test_drafts_that_do_not_pay_for_all_rows_are_not_made_while_they_join() -> None:
+    policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
+    accepted = {f"row{n}": 3 for n in range(8)}
+    assert feed(policy, 300, (1.0, 5.0, 7.0, 9.0), accepted, [3] * 8)[-1] == {}
+    assert policy.choose(rows(3), 1, 7).depth == 0
+
+
+def test_what_the_head_catches_up_with_is_in_the_price_of_trials() -> None:
+    policy, seconds, catch_up = AutoPolicy(3), (1.0, 2.5, 5.0, 7.5), 5.0
+    accepted = {"row0": 3, "row1": 3}
+    feed(policy, 2000, seconds, accepted, catch_up=catch_up)
+    made = [
+        max(depths.values(), default=0)
+        for depths in feed(policy, 40_000, seconds, accepted, catch_up=catch_up)
+    ]
+    returns = sum(b > 0 and not a for a, b in itertools.pairwise(made))
+    lost = sum(seconds[k] - (k + 1) * seconds[0] for k in made) + returns * catch_up
+    assert returns
+    assert lost < 0.008 * len(made)
 
 
 def test_trials_of_slow_depths_cost_little_time() -> None:

@@ -37,6 +37,9 @@ RETRY_AFTER = 16.0
 FRESH = 8
 """A row's expectations are worked out anew once one draft in so many of its record are new."""
 
+AGE = 32
+"""Steps after which every row's expectations are, for the model's record moves on, too."""
+
 REST, LONGEST_REST = 64, 4096
 """Steps until such a row tries again; twice as many each time it fails."""
 
@@ -47,7 +50,7 @@ class _Record:
 
     Attributes:
         expected: drafts accepted on average when drafting 0, 1, ... deep.
-        doubt: by how much each of them may be too low, as long as little is known.
+        doubt: by how much each of them may be too low, as long as little is known; squared.
         news: drafts judged since those were worked out.
         rest: steps left without drafts.
         next_rest: how long the next such time is.
@@ -78,6 +81,7 @@ class AcceptanceRates:
         self._max_depth = max_depth
         self._model = self._blank()
         self._rows: dict[str, _Record] = {}
+        self._accepted: dict[tuple[tuple[tuple[str, int], ...], int], list[float]] = {}
         self._calls = 0
 
     def __len__(self) -> int:
@@ -86,25 +90,26 @@ class AcceptanceRates:
     def keep(self, row_ids: Iterable[str]) -> None:
         """Make sure of these rows and forget all others."""
         wanted = dict.fromkeys(row_ids)
-        for gone in [row_id for row_id in self._rows if row_id not in wanted]:
-            del self._rows[gone]
-        self._calls += 1
-        aged = self._calls % 32 == 0
-        for row_id in wanted:
-            if row_id not in self._rows:
+        if wanted.keys() != self._rows.keys():
+            for gone in self._rows.keys() - wanted.keys():
+                del self._rows[gone]
+            for row_id in wanted.keys() - self._rows.keys():
                 self._rows[row_id] = self._blank()
                 self._expect(self._rows[row_id])
-            elif aged:
-                self._expect(self._rows[row_id])
+        self._calls += 1
+        if self._calls % AGE == 0:
+            for record in self._rows.values():
+                self._expect(record)
 
     def observe(self, row_id: str, drafted: int, accepted: int) -> None:
         """Take in how a row's drafts fared; of rows not kept only the model learns."""
-        self._model.add(drafted, accepted, MODEL_MEMORY)
         record = self._rows.get(row_id)
-        if record is None:
-            return
         if not drafted:
-            record.rest = max(record.rest - 1, 0)
+            if record and record.rest:
+                record.rest -= 1
+            return
+        self._model.add(drafted, accepted, MODEL_MEMORY)
+        if record is None:
             return
         record.add(drafted, accepted, ROW_MEMORY)
         record.news += 1
@@ -137,16 +142,14 @@ class AcceptanceRates:
         Args:
             limits: rows, and the most drafts that each gets.
         """
-        total = [0.0] * (depth + 1)
-        doubt = [0.0] * (depth + 1)
-        for row_id, limit in limits:
-            record = self._rows[row_id]
-            for drafts in range(1, depth + 1):
-                own = min(drafts, limit)
-                total[drafts] += record.expected[own]
-                if record.doubt[own]:
-                    doubt[drafts] += record.doubt[own] ** 2
-        return [sure + sqrt(maybe) for sure, maybe in zip(total, doubt, strict=True)]
+        asked = (tuple(limits), depth)
+        if asked not in self._accepted:
+            records = [(self._rows[row_id], limit) for row_id, limit in asked[0]]
+            sure = [_up_to(record.expected, limit, depth) for record, limit in records]
+            maybe = [_up_to(record.doubt, limit, depth) for record, limit in records]
+            columns = zip(zip(*sure, strict=True), zip(*maybe, strict=True), strict=True)
+            self._accepted[asked] = [sum(some) + sqrt(sum(doubt)) for some, doubt in columns]
+        return self._accepted[asked]
 
     def of_row(self, row_id: str) -> list[float]:
         """Drafts of a row accepted on average when drafting 0, 1, ... deep."""
@@ -175,9 +178,10 @@ class AcceptanceRates:
 
     def _expect(self, record: _Record) -> None:
         """Work out a row's expectations from its record and the model's."""
+        self._accepted.clear()
         record.news = 0
         record.expected, record.doubt = [0.0], [0.0]
-        model, rate, reach, hopeful = 1.0, 1.0, 1.0, 1.0
+        model, rate, reach, hopeful, doubt = 1.0, 1.0, 1.0, 1.0, 0.0
         for position in range(self._max_depth):
             default = FIRST_RATE if position == 0 else model * NEXT_RATE
             tries, hits = self._model.tries[position], self._model.hits[position]
@@ -190,4 +194,12 @@ class AcceptanceRates:
             curiosity = max(0.0, 1 - record.tries[0] / CURIOUS)
             spread = sqrt(rate * (1 - rate) / (PRIOR + record.tries[0] + 1))
             hopeful *= min(rate + curiosity * spread, 1.0)
-            record.doubt.append(record.doubt[-1] + hopeful - reach)
+            doubt += hopeful - reach
+            record.doubt.append(doubt**2)
+
+
+def _up_to(values: list[float], limit: int, depth: int) -> list[float]:
+    """Those of 0, 1, ... ``depth`` drafts, where a row gets ``limit`` at most."""
+    if limit >= depth:
+        return values[: depth + 1]
+    return values[: limit + 1] + [values[limit]] * (depth - limit)

@@ -98,9 +98,10 @@ class AutoPolicy:
         """Learn from a step."""
         for row_id, drafted, accepted in report.outcomes:
             self._rates.observe(row_id, drafted, accepted)
-        self._trials.stepped()
-        self._timed = report.seconds is not None
-        if report.seconds is None or report.drafted not in (None, report.depth):
+        tokens = sum(1 + outcome.accepted for outcome in report.outcomes)
+        self._trials.stepped(report.seconds, tokens)
+        self._timed = report.seconds is not None and not report.turns
+        if report.seconds is None or report.turns or report.drafted not in (None, report.depth):
             return
         slots = slots_for(report.rows)
         self._trials.measured(slots, report.depth)
@@ -152,14 +153,16 @@ class AutoPolicy:
         """The depth that costs least while rows join, each of which waits for a step to pass.
 
         Time is worth what all of them together will make of it, which those that are there cannot
-        make good.
+        make good. So drafts that do not pay for all do not for some; that is known better, for
+        there seldom is time to measure how long steps with so few rows take.
         """
         whole = rows + coming
         seconds = self._costs.estimate((slots_for(whole), cell[1]), len(outlook.speeds) - 1)
         tokens = [speed * time for speed, time in zip(outlook.speeds, outlook.seconds, strict=True)]
-        worth = max(made * whole / rows / time for made, time in zip(tokens, seconds, strict=True))
+        speeds = [made * whole / rows / time for made, time in zip(tokens, seconds, strict=True)]
+        worth = max(speeds)
         gains = [made - worth * time for made, time in zip(tokens, outlook.seconds, strict=True)]
-        return max(range(len(gains)), key=gains.__getitem__)
+        return max(range(speeds.index(worth) + 1), key=gains.__getitem__)
 
     def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> Outlook:
         accepted = self._rates.accepted(limits.items(), top)

@@ -120,6 +120,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._cells: dict[Cell, dict[int, Average]] = {}
+        self._found: dict[Cell, dict[int, float]] = {}
         self._home: dict[Cell, int] = {}
         self._depth = -1
         self._run = 0
@@ -128,6 +129,7 @@ class StepCosts:
         """Take in a step that verified and drafted equally deep."""
         if seconds <= 0:
             return
+        self._found.clear()
         averages = self._cells.setdefault(cell, {})
         average = averages.setdefault(depth, Average())
         self._run = self._run + 1 if depth == self._depth else 1
@@ -174,6 +176,11 @@ class StepCosts:
 
     def _same_slots(self, cell: Cell) -> dict[int, float]:
         """Known depths, those of other contexts moved by as much as a depth known in both."""
+        if cell not in self._found:
+            self._found[cell] = self._find(cell)
+        return self._found[cell]
+
+    def _find(self, cell: Cell) -> dict[int, float]:
         known = self._known(cell)
         for other in self._neighbours(cell):
             theirs = self._known(other)

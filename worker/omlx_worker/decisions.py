@@ -54,6 +54,8 @@ class StepReport:
     Attributes:
         seconds: from the end of the step before it to its own; None where anything else ran in
             between (a prefill, a join), which makes the time say nothing.
+        turns: whether the step dispatched in that time drafts otherwise than this one: to dispatch
+            it, the head may have had to catch up, so that the time says nothing of this step.
         rows: slots of the batch in that step, or the rows in it where slots are not known.
         depth: drafts in the window that it verified.
         drafted: drafts that it made for the next one; None means as many as it verified.
@@ -67,3 +69,4 @@ class StepReport:
     context: int = 0
     outcomes: Sequence[Outcome] = field(default=())
     drafted: int | None = None
+    turns: bool = False

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from omlx_worker.costs import FIRST, Cell
+from omlx_worker.trial_bills import TrialBills
 
 TRIAL = FIRST + 3
 """Steps of a trial: one drafts without verifying as deep, one is read too late, and one may
@@ -41,7 +42,7 @@ SOON = 48
 LOOK_BACK = 96
 """Steps after which a depth that was left is looked at again, on credit if need be."""
 
-HOPELESS = 0.75
+HOPELESS = 0.8
 """A depth never measured that seems to reach less than this share of the best speed can wait."""
 
 RIVAL = 0.9
@@ -113,10 +114,17 @@ class DepthTrials:
         self._doubtful: defaultdict[int, set[int]] = defaultdict(set)
         self._left: dict[int, tuple[int, int]] = {}
         self._steps = 0
+        self._bills = TrialBills()
 
-    def stepped(self) -> None:
-        """A step has been heard of."""
+    def stepped(self, seconds: float | None, tokens: int) -> None:
+        """A step has been heard of.
+
+        Args:
+            seconds: since the one before; None if they say nothing.
+            tokens: that came of it, of all rows.
+        """
         self._steps += 1
+        self._bills.stepped(seconds, tokens)
 
     def measured(self, slots: int, depth: int) -> None:
         """Its time counted."""
@@ -162,7 +170,8 @@ class DepthTrials:
         One of a depth never measured takes what there is and leaves no debt.
         """
         slots = trial.cell[0]
-        price = outlook.price(trial.depth, trial.steps)
+        surcharge = self._bills.surcharge((slots, outlook.current))
+        price = outlook.price(trial.depth, trial.steps) + surcharge
         self._credit -= price if trial.again else min(price, max(self._credit, 0.0))
         if changes:
             self._intervals[slots] = RARE
@@ -176,10 +185,16 @@ class DepthTrials:
             known: depths measured with so many slots.
         """
         self._going_on = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook)
-        if self._going_on:
+        trial = self._going_on
+        if trial:
             self._since[cell[0]] = 0
             self.count += 1
-        return self._going_on
+        if trial and trial.again:
+            expected = outlook.price(trial.depth, trial.steps)
+            speed = outlook.speeds[outlook.current]
+            most = SAVINGS * outlook.seconds[outlook.current]
+            self._bills.open((cell[0], outlook.current), trial.steps, expected, speed, most)
+        return trial
 
     def _unknown(
         self, cell: Cell, speeds: list[float], known: Collection[int]

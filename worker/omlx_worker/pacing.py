@@ -91,7 +91,7 @@ class Pacing:
     def after(self, emissions: Sequence[Emission]) -> None:
         """A step was dispatched, and these emissions of the one before it were read."""
         now = time.monotonic()
-        seconds = None if self._untimed or self._turns else now - self._stepped_at
+        seconds = None if self._untimed else now - self._stepped_at
         self._stepped_at, self._untimed = now, max(0, self._untimed - 1)
         for emission in emissions:
             if emission.row_id in self._contexts:
@@ -106,13 +106,13 @@ class Pacing:
                 context=self._context,
                 outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
                 drafted=self._dispatched.depth if self._dispatched else None,
+                turns=self._turns,
             )
         )
 
     @property
     def _turns(self) -> bool:
-        """Whether the step dispatched last drafts otherwise than the one before it, which is heard
-        of only now: to dispatch the former, the head may have had to catch up."""
+        """Whether the step dispatched last drafts otherwise than the one heard of now."""
         if self._decision is None or self._dispatched is None:
             return False
         return self._decision.depth != self._dispatched.depth
