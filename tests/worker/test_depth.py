@@ -1,11 +1,9 @@
-"""Depth policies: what they choose, and what makes them change their mind."""
+"""Depth policies: what they choose, and what `auto` keeps for its next start."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from omlx_worker.auto_depth import FILE_VERSION
 from omlx_worker.depth import (
     AutoPolicy,
-    DepthPolicy,
     HybridPolicy,
     Mode,
     Outcome,
@@ -27,12 +24,9 @@ from tests.simulation import workloads
 from tests.simulation.engine import simulate
 from tests.simulation.scenarios import MAX_DEPTH
 from tests.simulation.tables import TABLES
+from tests.worker.feeding import feed, rows
 
 KEY = "model, device, mlx 0.32.4"
-
-
-def rows(*limits: int) -> list[RowView]:
-    return [RowView(f"row{n}", limit, 100) for n, limit in enumerate(limits)]
 
 
 def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
@@ -58,197 +52,6 @@ def test_fixed_modes_stay_as_deep_as_rows_allow(mode: Mode, depths: dict[str, in
 def test_a_model_without_a_head_never_drafts() -> None:
     for mode in ("auto", "hybrid", "mtp", "batched"):
         assert make_policy(mode, 0).choose(rows(4)).depths == {}
-
-
-def feed(
-    policy: DepthPolicy,
-    steps: int,
-    seconds: Sequence[float],
-    accepted: dict[str, int],
-    limits: Sequence[int] = (3, 3),
-    catch_up: float = 0.0,
-) -> list[dict[str, int]]:
-    """Drive a policy with an engine that always takes as long and accepts as many.
-
-    Args:
-        catch_up: seconds that a step takes longer that drafts when the one before it did not.
-    """
-    made, pending = [], dict[str, int]()
-    for _ in range(steps):
-        batch = rows(*limits)
-        depths = policy.choose(batch).depths
-        window = max(pending.values(), default=0)
-        outcomes = [
-            Outcome(row.row_id, k, min(k, accepted[row.row_id]))
-            for row in batch
-            for k in [pending.get(row.row_id, 0)]
-        ]
-        drafted = max(depths.values(), default=0)
-        took = seconds[window] + (catch_up if drafted and not window else 0.0)
-        policy.observe(StepReport(took, len(batch), window, 100, outcomes, drafted))
-        pending = depths
-        made.append(depths)
-    return made
-
-
-def test_a_row_that_must_not_draft_costs_the_others_nothing() -> None:
-    made = feed(AutoPolicy(3), 400, (1.0, 1.0, 1.0, 1.0), {"row0": 3, "row1": 0}, (3, 0))
-    assert all("row1" not in depths for depths in made)
-    assert made[-1] == {"row0": 3}
-
-
-def test_a_row_whose_drafts_keep_failing_stops_and_tries_again_ever_more_rarely() -> None:
-    made = feed(AutoPolicy(3), 4000, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 0})
-    tried = [index for index, depths in enumerate(made) if "row1" in depths]
-    assert 0 < len(tried) < 0.1 * len(made)
-    gaps = [b - a for a, b in itertools.pairwise(tried) if b - a > 30]
-    assert gaps == sorted(gaps)
-    assert len(gaps) >= 4
-    assert made[-1]["row0"] == 3
-
-
-def test_a_row_whose_drafts_begin_to_succeed_is_found_out() -> None:
-    policy = AutoPolicy(3)
-    feed(policy, 500, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 0})
-    made = feed(policy, 600, (1.0, 1.01, 1.02, 1.03), {"row0": 3, "row1": 3})
-    assert made[-1] == {"row0": 3, "row1": 3}
-
-
-def test_a_machine_that_changes_its_mind_is_followed() -> None:
-    policy = AutoPolicy(3)
-    accepted = {"row0": 1, "row1": 1}
-    assert feed(policy, 400, (1.0, 1.1, 1.2, 1.3), accepted)[-1] == {"row0": 1, "row1": 1}
-    made = feed(policy, 4000, (1.0, 2.5, 3.5, 4.5), accepted)
-    assert sum(not depths for depths in made[-500:]) > 450
-
-
-def test_a_depth_that_alone_slows_down_is_found_out() -> None:
-    policy = AutoPolicy(3)
-    accepted = {"row0": 3, "row1": 3}
-    assert feed(policy, 100, (26.0, 58.0, 86.0, 89.0), accepted)[-1] == {"row0": 3, "row1": 3}
-    # As where somebody else takes the arithmetic units, which plain steps wait for less.
-    assert feed(policy, 200, (26.0, 58.0, 105.0, 130.0), accepted)[-1] == {}
-
-
-def test_steps_that_come_to_take_another_time_have_other_depths_looked_at_again_soon() -> None:
-    policy = AutoPolicy(3)
-    accepted = {"row0": 3, "row1": 3}
-    settled = feed(policy, 4000, (26.0, 58.0, 76.0, 94.0), accepted)
-    assert settled[-1] == {"row0": 3, "row1": 3}
-    rarely = sum(a != b for a, b in itertools.pairwise(settled[-800:]))
-    assert rarely <= 4, "it is sure of itself by now"
-    # Somebody who took the memory has gone and somebody who takes the arithmetic units has come.
-    assert feed(policy, 150, (20.0, 70.0, 92.0, 114.0), accepted)[-1] == {}
-
-
-def test_trials_with_few_slots_do_not_put_off_those_with_many() -> None:
-    policy, seconds = AutoPolicy(3), (26.0, 58.0, 105.0, 116.0)
-    accepted = {f"row{n}": 3 for n in range(8)}
-    assert feed(policy, 100, seconds, accepted, [3] * 8)[-1] == {}
-    tried = 0
-    for _ in range(6):  # bursts that begin with one row
-        feed(policy, 1, (11.0, 12.0, 13.0, 14.0), accepted, [3])
-        tried += sum(map(bool, feed(policy, 40, seconds, accepted, [3] * 8)))
-    assert tried
-
-
-def test_a_depth_measured_at_a_bad_moment_is_measured_again() -> None:
-    policy = AutoPolicy(3)
-    accepted = {"row0": 2, "row1": 2}
-    feed(policy, 40, (1.0, 1.1, 9.0, 9.5), accepted)
-    made = feed(policy, 10_000, (1.0, 1.1, 1.2, 1.3), accepted)
-    assert sum(depths == {"row0": 2, "row1": 2} for depths in made[-500:]) > 450
-
-
-def alone_and_fast_with(seconds: Sequence[float]) -> AutoPolicy:
-    policy = AutoPolicy(3)
-    assert feed(policy, 300, seconds, {"row0": 3}, [3])[-1] == {"row0": 3}
-    return policy
-
-
-def test_rows_that_wait_for_a_step_to_pass_wait_for_the_one_that_costs_all_least() -> None:
-    policy = alone_and_fast_with((1.0, 1.2, 1.4, 1.6))
-    changes = policy.transitions
-    for coming in range(7, 0, -1):
-        decision = policy.choose(rows(3), 1, coming)
-        assert (decision.depth, decision.passing) == (0, True)
-    assert policy.choose(rows(3), 1).depth == 3, "the knowledge of before is still there"
-    assert policy.transitions == changes
-
-
-def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> None:
-    policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
-    assert policy.choose(rows(3), 1, 7).depth == 3
-
-
-@pytest.mark.parametrize(("turns", "learnt"), [(False, 1), (True, 0)])
-def test_a_step_during_which_the_head_may_have_caught_up_says_nothing_of_its_depth(
-    turns: bool, learnt: int, tmp_path: Path
-) -> None:
-    policy = AutoPolicy(3)
-    for _ in range(20):
-        policy.choose(rows(3), 1)
-        policy.observe(StepReport(1.0, 1, 0, 100, [Outcome("row0", 0, 0)], 0, turns=turns))
-    policy.save(tmp_path / "known.json", KEY)
-    assert len(json.loads((tmp_path / "known.json").read_text())["costs"]) == learnt
-
-
-def test_no_depth_is_tried_while_prompts_are_read_between_the_steps() -> None:
-    policy, rows = AutoPolicy(3), [RowView("row0", 3, 100)]
-    tried = []
-    for step in range(400):
-        timed = step >= 200
-        decision = policy.choose(rows)
-        tried.append(decision.passing)
-        outcome = Outcome("row0", decision.depth, 0)
-        seconds = 1.0 if timed else None
-        policy.observe(StepReport(seconds, 1, decision.depth, 100, [outcome]))
-    assert not any(tried[10:200]), "one trial may have been going on"
-    assert any(tried[200:])
-
-
-def test_drafts_that_do_not_pay_for_all_rows_are_not_made_while_they_join() -> None:
-    policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
-    accepted = {f"row{n}": 3 for n in range(8)}
-    assert feed(policy, 300, (1.0, 5.0, 7.0, 9.0), accepted, [3] * 8)[-1] == {}
-    assert policy.choose(rows(3), 1, 7).depth == 0
-
-
-def test_what_the_head_catches_up_with_is_in_the_price_of_trials() -> None:
-    policy, seconds, catch_up = AutoPolicy(3), (1.0, 2.5, 5.0, 7.5), 5.0
-    accepted = {"row0": 3, "row1": 3}
-    feed(policy, 2000, seconds, accepted, catch_up=catch_up)
-    made = [
-        max(depths.values(), default=0)
-        for depths in feed(policy, 40_000, seconds, accepted, catch_up=catch_up)
-    ]
-    returns = sum(b > 0 and not a for a, b in itertools.pairwise(made))
-    lost = sum(seconds[k] - (k + 1) * seconds[0] for k in made) + returns * catch_up
-    assert returns
-    assert lost < 0.008 * len(made)
-
-
-def test_trials_of_slow_depths_cost_little_time() -> None:
-    policy, seconds = AutoPolicy(3), (1.0, 6.0, 12.0, 18.0)
-    accepted = {"row0": 3, "row1": 3}
-    feed(policy, 200, seconds, accepted)
-    made = feed(policy, 10_000, seconds, accepted)
-    spent = sum(seconds[max(depths.values(), default=0)] for depths in made)
-    assert any(made)
-    assert spent < 1.01 * len(made)
-
-
-def test_compiling_does_not_fool_the_policy() -> None:
-    policy = AutoPolicy(1)
-    pending, compiled = 0, set()
-    for _ in range(100):
-        decision = policy.choose(rows(1))
-        seconds = 1.0 if pending in compiled else 60.0
-        compiled.add(pending)
-        outcome = Outcome("row0", pending, pending)
-        policy.observe(StepReport(seconds, 1, pending, 100, [outcome], decision.depth))
-        pending = decision.depth
-    assert pending == 1
 
 
 def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
@@ -336,27 +139,3 @@ def test_no_row_drafts_deeper_than_it_may(
         seconds = data.draw(st.one_of(st.none(), st.floats(0, 10)))
         outcomes = [Outcome(name, k, k // 2) for name, k in decision.depths.items()]
         policy.observe(StepReport(seconds, len(views), decision.depth, 5, outcomes))
-
-
-def test_a_trial_outlasts_the_steps_that_it_makes_slow_itself() -> None:
-    policy, rows = AutoPolicy(3), [RowView("row0", 3, 100)]
-    met: set[int] = set()
-    verified = 0
-    for _ in range(200):
-        depth = policy.choose(rows).depth
-        traced = depth not in met
-        met.add(depth)
-        outcome = Outcome("row0", verified, 0)
-        seconds = None if traced else 1.0 + verified
-        policy.observe(StepReport(seconds, 1, verified, 100, [outcome], depth))
-        verified = depth
-    assert {0, 1} <= met
-    assert policy.choose(rows).depth == 0
-
-
-def test_a_depth_that_was_left_in_a_bad_moment_is_soon_in_use_again() -> None:
-    policy, accepted = AutoPolicy(3), {"row0": 1, "row1": 1}
-    usual, bad = (20.0, 48.0, 75.0, 95.0), (50.0, 60.0, 76.0, 96.0)
-    assert feed(policy, 3000, usual, accepted)[-1] == {}
-    assert feed(policy, 60, bad, accepted)[-1] == {"row0": 1, "row1": 1}
-    assert feed(policy, 200, usual, accepted)[-1] == {}

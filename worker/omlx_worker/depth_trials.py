@@ -184,12 +184,13 @@ class DepthTrials:
         Args:
             known: depths measured with so many slots.
         """
-        self._going_on = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook)
-        trial = self._going_on
-        if trial:
-            self._since[cell[0]] = 0
-            self.count += 1
-        if trial and trial.again:
+        trial = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook)
+        self._going_on = trial
+        if trial is None:
+            return None
+        self._since[cell[0]] = 0
+        self.count += 1
+        if trial.again:
             expected = outlook.price(trial.depth, trial.steps)
             speed = outlook.speeds[outlook.current]
             most = SAVINGS * outlook.seconds[outlook.current]
