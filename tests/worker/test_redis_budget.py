@@ -7,27 +7,18 @@ queue. The figures are ceilings of what is there now: lower them when a change s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from redis import Redis
 
-from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
 from omlx_worker.engine.interface import Emission
 from omlx_worker.lease import LeaseTable
-from omlx_worker.messages import Admit, Close, Stepped
-from omlx_worker.outbox import Outbox
-from omlx_worker.publisher import Publisher
+from omlx_worker.messages import Stepped
 from tests.redis_server import RedisServer
-from tests.worker.fake_engine import FakeEngine
 from tests.worker.leasing import QUEUES, claim
 from tests.worker.running import enqueue
+from tests.worker.traffic import Traffic
 
 ROWS = 8
 STEPS = 25
@@ -48,40 +39,6 @@ ENDING = 16
 """Commands for the end of one job: its record, result, registries and the end of its stream."""
 
 
-@dataclass
-class Traffic:
-    """A traffic thread at work for jobs that are held, without an engine and without a main
-    thread, both of which would ask Redis for things of their own."""
-
-    leases: LeaseTable
-    jobs: list[ActiveJob]
-    mailbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    outbox: Outbox = field(default_factory=Outbox)
-
-    def __post_init__(self) -> None:
-        self.publisher = Publisher(
-            self.leases, self.mailbox, SimpleQueue(), lambda _: None, self.outbox
-        )
-        for job in self.jobs:
-            self.mailbox.put(Admit(job))
-        self.publisher.start()
-
-    def step(self, reason: Any = None) -> None:
-        """Report a token of every row, and wait until it is written."""
-        rows = [row.row_id for job in self.jobs for row in job.rows]
-        emissions = [Emission(row_id, [7], "x", finish_reason=reason) for row_id in rows]
-        self.outbox.add(emissions)
-        self.mailbox.put(Stepped(emissions))
-        self.wait()
-
-    def wait(self) -> None:
-        """Until the thread has written all that it was given."""
-        deadline = time.monotonic() + 20
-        while self.outbox.waiting:
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
-
-
 @pytest.fixture
 def server(private_server: RedisServer) -> Iterator[Redis]:
     with Redis.from_url(private_server.url) as client:
@@ -95,15 +52,8 @@ def traffic(private_server: RedisServer, server: Redis) -> Iterator[Traffic]:
         leases = LeaseTable(connection, "worker-a", QUEUES, seconds=3600.0)
         for _ in range(ROWS):
             enqueue(server, max_completion_tokens=STEPS)
-        traffic = Traffic(leases, [active(job) for job in claim(leases, ROWS)])
-        yield traffic
-        traffic.mailbox.put(Close())
-        assert traffic.publisher.join(20)
-
-
-def active(job: ClaimedJob) -> ActiveJob:
-    request = GenerationRequest(model="fake", prompt="hello", max_completion_tokens=STEPS)
-    return ActiveJob(job, request, FakeEngine().prepare(request, job.id), streams=True)
+        with Traffic(leases, claim(leases, ROWS)) as traffic:
+            yield traffic
 
 
 def asked(server: Redis) -> dict[str, int]:

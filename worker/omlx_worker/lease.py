@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from redis import Redis
 from redis.client import Pipeline
+from rq.job import Job
 
 from omlx_producer.protocol import (
     ENDED_SECONDS,
+    CancelledEvent,
     TerminalEvent,
     TokensEvent,
     ended_stream,
     events_key,
     tokens_channel,
 )
+from omlx_producer.state import read_stream_end
 from omlx_worker.claimed import ClaimedJob
 from omlx_worker.ending import Commit, Ending
 from omlx_worker.jobs import MAX_BODY_BYTES
@@ -210,6 +213,25 @@ class LeaseTable:
             pipeline.xadd(stream, {"job": job_id})
             pipeline.expire(stream, ENDED_SECONDS)
         pipeline.expire(key, ttl if ttl and ttl > 0 else self._stream_ttl)
+
+    def tell_cancelled(self, job_id: str, sentence: str) -> None:
+        """Write the terminal event of a job that was cancelled by another, unless that one has.
+
+        RQ's cancel takes a running job from its worker and writes none. `omlx_producer.cancel`
+        writes it, for a job that had come back to its queue while its worker was away.
+        """
+
+        def write(pipeline: Pipeline) -> None:
+            tokens, over = read_stream_end(pipeline, job_id)
+            status = pipeline.hget(job_key, "status")
+            pipeline.multi()
+            if status == b"canceled" and not over:
+                self.publish_end(
+                    pipeline, job_id, CancelledEvent(job_id=job_id, n=tokens, error=sentence)
+                )
+
+        job_key = Job.key_for(job_id)
+        self.connection.transaction(write, job_key, events_key(job_id))
 
     def renew(self, jobs: Iterable[ClaimedJob] | None = None) -> dict[str, str]:
         """Renew leases, all by default; returns those that are gone and the jobs' statuses."""

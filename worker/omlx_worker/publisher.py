@@ -202,22 +202,21 @@ class Publisher:
 
     def _lose(self, claim: ClaimedJob, status: str) -> None:
         """Drop a job that is no longer this worker's."""
-        event = CancelledEvent(
-            job_id=claim.id, n=self._sent(claim), error="the job was cancelled while it ran"
-        )
         self._cancel(Cancel(claim, Lost()))
         self._drop(claim)
         if not self._leases.holds(claim):
             return
         log.warning("job %s is no longer this worker's (%s); dropping it", claim.id, status)
         if status == "canceled":
-            self._insist(lambda: self._tell_cancelled(claim, event))
+            try:
+                self._insist(
+                    lambda: self._leases.tell_cancelled(
+                        claim.id, "the job was cancelled while it ran"
+                    )
+                )
+            except ResponseError as error:
+                log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
         self._leases.forget(claim)
-
-    def _tell_cancelled(self, claim: ClaimedJob, event: CancelledEvent) -> None:
-        with self._leases.connection.pipeline() as pipeline:
-            self._leases.publish_end(pipeline, claim.id, event)
-            pipeline.execute(raise_on_error=False)
 
     def _end(self, ended: Sequence[Ended]) -> None:
         endings = []
