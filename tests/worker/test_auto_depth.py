@@ -202,3 +202,16 @@ def test_a_depth_that_was_left_in_a_bad_moment_is_soon_in_use_again() -> None:
     assert feed(policy, 3000, usual, accepted)[-1] == {}
     assert feed(policy, 60, bad, accepted)[-1] == {"row0": 1, "row1": 1}
     assert feed(policy, 200, usual, accepted)[-1] == {}
+
+
+def test_a_few_steps_while_rows_join_do_not_pass_for_a_look_at_the_depth_that_was_left() -> None:
+    policy, accepted = AutoPolicy(3), {"row0": 1, "row1": 1}
+    usual, bad = (22.0, 48.0, 75.0, 95.0), (50.0, 48.0, 75.0, 95.0)
+    assert feed(policy, 3000, usual, accepted)[-1] == {}
+    assert feed(policy, 90, bad, accepted)[-1] == {"row0": 1, "row1": 1}
+    made = []
+    for _ in range(10):
+        assert policy.choose(rows(3, 3), coming=6).depth == 0
+        policy.observe(StepReport(28.0, 2, 0, 100, [], 0))
+        made += feed(policy, 30, usual, accepted)
+    assert {} in made

@@ -107,6 +107,8 @@ class DepthTrials:
         self._going_on: DepthTrial | None = None
         self._attempts: Counter[tuple[int, int]] = Counter()
         self._last_tried: dict[tuple[int, int], int] = {}
+        self._measured = (0, 0)
+        self._in_a_row = 0
         self._credit = 0.0
         self._intervals: defaultdict[int, int] = defaultdict(lambda: RARE)
         self._since: Counter[int] = Counter()
@@ -127,8 +129,13 @@ class DepthTrials:
         self._bills.stepped(seconds, tokens)
 
     def measured(self, slots: int, depth: int) -> None:
-        """Its time counted."""
-        self._last_tried[slots, depth] = self._steps
+        """Its time counted. A depth was looked at when so many in a row have as make it known: the
+        few steps while rows join are no look at it."""
+        kind = (slots, depth)
+        self._in_a_row = self._in_a_row + 1 if kind == self._measured else 1
+        self._measured = kind
+        if self._in_a_row >= FIRST:
+            self._last_tried[kind] = self._steps
 
     def left(self, slots: int, depth: int) -> None:
         """Another depth is used from now on with so many slots.
