@@ -15,14 +15,9 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outcome import ENDINGS
-from omlx_producer.protocol import (
-    ENDED_SECONDS,
-    CancelledEvent,
-    ended_stream,
-    events_key,
-    tokens_channel,
-)
-from omlx_producer.state import fetch_job, read_stream_end
+from omlx_producer.protocol import CancelledEvent, events_key
+from omlx_producer.state import fetch_job
+from omlx_producer.stream_end import read_stream_end, write_stream_end
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
@@ -95,16 +90,10 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
             pipe.delete(events_key(job.id))
             tokens = 0
         event = CancelledEvent(job_id=job.id, n=tokens, error=REASON)
-        payload = event.model_dump_json()
         job.cancel(pipeline=pipe)
         pipe.hdel(job.key, STOP_FIELD)
         Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)
-        pipe.xadd(events_key(job.id), {"event": payload}, id=event.stream_id)
-        pipe.publish(tokens_channel(job.id), payload)
-        if stream := ended_stream(job.id):
-            pipe.xadd(stream, {"job": job.id})
-            pipe.expire(stream, ENDED_SECONDS)
-        pipe.expire(events_key(job.id), keep_for)
+        write_stream_end(pipe, event, keep_for=keep_for)
         pipe.expire(job.key, keep_for)
         pipe.expire(job.dependencies_key, keep_for)
         pipe.execute()

@@ -13,7 +13,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer.outcome import ENDINGS, ask_result, read_outcome, unknown_job
-from omlx_producer.protocol import events_key
+from omlx_producer.stream_end import read_stream_end
 
 Status = Literal["queued", "started", "finished", "failed", "cancelled"]
 
@@ -52,18 +52,6 @@ def fetch_job(connection: redis.Redis, job_id: str) -> Job:
     except (NoSuchJobError, ValueError):
         # RQ refuses ids that it could not have made with a ValueError.
         raise unknown_job(job_id) from None
-
-
-def read_stream_end(connection: redis.Redis, job_id: str) -> tuple[int, bool]:
-    """How many tokens the stream of a job holds, and whether it is over: the id of its last entry
-    says both."""
-    last: list[tuple[bytes, dict[bytes, bytes]]] = connection.xrevrange(  # type: ignore[assignment]
-        events_key(job_id), count=1
-    )
-    if not last:
-        return 0, False
-    tokens, _, part = last[0][0].partition(b"-")
-    return int(tokens), part != b"0"
 
 
 def read_state(connection: redis.Redis, job_id: str) -> JobState:

@@ -17,6 +17,8 @@ from omlx_producer.trouble import passes
 
 log = logging.getLogger("omlx_worker.lease")
 
+CANCELLED_WHILE_IT_RAN = "the job was cancelled while it ran"
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:

@@ -20,6 +20,7 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.active import ActiveJob
 from omlx_worker.claimed import ClaimedJob
+from omlx_worker.ending import CANCELLED_WHILE_IT_RAN
 from omlx_worker.engine.interface import Engine, Row
 from omlx_worker.jobs import MAX_BODY_BYTES, TOO_LONG, decode_request, release_memory
 from omlx_worker.memory import Size
@@ -58,7 +59,7 @@ class Intake:
     def prepare(self, claim: ClaimedJob) -> ActiveJob | Failed | Stopped:
         """Make a job ready to be admitted, or say why it is not run."""
         if claim.treatment == "stop":
-            return Stopped("the job was cancelled while it ran")
+            return Stopped(CANCELLED_WHILE_IT_RAN)
         if claim.treatment == "fail":
             return Failed(CONVICTED.format(claim.crashes), retry=False)
         try:

@@ -17,17 +17,15 @@ from redis.client import Pipeline
 from rq.job import Job
 
 from omlx_producer.protocol import (
-    ENDED_SECONDS,
     CancelledEvent,
     TerminalEvent,
     TokensEvent,
-    ended_stream,
     events_key,
     tokens_channel,
 )
-from omlx_producer.state import read_stream_end
+from omlx_producer.stream_end import read_stream_end, write_stream_end
 from omlx_worker.claimed import ClaimedJob
-from omlx_worker.ending import Commit, Ending
+from omlx_worker.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
 from omlx_worker.jobs import MAX_BODY_BYTES
 from omlx_worker.scripts import load
 from omlx_worker.trial import Trial
@@ -198,23 +196,16 @@ class LeaseTable:
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
 
-    def publish_end(
-        self, pipeline: Pipeline, job_id: str, event: TerminalEvent, ttl: int | None = None
-    ) -> None:
+    def publish_end(self, pipeline: Pipeline, event: TerminalEvent, ttl: int | None = None) -> None:
         """Write the terminal event of a job that ends otherwise than by `commit`.
 
         Args:
             ttl: seconds that the result is kept, if there is one.
         """
-        key, payload = events_key(job_id), event.model_dump_json()
-        pipeline.xadd(key, {"event": payload}, id=event.stream_id)
-        pipeline.publish(tokens_channel(job_id), payload)
-        if stream := ended_stream(job_id):
-            pipeline.xadd(stream, {"job": job_id})
-            pipeline.expire(stream, ENDED_SECONDS)
-        pipeline.expire(key, ttl if ttl and ttl > 0 else self._stream_ttl)
+        keep_for = ttl if ttl and ttl > 0 else self._stream_ttl
+        write_stream_end(pipeline, event, keep_for=keep_for)
 
-    def tell_cancelled(self, job_id: str, sentence: str) -> None:
+    def tell_cancelled(self, job_id: str) -> None:
         """Write the terminal event of a job that was cancelled by another, unless that one has.
 
         RQ's cancel takes a running job from its worker and writes none. `omlx_producer.cancel`
@@ -227,7 +218,7 @@ class LeaseTable:
             pipeline.multi()
             if status == b"canceled" and not over:
                 self.publish_end(
-                    pipeline, job_id, CancelledEvent(job_id=job_id, n=tokens, error=sentence)
+                    pipeline, CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
                 )
 
         job_key = Job.key_for(job_id)

@@ -209,11 +209,7 @@ class Publisher:
         log.warning("job %s is no longer this worker's (%s); dropping it", claim.id, status)
         if status == "canceled":
             try:
-                self._insist(
-                    lambda: self._leases.tell_cancelled(
-                        claim.id, "the job was cancelled while it ran"
-                    )
-                )
+                self._insist(lambda: self._leases.tell_cancelled(claim.id))
             except ResponseError as error:
                 log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
         self._leases.forget(claim)

@@ -163,7 +163,7 @@ def _announce(
     repeats = bool(job.repeats_left)
 
     def write(pipeline: Pipeline) -> None:
-        leases.publish_end(pipeline, job.id, ending.event, ttl)
+        leases.publish_end(pipeline, ending.event, ttl)
         if not repeats:
             pipeline.hdel(job.key, STOP_FIELD)
 
