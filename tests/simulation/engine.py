@@ -1,7 +1,7 @@
 """An engine of numbers: it costs what a table says and accepts drafts by chance.
 
-It keeps the pipeline of the real one: a step verifies what the step before it drafted, and the
-policy hears of a step one step late.
+It keeps the pipeline of the real one: a step verifies what the step before it drafted, cut or
+padded to the depth that it drafts itself, and the policy hears of a step one step late.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class SimulatedEngine:
     def step(self, depths: Mapping[str, int]) -> tuple[SimulatedStep, StepReport | None]:
         """Run a step that drafts so deep; returns it, and the report of the one before it."""
         self._compact()
-        window, drafted = self._window, max(depths.values(), default=0)
+        drafted = max(depths.values(), default=0)
+        window = drafted if self._window else 0
         assert all(k <= self._rows[row_id].job.limit for row_id, k in depths.items())
         context = max(row.context for row in self._rows.values())
         verify = self._table(self.slots, window, context, self.generated)
@@ -149,9 +150,11 @@ class SimulatedEngine:
             missed = min(self._missed, TAIL) / TAIL
             seconds += (RESUME + self._catch_up * missed) * verify
         self._missed = 0 if drafted else self._missed + 1
-        rows, tokens, expected = len(self._rows), 0, 0.0
+        rows, tokens, expected, judged = len(self._rows), 0, 0.0, 0
         outcomes = []
         for name, row in list(self._rows.items()):
+            row.drafts = min(row.drafts, window)
+            judged = max(judged, row.drafts)
             accepted = row.accept()
             outcomes.append(Outcome(name, row.drafts, accepted))
             expected += row.job.expected(row.drafts)
@@ -166,7 +169,7 @@ class SimulatedEngine:
         report = StepReport(
             self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
             self.slots,
-            window,
+            judged,
             context,
             outcomes,
             drafted,

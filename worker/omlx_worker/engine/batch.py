@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.attention_cache import TAIL, Spans, spans_of
 from omlx_worker.engine.backlog import Backlog
+from omlx_worker.engine.change_of_depth import fit
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.layout import Layout, grown, reachable
 from omlx_worker.engine.memory import Footprint
@@ -170,6 +171,7 @@ class Batch:
         depth = max(self._depth_of(slot.row) for _, slot in self._seats.taken)
         self._mind_the_head(depth)
         buffers = self._buffers
+        buffers.state = fit(buffers.state, buffers.caches, depth, self.depth)
         width = 1 + (buffers.state["drafts"].shape[1] if "drafts" in buffers.state else 0)
         # The window's tokens, and the head's own for every draft but the first.
         reach = width + max(depth - 1, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.slots import pick
+from omlx_worker.engine.slots import pick, widened
 
 
 class RecurrentCache:
@@ -18,9 +18,9 @@ class RecurrentCache:
     many as were accepted.
 
     Attributes:
-        kept: empty after a window of one token, else conv inputs ``[S, W, channels or more]``,
-            keys ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay (float32) and beta
-            ``[S, W, H]`` of the whole window.
+        kept: conv inputs ``[S, W, channels or more]``, keys ``[S, W, Hk, Dk]``, values
+            ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]`` of the whole window, behind
+            which there may be padding; empty after a window that no draft came of.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
@@ -54,11 +54,23 @@ class RecurrentCache:
             return
         slots, width = self.conv.shape[0], kept[0].shape[1]
         self.kept = [
-            _widened(array, width)
+            widened(array, width)
             for array in self.kept or [mx.zeros((slots, *a.shape[1:]), a.dtype) for a in kept]
         ]
         for array, part in zip(self.kept, kept, strict=True):
             array[slot, :width] = part[0]
+
+    def fit(self, width: int, widest: int) -> None:
+        """Pad what is kept to one width or, where it is more than that, to the other."""
+        kept = self.kept[0].shape[1] if self.kept else 1
+        if kept == width == 1:
+            # Its only position is committed already.
+            self.forget()
+        self.kept = [widened(array, widest if kept > width else width) for array in self.kept]
+
+    def forget(self) -> None:
+        """No draft of the last window can be accepted any more."""
+        self.kept = []
 
     def clear(self, slot: int) -> None:
         """Make a slot the empty history."""
@@ -68,9 +80,3 @@ class RecurrentCache:
     def pick(self, slots: Sequence[int], size: int) -> None:
         """Keep these slots, in this order, as the first of ``size`` slots."""
         self.advance([pick(array, slots, size) for array in self.arrays])
-
-
-def _widened(array: mx.array, width: int) -> mx.array:
-    """An array ``[S, W, ...]`` with at least ``width`` positions."""
-    extra = max(0, width - array.shape[1])
-    return mx.pad(array, [(0, 0), (0, extra)] + [(0, 0)] * (array.ndim - 2)) if extra else array

@@ -32,6 +32,7 @@ from omlx_worker.engine.attention_cache import Window, spans_of
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.layer_cache import LayerCache
 from omlx_worker.engine.models import RaggedModel
+from omlx_worker.engine.recurrent_cache import RecurrentCache
 from omlx_worker.engine.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report
 from omlx_worker.engine.speculation import Drafts, judge, propose
 
@@ -149,6 +150,10 @@ def advance(
     width = tokens.shape[1]
     window = Window.at(cursors, body_lengths, width, spans_of(caches))
     hidden = model.forward(tokens, caches, window, state["accepted"])
+    if width == 1 and not depth:
+        for cache in caches:
+            if isinstance(cache, RecurrentCache):
+                cache.forget()
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)

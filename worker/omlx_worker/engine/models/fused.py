@@ -146,7 +146,7 @@ def gated_delta_net(
     )
     out, state = replay_and_run(window, kept, accepted, cache.state)
     cache.conv, cache.state = conv, state
-    cache.kept = [projected, *window.kept] if x.shape[1] > 1 else []
+    cache.kept = [projected, *window.kept]
     return product(module.out_proj, net_inputs.gated_norm(module, out, projected), added)
 
 

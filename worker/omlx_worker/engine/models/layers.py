@@ -89,7 +89,7 @@ def gated_delta_net(
     kept = Kept(*cache.kept[1:]) if cache.kept else None
     out, state = replay_and_run(window, kept, accepted, cache.state)
     cache.conv, cache.state = inputs[:, 1 : taps + 1], state
-    cache.kept = [raw, *window.kept] if x.shape[1] > 1 else []
+    cache.kept = [raw, *window.kept]
     return _gated_output(module, out, gate)
 
 
