@@ -18,6 +18,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine import speculation
+from omlx_worker.engine.change_of_depth import fit
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.sampling import Law, Plan, knobs
 from omlx_worker.engine.speculation import Drafts
@@ -33,15 +34,21 @@ ROUNDS = 8
 START = 2
 
 
-def draw_pairs(model: TableModel, sampling: Sampling, depth: int) -> Counter[tuple[int, int]]:
-    """Count the second and third token after `START`, both of them drafted first."""
+def draw_pairs(
+    model: TableModel, sampling: Sampling, depths: Sequence[int]
+) -> Counter[tuple[int, int]]:
+    """Count the second and third token after `START`.
+
+    Args:
+        depths: of the steps, over and over: with one alone, both tokens are drafted first.
+    """
     counted: Counter[tuple[int, int]] = Counter()
     for lap in range(ROUNDS):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)
         settings = knobs(rows, plan)
         settings["active"] = mx.ones((ROWS,), mx.int32)
-        settings["depth"] = mx.full((ROWS,), depth, mx.int32)
+        settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
         zeros = mx.zeros((ROWS,), mx.int32)
         state: State = dict.fromkeys(("cursors", "body_lengths", "accepted", "drafted"), zeros) | {
             "pending": mx.full((ROWS,), START, mx.int32)
@@ -50,7 +57,10 @@ def draw_pairs(model: TableModel, sampling: Sampling, depth: int) -> Counter[tup
             state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
             state["counts"][:, START] = 1
         sequences: list[list[int]] = [[] for _ in range(ROWS)]
+        turns = itertools.cycle(depths)
         while any(len(sequence) < 3 for sequence in sequences):
+            depth = next(turns)
+            state = fit(state, [], depth, max(depths))
             verdict, state = advance(model, [], state, settings, plan, depth)  # type: ignore[arg-type]
             emitted = verdict.draw.tokens.tolist()
             for sequence, tokens, (_, accepted) in zip(
@@ -129,9 +139,20 @@ def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) 
     model = TableModel(closeness=0.6)
     sampling = replace(sampling, ratio=rule == "ratio")
 
-    counted = draw_pairs(model, sampling, depth=2)
+    counted = draw_pairs(model, sampling, depths=[2])
 
     assert sum(counted.values()) == ROWS * ROUNDS >= 200_000
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+@pytest.mark.parametrize("depths", [[1, 3], [3, 1], [2, 0, 3]], ids=str)
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int], rule: str) -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+
+    counted = draw_pairs(model, sampling, depths)
+
+    assert sum(counted.values()) == ROWS * ROUNDS
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
@@ -140,7 +161,7 @@ def test_at_temperature_zero_the_rules_are_one_and_take_the_likeliest_tokens() -
     [(pair, _)] = [item for item in exact_pairs(model, Sampling(0.0)).items() if item[1] == 1]
 
     for ratio in (True, False):
-        assert set(draw_pairs(model, Sampling(0.0, ratio=ratio), depth=2)) == {pair}
+        assert set(draw_pairs(model, Sampling(0.0, ratio=ratio), depths=[2])) == {pair}
 
 
 def resampled_from_the_target(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
@@ -167,4 +188,4 @@ def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_notice
     model = TableModel(closeness=0.6)
     sampling = Sampling(temperature=1.0, ratio=True)
 
-    assert disagreement(draw_pairs(model, sampling, depth=2), exact_pairs(model, sampling)) > 3
+    assert disagreement(draw_pairs(model, sampling, depths=[2]), exact_pairs(model, sampling)) > 3

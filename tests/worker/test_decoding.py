@@ -43,9 +43,14 @@ def job(name: str, priority: str, prompt: int, tokens: int) -> ActiveJob:
     return ActiveJob(claim, GenerationRequest(model="m", prompt="x"), [row], streams=True)
 
 
-def decoding(engine: FakeEngine, limit: int, pacing: Pacing | None = None) -> Decoding:
+def decoding(
+    engine: FakeEngine,
+    limit: int,
+    pacing: Pacing | None = None,
+    pace: PrefillPace | None = None,
+) -> Decoding:
     budget = MemoryBudget(limit, 0, a_byte_a_token)
-    return Decoding(engine, budget, Counters(), pacing=pacing, pace=PrefillPace(512))
+    return Decoding(engine, budget, Counters(), pacing=pacing, pace=pace or PrefillPace(512))
 
 
 def act_until(decoding: Decoding, condition: Callable[[], bool]) -> None:
@@ -118,3 +123,24 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
         worker.add(job(name, "default", prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
     assert told == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], "and the fourth has no place yet"
+
+
+def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
+    class Pace(PrefillPace):
+        def stepped(self, seconds: float | None, depth: int = 0) -> None:
+            told.append(seconds is not None)
+
+    class Flipping(FixedPolicy):
+        def choose(
+            self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+        ) -> Decision:
+            asked.append(slots)
+            return Decision(*((1, {"a": 1}) if len(asked) == 4 else (0, {})), "as told")
+
+    told: list[bool] = []
+    asked: list[int | None] = []
+    pacing = Pacing(Flipping(0), 1)
+    worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, pace=Pace(8))
+    worker.add(job("a", "default", prompt=1, tokens=20))
+    act_until(worker, lambda: len(told) == 8)
+    assert told == [False, True, True, False, False, True, True, True]

@@ -88,6 +88,20 @@ def test_the_time_of_a_step_that_was_disturbed_is_not_reported() -> None:
     assert policy.reports[1].seconds is not None
 
 
+def test_a_step_around_which_the_depth_changes_is_known_as_one() -> None:
+    pacing = Pacing(Scripted(2, 2, 2, 0, 0, 0), depth=2)
+    pacing.add(row("a"))
+    pacing.before(["a"], slots=1)
+    pacing.after([])
+    changing = []
+    for judged in (0, 2, 2, 0, 0):
+        pacing.before(["a"], slots=1)
+        pacing.after([emitted("a", 1, judged)])
+        changing.append(pacing.changes_depth)
+
+    assert changing == [True, False, True, False, False]
+
+
 def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

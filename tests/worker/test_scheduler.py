@@ -78,7 +78,7 @@ def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None
     for row_id, tokens in lengths.items():
         scheduler.add(row_id, tokens)
     coming = [scheduler.coming for _ in range(12) if drive(scheduler, lengths) == Decode()]
-    assert coming == [3, 2, 0, 0, 1, 0], "nobody after a piece of a prompt, or without a place"
+    assert coming == [3, 2, 0, 2, 1, 0], "nobody while two pieces of a prompt are left, or no place"
 
 
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:

@@ -24,7 +24,7 @@ from omlx_worker.depth_trials import DepthTrial, DepthTrials, Outlook
 
 log = logging.getLogger(__name__)
 
-MARGIN = 0.01
+MARGIN = 0.005
 """Share by which a depth must beat the current one before its gains are counted."""
 
 CHANGE = 0.4
@@ -101,7 +101,7 @@ class AutoPolicy:
         tokens = sum(1 + outcome.accepted for outcome in report.outcomes)
         self._trials.stepped(report.seconds, tokens)
         self._timed = report.seconds is not None and not report.turns
-        if report.seconds is None or report.turns or report.drafted not in (None, report.depth):
+        if report.seconds is None or report.changes_depth:
             return
         slots = slots_for(report.rows)
         self._trials.measured(slots, report.depth)

@@ -70,3 +70,8 @@ class StepReport:
     outcomes: Sequence[Outcome] = field(default=())
     drafted: int | None = None
     turns: bool = False
+
+    @property
+    def changes_depth(self) -> bool:
+        """Whether the depth changed in this step or the next: it took what neither depth takes."""
+        return self.turns or self.drafted not in (None, self.depth)

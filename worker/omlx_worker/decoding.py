@@ -251,8 +251,9 @@ class Decoding:
     # Times
 
     def _time_step(self, depth: int) -> None:
-        now = time.monotonic()
-        self._pace.stepped(None if self._stepped_at is None else now - self._stepped_at, depth)
+        now, before = time.monotonic(), self._stepped_at
+        turns = self._pacing is not None and self._pacing.changes_depth
+        self._pace.stepped(None if before is None or turns else now - before, depth)
         self._stepped_at = now
 
     def _disturb(self) -> None:

@@ -25,10 +25,12 @@ class Pacing:
 
     Attributes:
         transitions: how often drafting began or ended while rows were being decoded.
+        changes_depth: whether the depth changed around the step that was heard of last.
     """
 
     def __init__(self, policy: DepthPolicy, depth: int, knowledge: Knowledge | None = None) -> None:
         self.transitions = 0
+        self.changes_depth = False
         self._policy = policy
         self._knowledge = knowledge
         self._depth = depth
@@ -98,17 +100,17 @@ class Pacing:
                 self._contexts[emission.row_id] += len(emission.tokens)
         if not emissions:
             return
-        self._policy.observe(
-            StepReport(
-                seconds=seconds,
-                rows=self._slots,
-                depth=max(emission.drafted for emission in emissions),
-                context=self._context,
-                outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
-                drafted=self._dispatched.depth if self._dispatched else None,
-                turns=self._turns,
-            )
+        report = StepReport(
+            seconds=seconds,
+            rows=self._slots,
+            depth=max(emission.drafted for emission in emissions),
+            context=self._context,
+            outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
+            drafted=self._dispatched.depth if self._dispatched else None,
+            turns=self._turns,
         )
+        self.changes_depth = report.changes_depth
+        self._policy.observe(report)
 
     @property
     def _turns(self) -> bool:

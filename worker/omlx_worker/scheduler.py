@@ -142,12 +142,17 @@ class Scheduler:
     def coming(self) -> int:
         """Rows that can be expected to join with a chunk each, one after each step from this on.
 
-        None while one reads a prompt of several chunks: the longer a step takes, the longer are
-        they, and the fewer.
+        None while one reads a prompt of which more than a chunk is left: the longer a step takes,
+        the longer are they, and the fewer.
         """
-        if not self._follows_chunk or self.joined > self.decoding:
+        reading = [row for row in self._rows.values() if row.stage is _Stage.READING]
+        if not self._follows_chunk or not all(map(self._reads_its_last, reading)):
             return 0
-        return min(self.waiting, self._max_rows - self.joined)
+        return len(reading) + min(self.waiting, self._max_rows - self.joined)
+
+    def _reads_its_last(self, row: _Row) -> bool:
+        """Whether the next chunk of a row's prompt is the last."""
+        return self._pace.chunk(row.context, self._hurried, row.left) == row.left
 
     @property
     def paused_rows(self) -> list[str]:
