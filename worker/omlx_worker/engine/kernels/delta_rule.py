@@ -71,7 +71,7 @@ def replay_and_run(
     one after the window's first position, which stands whatever becomes of the drafts after it.
 
     Args:
-        kept: the last window; None where it had but one position.
+        kept: the last window, padded or not; None where no draft of it can be accepted.
         accepted: ``[S]`` int32, how many of its positions after the first are replayed.
         state: ``[S, H, Dv, Dk]`` float32.
 

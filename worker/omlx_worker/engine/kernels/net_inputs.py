@@ -164,7 +164,7 @@ def prepare(
         projected: ``[S, W, qkv + z + b + a]``, all projections side by side.
         conv: ``[S, taps, channels]``, the convolution's inputs that were committed.
         past: the last window's projections, the convolution's inputs first, of which the
-            accepted drafts' count; None where it had but one position.
+            accepted drafts' count; None where none of it can be accepted.
         commit_first: whether the window's first position is committed, or all of it.
 
     Returns:
