@@ -119,7 +119,7 @@ class SimulatedEngine:
         self._rng = random.Random(seed)
         self._noise = noise
         self._rows: dict[str, _Row] = {}
-        self._window = 0
+        self._has_drafts = False
         self._slack = 0
         self._landing: StepReport | None = None
         self._joined = False
@@ -141,7 +141,7 @@ class SimulatedEngine:
         """Run a step that drafts so deep; returns it, and the report of the one before it."""
         self._compact()
         drafted = max(depths.values(), default=0)
-        window = drafted if self._window else 0
+        window = drafted if self._has_drafts else 0
         assert all(k <= self._rows[row_id].job.limit for row_id, k in depths.items())
         context = max(row.context for row in self._rows.values())
         verify = self._table(self.slots, window, context, self.generated)
@@ -164,7 +164,7 @@ class SimulatedEngine:
             row.drafts = depths.get(name, 0)
             if row.left <= 0:
                 del self._rows[name]
-        self._window = drafted if self._rows else 0
+        self._has_drafts = bool(drafted and self._rows)
         self.generated += tokens
         report = StepReport(
             self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),

@@ -145,14 +145,12 @@ class Scheduler:
         None while one reads a prompt of which more than a chunk is left: the longer a step takes,
         the longer are they, and the fewer.
         """
+        if not self._follows_chunk:
+            return 0
         reading = [row for row in self._rows.values() if row.stage is _Stage.READING]
-        if not self._follows_chunk or not all(map(self._reads_its_last, reading)):
+        if any(self._chunk_of(row) < row.left for row in reading):
             return 0
         return len(reading) + min(self.waiting, self._max_rows - self.joined)
-
-    def _reads_its_last(self, row: _Row) -> bool:
-        """Whether the next chunk of a row's prompt is the last."""
-        return self._pace.chunk(row.context, self._hurried, row.left) == row.left
 
     @property
     def paused_rows(self) -> list[str]:
@@ -245,8 +243,11 @@ class Scheduler:
         self._hurried = any(
             other.level < BULK for other in self._rows.values() if other.stage is _Stage.DECODING
         )
-        tokens = self._pace.chunk(row.context, self._hurried, row.left)
-        return Prefill(row.row_id, tokens, joins)
+        return Prefill(row.row_id, self._chunk_of(row), joins)
+
+    def _chunk_of(self, row: _Row) -> int:
+        """Tokens of a row's prompt to read at a time."""
+        return self._pace.chunk(row.context, self._hurried, row.left)
 
     def _victim(self) -> _Row | None:
         """The bulk row that has decoded for the shortest time."""

@@ -15,7 +15,7 @@ REMEMBERED = 5
 
 LAG = 2
 """Steps around a trial that are its doing: the one heard of while the head catches up, and the one
-that verifies what the trial's last step has drafted."""
+after its last, which has other drafts to judge than it is deep."""
 
 Leaving = tuple[int, int]
 """Slots, and the depth in use."""
