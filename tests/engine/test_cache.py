@@ -32,8 +32,9 @@ step = st.tuples(
     st.sampled_from([0, 1, 3]),
 )
 check = st.tuples(st.just("check"))
+catch_up = st.tuples(st.just("catch_up"))
 moves = st.lists(
-    st.one_of(join, leave, suspend, resume, resume, step, step, step, check),
+    st.one_of(join, leave, suspend, resume, resume, step, step, step, check, catch_up),
     min_size=60,
     max_size=90,
 )
@@ -42,8 +43,9 @@ moves = st.lists(
 class Driver:
     """Plays moves on a batch, drafts being right as often as the move says."""
 
-    def __init__(self, loaded: Loaded, seed: int) -> None:
+    def __init__(self, loaded: Loaded, seed: int, tokens: int = LENGTH) -> None:
         self.loaded = loaded
+        self.tokens = tokens
         self.decoder: RaggedDecoder = loaded.decoder(depth=3, varies=True)
         self.batch = self.decoder.batch
         self.rng = random.Random(seed)
@@ -60,11 +62,11 @@ class Driver:
             return
         name = f"{self.steps}-{self.rng.random()}"
         prompt = [self.rng.randrange(256) for _ in range(length)]
-        self.decoder.add(Row(name, prompt, LENGTH, GREEDY, depth=depth))
+        self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
         while self.decoder.prefill(name, 16):
             pass
         self.histories[name] = prompt
-        self.futures[name] = self.loaded.greedy(prompt, LENGTH + 8)
+        self.futures[name] = self.loaded.greedy(prompt, self.tokens + 8)
 
     def leave(self, place: int) -> None:
         if place < len(self.histories):
@@ -117,6 +119,15 @@ class Driver:
                 drafts[index][place] = (future[place] + (not right)) % 256
         self.batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
 
+    def catch_up(self) -> None:
+        """Let the head read what it has missed, and hold that, too, against a fresh run."""
+        self._land()
+        if self.batch._seats.taken:
+            self.batch._backlog.catch_up()  # type: ignore[union-attr]
+            behind = self.behind
+            self.check()
+            assert self.behind == behind
+
     def check(self) -> None:
         self._land()
         state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
@@ -132,7 +143,7 @@ class Driver:
     ) -> None:
         """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
         model = self.decoder._model
-        body = self.batch._seats.slots[index].body_length  # type: ignore[union-attr]
+        body = self.batch._seats.at(index).body_length
         fresh = model.new_prompt_cache()
         recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.
@@ -145,7 +156,8 @@ class Driver:
                     mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
                 )
         layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
-        if self.batch._backlog.begin is not None:  # type: ignore[union-attr]
+        unread = self.batch._seats.at(index).unread
+        if unread or self.batch._backlog.begin is not None:  # type: ignore[union-attr]
             # Drafting is off: the head catches up when it is on again.
             layers.pop()
             self.behind += 1
@@ -197,6 +209,8 @@ def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
                 driver.resume(place)
             driver.step(0.8, 5, driver.steps // 20 % 3)
             driver.check()
+            if driver.steps % 3 == 0:
+                driver.catch_up()
 
     assert max(driver.groups) > 1
     assert driver.steps >= 200

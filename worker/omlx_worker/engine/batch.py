@@ -31,6 +31,7 @@ from omlx_worker.engine.sampling import Knobs, Plan, knobs
 from omlx_worker.engine.seats import Seats, Slot
 from omlx_worker.engine.snapshot import Snapshot
 from omlx_worker.engine.step import CompiledStep, RowStep, Verdict, compiled
+from omlx_worker.engine.unread import Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Batch:
         self._depths: Mapping[str, int] = {}
         self._steps: Programs[tuple[Plan, int, Spans, bool], CompiledStep] = Programs()
         self._in_flight: _Flight | None = None
-        self._backlog = Backlog(model) if self.varies else None
+        self._backlog = Backlog(model, self._seats) if self.varies else None
 
     def __len__(self) -> int:
         return len(self._seats.taken)
@@ -92,11 +93,15 @@ class Batch:
         """How many times the pipeline was drained to join, fold, rearrange or suspend."""
         return self._seats.drains
 
-    def join(self, row: Row, prompt: Sequence[Sequence[mx.array]]) -> None:
+    def join(
+        self, row: Row, prompt: Sequence[Sequence[mx.array]], unread: Unread | None = None
+    ) -> None:
         """Add a row whose history, but for its last token, was prefilled.
 
         Args:
             prompt: for every layer what its cache's `write` takes; empty for a one-token history.
+            unread: what the head has yet to read of it, whose layers' arrays are empty then; only
+                where the depth varies.
         """
         history = row.history
         length = len(history) - 1
@@ -105,7 +110,7 @@ class Batch:
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
-        slot = Slot(row, length, length, row.max_tokens - len(row.generated))
+        slot = Slot(row, length, length, row.max_tokens - len(row.generated), unread)
         self._enter(slot, Snapshot([list(part) for part in prompt], state))
 
     def suspend(self, row_id: str) -> bool:
@@ -116,8 +121,8 @@ class Batch:
         index = self._seats.find(row_id)
         if index is None:
             return False
-        # What the head has missed lies in the tail, which a snapshot has not.
-        self._catch_up()
+        if self._backlog:
+            self._backlog.before_leaving(index, self._seats.at(index))
         self._suspended[row_id] = self._seats.take_out(index)
         # Rows are suspended for others to have their memory, and those are waiting for it.
         self._seats.compact(at_once=True)
@@ -130,7 +135,10 @@ class Batch:
 
     def suspended_bytes(self, row_id: str) -> int:
         suspended = self._suspended.get(row_id)
-        return suspended[1].nbytes if suspended else 0
+        if suspended is None:
+            return 0
+        slot, snapshot = suspended
+        return snapshot.nbytes + (slot.unread.nbytes if slot.unread else 0)
 
     def leave(self, row_id: str) -> None:
         """Drop a row, suspended or not; what a step in flight still samples for it is dropped."""
@@ -176,7 +184,9 @@ class Batch:
         # The window's tokens, and the head's own for every draft but the first.
         reach = width + max(depth - 1, 0)
         if any(slot.offset + reach > TAIL for _, slot in self._seats.taken):
-            self._fold()
+            if self._backlog:
+                self._backlog.before_fold()
+            self._seats.fold()
         if self._seats.changed:
             self._replan()
         leaves_latest = self.varies and width == 1 and not depth
@@ -228,16 +238,9 @@ class Batch:
         if self._backlog is None:
             return
         if depth:
-            self._catch_up()
+            self._backlog.catch_up()
         else:
-            offset = min(slot.offset for _, slot in self._seats.taken)
-            self._backlog.open(offset - (self._in_flight.width if self._in_flight else 1))
-
-    def _catch_up(self) -> None:
-        if self._backlog:
-            end = max(slot.offset for _, slot in self._seats.taken)
-            self._buffers.take_up_latest()
-            self._backlog.read(self._buffers.state, self._buffers.caches, end)
+            self._backlog.leave_out(self._in_flight.width if self._in_flight else 1)
 
     # Rows, tails and settings: between steps.
 
@@ -251,12 +254,6 @@ class Batch:
     def _close_if_empty(self) -> None:
         if self._backlog and not self._seats.taken:
             self._backlog.clear()
-
-    def _fold(self) -> None:
-        if self._backlog and self._backlog.begin is not None:
-            self._catch_up()
-            self._backlog.open(0)
-        self._seats.fold()
 
     def _replan(self) -> None:
         """Take up the settings of the rows that are there now."""

@@ -15,6 +15,7 @@ from omlx_worker.engine.attention_cache import TAIL, AttentionCache
 from omlx_worker.engine.buffers import NOTED
 from omlx_worker.engine.layout import Layout, positions_of, slots_of
 from omlx_worker.engine.models import RaggedModel
+from omlx_worker.engine.unread import MOST_UNREAD
 
 IN_FLIGHT = 3
 """Copies of what every step rewrites: the last one's, the one's under way, and its successor's."""
@@ -89,7 +90,7 @@ class Footprint:
         kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
         tail = TAIL * self._position
         if remembers:
-            tail += (TAIL + NOTED) * model.hidden * model.dtype.size
+            tail += (TAIL + NOTED + MOST_UNREAD) * model.hidden * model.dtype.size
         # Counts, and the drafts' own weights.
         self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
         # Ten arrays in float32 over a window, at once: what all the rules together come to.

@@ -12,15 +12,21 @@ from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.step import RowStep
+from omlx_worker.engine.unread import MOST_UNREAD, Unread
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose history is being read; its last token is left for the first step."""
+    """A row whose history is being read; its last token is left for the first step.
+
+    Attributes:
+        unread: what the head shall read later; None if it reads along.
+    """
 
     row: Row
     history: list[int]
     caches: list[Any]
+    unread: Unread | None
     done: int = 0
 
     @property
@@ -49,7 +55,10 @@ class RaggedDecoder:
         return self.batch.traces + self.batch.drains
 
     def add(self, row: Row) -> None:
-        self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
+        history = row.history
+        later = self.batch.varies and len(history) <= MOST_UNREAD
+        caches = self._model.new_prompt_cache()
+        self._reading[row.row_id] = _Reading(row, history, caches, Unread() if later else None)
 
     def prefill(self, row_id: str, tokens: int) -> int:
         reading = self._reading[row_id]
@@ -57,16 +66,24 @@ class RaggedDecoder:
             history, done = reading.history, reading.done
             chunk = history[done : min(done + tokens, len(history) - 1)]
             following = history[done + 1 : done + 1 + len(chunk)]
-            self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
-            # Awaited: whoever reads prompts between steps has to know what a chunk takes.
-            mx.eval([cache.state for cache in reading.caches])
+            self._read(reading, mx.array(chunk)[None], mx.array(following)[None])
             reading.done += len(chunk)
         if reading.left == 0:
             del self._reading[row_id]
             read = reading.done > 0
-            self.batch.join(reading.row, self._model.prompt_arrays(reading.caches) if read else [])
+            prompt = self._model.prompt_arrays(reading.caches) if read else []
+            self.batch.join(reading.row, prompt, reading.unread if read else None)
             return 0
         return reading.left
+
+    def _read(self, reading: _Reading, tokens: mx.array, following: mx.array) -> None:
+        unread = reading.unread
+        if unread is None:
+            self._model.prefill(tokens, following, reading.caches)
+        else:
+            unread.add(self._model.read(tokens, reading.caches), following)
+        # Awaited: whoever reads prompts between steps has to know what a chunk takes.
+        mx.eval([cache.state for cache in reading.caches], unread.arrays if unread else [])
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         return self.batch.step(depths)

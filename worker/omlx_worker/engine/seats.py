@@ -15,6 +15,7 @@ from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.layout import Layout, Seated, excess, packed, seat, slots_of
 from omlx_worker.engine.models import RaggedModel
 from omlx_worker.engine.snapshot import Snapshot
+from omlx_worker.engine.unread import Unread
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch is rearranged, so that it
@@ -28,12 +29,14 @@ class Slot:
     Attributes:
         cursor: at most this; exact once every dispatched step is read.
         remaining: tokens that may still be wanted, at most this; likewise.
+        unread: what an MTP head has yet to read of its body, if anything.
     """
 
     row: Row
     body_length: int
     cursor: int
     remaining: int
+    unread: Unread | None = None
     left: bool = False
 
     @property
@@ -70,6 +73,12 @@ class Seats:
         """The slot that a row is in."""
         return next((index for index, slot in self.taken if slot.row.row_id == row_id), None)
 
+    def at(self, index: int) -> Slot:
+        """The slot of a row that is there."""
+        slot = self.slots[index]
+        assert slot is not None
+        return slot
+
     def drain(self) -> None:
         """Wait for the step in flight, so that nothing but the caches holds their buffers."""
         if self.slots:
@@ -89,8 +98,7 @@ class Seats:
 
     def take_out(self, index: int) -> tuple[Slot, Snapshot]:
         """Copy a row out of its slot and free that."""
-        slot = self.slots[index]
-        assert slot is not None
+        slot = self.at(index)
         self.drain()
         useless = _useless(slot.row.sampling)
         snapshot, slot.body_length = self.buffers.read(index, slot.body_length, useless)
@@ -98,8 +106,7 @@ class Seats:
 
     def free(self, index: int) -> Slot:
         """Free a slot, and let go of every buffer with the last of them; returns the row's."""
-        slot = self.slots[index]
-        assert slot is not None
+        slot = self.at(index)
         self.slots[index] = None
         self.changed = True
         if self.taken:

@@ -55,6 +55,10 @@ class RaggedQwen35:
     def drafts(self) -> bool:
         return self._head is not None
 
+    @property
+    def head_layers(self) -> int:
+        return len(self._head_layers)
+
     # Prefill: one row, mlx-lm's own caches.
 
     def new_prompt_cache(self) -> list[KVCache | ArraysCache]:
@@ -65,6 +69,12 @@ class RaggedQwen35:
         self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
     ) -> None:
         """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
+        hidden = self.read(tokens, caches)
+        if self._head is not None:
+            self.read_by_head(following, hidden, caches[len(self._text.layers) :])
+
+    def read(self, tokens: mx.array, caches: Sequence[KVCache | ArraysCache]) -> mx.array:
+        """Read ``[1, T]`` tokens without the head; returns what `read_by_head` takes of them."""
         x = self._text.model.embed_tokens(tokens)
         for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
             if layer.is_linear:
@@ -72,10 +82,19 @@ class RaggedQwen35:
                 x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
             else:
                 x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
-        if self._head is not None:
-            hidden = self._taken(self._outputs(x, self._text.model.norm))
-            embeddings = self._text.model.embed_tokens(following)
-            self._head(embeddings, hidden, caches[len(self._text.layers) :])
+        return self._outputs(x, self._text.model.norm)
+
+    def read_by_head(
+        self, following: mx.array, hidden: mx.array, caches: Sequence[KVCache]
+    ) -> None:
+        """Let the head read positions of one row into its caches.
+
+        Args:
+            following: ``[1, T]``, the token after each.
+            hidden: ``[1, T, hidden]``, the backbone's output there.
+        """
+        assert self._head is not None
+        self._head(self._text.model.embed_tokens(following), self._taken(hidden), caches)
 
     def _read(self, net: Any, own: fused.Fused, x: mx.array, cache: ArraysCache) -> mx.array:
         if own.net is not None:
@@ -85,7 +104,11 @@ class RaggedQwen35:
     def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
         """What each layer's `write` takes from a prompt's caches."""
         return [
-            list(cache.keys_and_values()) if isinstance(cache, KVCache) else [cache[0], cache[1]]
+            []
+            if cache.empty()
+            else list(cache.keys_and_values())
+            if isinstance(cache, KVCache)
+            else [cache[0], cache[1]]
             for cache in caches
         ]
 
