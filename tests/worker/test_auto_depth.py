@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from omlx_worker.auto_depth import HOLD
 from omlx_worker.depth import (
     AutoPolicy,
     Outcome,
@@ -103,6 +104,26 @@ def test_rows_that_wait_for_a_step_to_pass_wait_for_the_one_that_costs_all_least
         assert (decision.depth, decision.passing) == (0, True)
     assert policy.choose(rows(3), 1).depth == 3, "the knowledge of before is still there"
     assert policy.transitions == changes
+
+
+def test_between_two_joins_nobody_drafts_deeper_than_when_a_row_joined() -> None:
+    policy = alone_and_fast_with((1.0, 1.2, 1.4, 1.6))
+    assert policy.choose(rows(3), 1, 7, reading=True).depth == 0
+    decisions = [policy.choose(rows(3), 1, reading=True) for _ in range(HOLD + 1)]
+    assert [decision.depth for decision in decisions] == [0] * (HOLD - 1) + [3, 3]
+    assert policy.choose(rows(3), 1, 7, reading=True).depth == 0
+    assert policy.choose(rows(3), 1).depth == 3, "nothing is being read any more"
+
+
+def test_every_size_of_batch_keeps_its_own_depth() -> None:
+    policy = AutoPolicy(3)
+    many = {f"row{n}": 3 for n in range(8)}
+    few, alone = (1.0, 3.0, 5.0, 7.0), (1.0, 1.1, 1.2, 1.3)
+    feed(policy, 400, few, dict.fromkeys(many, 0), [3] * 8)
+    assert feed(policy, 400, alone, {"row0": 3}, [3])[-1] == {"row0": 3}
+    views = [RowView(name, 3, 100) for name in many]
+    assert policy.choose(views).depth == 0
+    assert policy.choose(rows(3)).depth == 3
 
 
 def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> None:
@@ -211,7 +232,7 @@ def test_a_few_steps_while_rows_join_do_not_pass_for_a_look_at_the_depth_that_wa
     assert feed(policy, 90, bad, accepted)[-1] == {"row0": 1, "row1": 1}
     made = []
     for _ in range(10):
-        assert policy.choose(rows(3, 3), coming=6).depth == 0
+        policy.choose(rows(3, 3), coming=6)
         policy.observe(StepReport(28.0, 2, 0, 100, [], 0))
         made += feed(policy, 30, usual, accepted)
     assert {} in made

@@ -108,21 +108,27 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
 
 
 def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, bool]] = []
 
     class Listening(FixedPolicy):
         def choose(
-            self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+            self,
+            rows: Sequence[RowView],
+            slots: int | None = None,
+            coming: int = 0,
+            *,
+            reading: bool = False,
         ) -> Decision:
-            told.append((len(rows), coming))
-            return super().choose(rows, slots, coming)
+            told.append((len(rows), coming, reading))
+            return super().choose(rows, slots, coming, reading=reading)
 
     engine = FakeEngine(max_rows=3)
     worker = decoding(engine, limit=10_000, pacing=Pacing(Listening(0), 0))
     for name in "abcd":
         worker.add(job(name, "default", prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
-    assert told == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], "and the fourth has no place yet"
+    expected = [(rows, coming, False) for rows, coming in ((1, 2), (2, 1), (3, 0), (3, 0), (3, 0))]
+    assert told == expected, "and the fourth has no place yet"
 
 
 def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
@@ -132,7 +138,12 @@ def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> N
 
     class Flipping(FixedPolicy):
         def choose(
-            self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+            self,
+            rows: Sequence[RowView],
+            slots: int | None = None,
+            coming: int = 0,
+            *,
+            reading: bool = False,
         ) -> Decision:
             asked.append(slots)
             return Decision(*((1, {"a": 1}) if len(asked) == 4 else (0, {})), "as told")

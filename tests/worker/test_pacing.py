@@ -26,6 +26,8 @@ class Scripted:
         rows: Sequence[RowView],
         slots: int | None = None,
         coming: int = 0,
+        *,
+        reading: bool = False,
     ) -> Decision:
         self.seen.append(rows)
         depth = self._depths.pop(0)

@@ -81,6 +81,17 @@ def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None
     assert coming == [3, 2, 0, 2, 1, 0], "nobody while two pieces of a prompt are left, or no place"
 
 
+def test_a_prompt_is_being_read_from_its_first_piece_to_its_last() -> None:
+    scheduler, lengths = Scheduler(2, PrefillPace(8)), {"short": 1, "long": 20}
+    for row_id, length in lengths.items():
+        scheduler.add(row_id, length)
+    assert not scheduler.reading
+    seen = [scheduler.reading for _ in range(9) if drive(scheduler, lengths) == Decode()]
+    assert seen[0] is False
+    assert seen.count(True) == 2
+    assert seen[-1] is False
+
+
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     scheduler = Scheduler(4, PrefillPace(8))
     lengths = {"a": 1, "b": 24}

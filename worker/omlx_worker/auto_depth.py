@@ -30,6 +30,10 @@ MARGIN = 0.005
 CHANGE = 0.4
 """Price of a change of depth, in steps."""
 
+HOLD = 8
+"""Steps, prompts being read between them, for which nobody drafts deeper than when a row was about
+to join: more are likely to, and each time that drafting begins the head has to catch up."""
+
 FILE_VERSION = 2
 
 
@@ -48,10 +52,12 @@ class AutoPolicy:
         self._costs = StepCosts()
         self._rates = AcceptanceRates(max_depth)
         self._settled = 0
+        self._settled_with: dict[int, int] = {}
         self._reason = "nothing is known yet"
         self._regret = 0.0
         self._trials = DepthTrials()
         self._timed = True
+        self._joined_at = self._hold = 0
         self.transitions = 0
 
     @property
@@ -60,7 +66,12 @@ class AutoPolicy:
         return self._trials.count
 
     def choose(
-        self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,
+        coming: int = 0,
+        *,
+        reading: bool = False,
     ) -> Decision:
         """How deep to draft in the next step.
 
@@ -68,6 +79,7 @@ class AutoPolicy:
             rows: those that decode.
             slots: the batch's, where known; they outnumber the rows for a while as rows leave.
             coming: rows that join one by one, each after another step.
+            reading: whether prompts are read between the steps.
         """
         self._rates.keep(row.row_id for row in rows)
         limits = {
@@ -80,11 +92,17 @@ class AutoPolicy:
             self._trials.stop()
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
+        self._settled = self._settled_with.setdefault(cell[0], self._settled)
         outlook = self._look(cell, len(rows), limits, top)
         if coming:
             self._trials.stop()
             depth = self._until_joined(outlook, cell, len(rows), coming)
+            self._joined_at, self._hold = depth, HOLD
             return self._decide(depth, limits, f"{coming} more rows join", passing=True)
+        self._hold = max(0, self._hold - 1) if reading else 0
+        if self._hold and self._joined_at < outlook.current:
+            self._trials.stop()
+            return self._decide(self._joined_at, limits, "prompts are read", passing=True)
         self._trials.earn(outlook)
         trial = self._try(cell, outlook)
         if trial:
@@ -177,12 +195,12 @@ class AutoPolicy:
         self._regret = max(0.0, self._regret + gain - MARGIN)
         if best != outlook.current and self._regret > CHANGE:
             self._trials.left(slots, outlook.current)
-            self._change(best, gain, rows)
+            self._change(best, gain, slots, rows)
 
-    def _change(self, depth: int, gain: float, rows: int) -> None:
+    def _change(self, depth: int, gain: float, slots: int, rows: int) -> None:
         count = "1 row" if rows == 1 else f"{rows} rows"
         self._reason = f"depth {depth} for {count}: {gain:+.0%} against depth {self._settled}"
-        self._settled = depth
+        self._settled = self._settled_with[slots] = depth
         self._regret = 0.0
         self.transitions += 1
 

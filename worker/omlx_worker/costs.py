@@ -7,37 +7,10 @@ average. Keys never measured borrow the shape of the nearest ones that were.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-FIRST, MOST_FIRST = 3, 12
-"""Observations of a key that make it known, if they agree, and that do if they never agree; their
-mean, without the largest, is where its average starts."""
-
-AGREEMENT = 0.06
-"""The standard error of that mean, as a share of it, at which observations agree."""
-
-GAIN = 0.08
-"""Weight of one more observation in an average that has settled."""
-
-CLIP = 0.25
-"""The most that one observation may differ from its average and count in full, as a share."""
-
-STRAY = 1.3
-"""The factor by which an observation is off that noise seldom explains, and not thrice in a row."""
-
-STEADY = 12
-"""Steps in a row of one depth after which its drift is taken to be everybody's, until another
-depth has been in use as long: what a trial finds, a long one too, is news of that depth alone."""
-
-SETTLED = 16
-"""Observations of a key after which its average moves with the machine, not away from its start."""
-
-TRUSTED = 4
-"""Observations that the mean of a depth counts for that was not in use of late."""
+from omlx_worker.joint_costs import JointCosts
 
 GUESS = 0.08
 """What one more draft costs where nothing is known, as a share of a step."""
@@ -56,99 +29,18 @@ def context_bucket(tokens: int) -> int:
     return (max(tokens - 1, 0) // 1024).bit_length()
 
 
-@dataclass(slots=True)
-class Average:
-    """Seconds of one kind of step, deaf to outliers.
-
-    Attributes:
-        first: the observations that it starts from.
-        strays: the last observations, as long as all of them were off by more than `STRAY`.
-        compiled: whether the first ever was seen, which includes compiling and does not count.
-        is_known: whether those that it starts from are enough.
-    """
-
-    mean: float = 0.0
-    count: int = 0
-    first: list[float] = field(default_factory=list)
-    strays: list[float] = field(default_factory=list)
-    compiled: bool = False
-    is_known: bool = False
-
-    def add(self, seconds: float, steady: bool = False) -> float:
-        """Take an observation in; returns by how much the mean moved.
-
-        Args:
-            steady: whether this kind of step has been in use for a while. If not, the mean may be
-                from another time, and `FIRST` strays in a row that agree replace it.
-        """
-        if not self.compiled:
-            self.compiled = True
-            return 0.0
-        before = self.mean
-        self.count += 1
-        if not self.is_known:
-            self.first.append(seconds)
-            self.mean = statistics.fmean(_usual(self.first))
-            self.is_known = len(self.first) == MOST_FIRST or _agree(self.first)
-            return self.mean - before if self.count > 1 else 0.0
-        is_stray = not self.mean / STRAY <= seconds <= self.mean * STRAY
-        self.strays = [*self.strays, seconds][-FIRST:] if is_stray and not steady else []
-        if _agree(self.strays):
-            self.mean, self.count, self.strays = statistics.median(self.strays), FIRST, []
-        else:
-            error = min(max(seconds / self.mean - 1, -CLIP), CLIP)
-            self.mean *= 1 + max(GAIN, 1 / self.count) * error
-        return self.mean - before
-
-
-def _usual(seconds: Sequence[float]) -> Sequence[float]:
-    """Without the largest, which may be anything."""
-    return sorted(seconds)[: max(1, len(seconds) - 1)]
-
-
-def _agree(seconds: Sequence[float]) -> bool:
-    """Whether the mean of what is usual is known well enough."""
-    if len(seconds) < FIRST:
-        return False
-    usual = _usual(seconds)
-    error = statistics.stdev(usual) / math.sqrt(len(usual))
-    return error <= AGREEMENT * statistics.fmean(usual)
-
-
 class StepCosts:
-    """Seconds of a step; every `Cell` holds the averages of the depths seen in it."""
+    """Seconds of a step; every `Cell` knows the depths seen in it."""
 
     def __init__(self) -> None:
-        self._cells: dict[Cell, dict[int, Average]] = {}
+        self._cells: dict[Cell, JointCosts] = {}
         self._found: dict[Cell, dict[int, float]] = {}
-        self._home: dict[Cell, int] = {}
-        self._depth = -1
-        self._run = 0
 
     def observe(self, cell: Cell, depth: int, seconds: float) -> None:
         """Take in a step that verified and drafted equally deep."""
-        if seconds <= 0:
-            return
-        self._found.clear()
-        averages = self._cells.setdefault(cell, {})
-        average = averages.setdefault(depth, Average())
-        self._run = self._run + 1 if depth == self._depth else 1
-        self._depth = depth
-        if self._run > STEADY:
-            self._home[cell] = depth
-        at_home = self._home.get(cell) == depth
-        if self._run == 1 and not at_home:
-            # Its mean has only followed another depth's since it was in use.
-            average.count = min(average.count, TRUSTED)
-        before = average.mean
-        moved = average.add(seconds, steady=at_home)
-        if at_home and average.count > SETTLED:
-            # A growing context adds to every depth, another user of the machine takes a share of
-            # each or of some: others move by the smaller of the two. What seems too fast by that
-            # is tried and found out; what seems too slow would not be.
-            for other_depth, other in averages.items():
-                if other_depth != depth and other.count:
-                    other.mean += moved * min(other.mean / before, 1.0)
+        if seconds > 0:
+            self._found.clear()
+            self._cells.setdefault(cell, JointCosts()).observe(depth, seconds)
 
     def known(self, cell: Cell) -> set[int]:
         """The depths measured with so many slots, in contexts that compare with this one."""
@@ -166,8 +58,7 @@ class StepCosts:
         return [_between(known, depth) for depth in range(depths + 1)]
 
     def _known(self, cell: Cell) -> dict[int, float]:
-        averages = self._cells.get(cell, {})
-        return {depth: average.mean for depth, average in averages.items() if average.is_known}
+        return self._cells[cell].known if cell in self._cells else {}
 
     def _neighbours(self, cell: Cell) -> list[Cell]:
         """Cells with as many slots, the nearest context first."""
@@ -208,10 +99,9 @@ class StepCosts:
 
     def to_json(self) -> list[list[float]]:
         return [
-            [*cell, depth, average.mean]
-            for cell, averages in self._cells.items()
-            for depth, average in averages.items()
-            if average.is_known
+            [*cell, depth, seconds]
+            for cell, costs in self._cells.items()
+            for depth, seconds in costs.known.items()
         ]
 
     @classmethod
@@ -224,9 +114,8 @@ class StepCosts:
         for slots, context, depth, mean in entries:
             if not (slots >= 1 and context >= 0 and depth >= 0 and 0 < mean < float("inf")):
                 raise ValueError(f"no step costs {mean!r} seconds")
-            # Known, but soon outweighed: the machine may do other things today.
-            average = Average(float(mean), FIRST, is_known=True)
-            costs._cells.setdefault((int(slots), int(context)), {})[int(depth)] = average
+            cell = (int(slots), int(context))
+            costs._cells.setdefault(cell, JointCosts()).recall(int(depth), float(mean))
         return costs
 
 

@@ -174,8 +174,10 @@ class Decoding:
 
     def _step(self) -> list[Emission]:
         rows = self._scheduler.decoding_rows
-        slots, coming = self._engine.slots, self._scheduler.coming
-        depths = self._pacing.before(rows, slots, coming) if self._pacing else None
+        slots, scheduler = self._engine.slots, self._scheduler
+        depths = None
+        if self._pacing:
+            depths = self._pacing.before(rows, slots, scheduler.coming, reading=scheduler.reading)
         changes = self._engine.changes
         try:
             emissions = self._engine.step(depths)

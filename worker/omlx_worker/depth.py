@@ -34,7 +34,12 @@ class DepthPolicy(Protocol):
     """Changes of the depth in use, short trials of another one not included."""
 
     def choose(
-        self, rows: Sequence[RowView], slots: int | None = None, coming: int = 0
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,
+        coming: int = 0,
+        *,
+        reading: bool = False,
     ) -> Decision:
         """How deep to draft in the next step, for these rows, before so many more join."""
         ...
@@ -57,6 +62,8 @@ class FixedPolicy:
         rows: Sequence[RowView],
         slots: int | None = None,  # noqa: ARG002
         coming: int = 0,  # noqa: ARG002
+        *,
+        reading: bool = False,  # noqa: ARG002
     ) -> Decision:
         return decide(rows, self._depth, self._reason)
 
@@ -78,6 +85,8 @@ class HybridPolicy:
         rows: Sequence[RowView],
         slots: int | None = None,  # noqa: ARG002
         coming: int = 0,  # noqa: ARG002
+        *,
+        reading: bool = False,  # noqa: ARG002
     ) -> Decision:
         if rows and (len(rows) == 1) != self._alone:
             self.transitions += self._alone is not None

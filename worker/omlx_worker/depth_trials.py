@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from omlx_worker.costs import FIRST, Cell
+from omlx_worker.costs import Cell
+from omlx_worker.joint_costs import FIRST
 from omlx_worker.trial_bills import TrialBills
 
 TRIAL = FIRST + 3
@@ -28,6 +29,10 @@ BUDGET = 0.005
 
 SAVINGS = 10.0
 """The most that may be laid by for trials, in steps of the depth in use."""
+
+STALLED = 40.0
+"""A step that takes so many times as long as usual is no doing of a trial. The head's reading of
+all that it has missed may be: that counts."""
 
 RARE, RAREST = 160, 640
 """Steps between such trials with as many slots; twice as many after each that changes nothing."""
@@ -200,7 +205,7 @@ class DepthTrials:
         if trial.again:
             expected = outlook.price(trial.depth, trial.steps)
             speed = outlook.speeds[outlook.current]
-            most = SAVINGS * outlook.seconds[outlook.current]
+            most = STALLED * outlook.seconds[outlook.current]
             self._bills.open((cell[0], outlook.current), trial.steps, expected, speed, most)
         return trial
 
@@ -264,6 +269,8 @@ class DepthTrials:
             self._usual[cell] = (current, now)
         elif not usual / DRIFT < now < usual * DRIFT:
             self._usual[cell] = (current, now)
+            # What was laid by is to pay for as many steps as before.
+            self._credit *= now / usual
             doubtful.update(range(len(outlook.speeds)))
         doubtful.intersection_update(range(len(outlook.speeds)))
         doubtful.discard(current)

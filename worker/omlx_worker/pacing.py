@@ -75,17 +75,20 @@ class Pacing:
         """Something other than steps took time: of the next outcomes, so many say nothing of it."""
         self._untimed = max(self._untimed, steps)
 
-    def before(self, rows: Sequence[str], slots: int, coming: int = 0) -> dict[str, int]:
+    def before(
+        self, rows: Sequence[str], slots: int, coming: int = 0, *, reading: bool = False
+    ) -> dict[str, int]:
         """How many tokens to draft for each of these rows in the step that comes now.
 
         Args:
             slots: of the batch as the step before it left it, the one whose outcome is read next.
             coming: rows that join right after this step, one by one.
+            reading: whether prompts are read between the steps.
         """
         self._slots = slots
         views = [RowView(row, self._limits[row], self._contexts[row]) for row in rows]
         self._context = max((view.context for view in views), default=0)
-        decision = self._policy.choose(views, slots, coming)
+        decision = self._policy.choose(views, slots, coming, reading=reading)
         self._dispatched, self._decision = self._decision, decision
         self._announce(self._decision, len(rows))
         return {row: self._decision.depths.get(row, 0) for row in rows}

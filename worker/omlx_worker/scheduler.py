@@ -153,6 +153,11 @@ class Scheduler:
         return len(reading) + min(self.waiting, self._max_rows - self.joined)
 
     @property
+    def reading(self) -> bool:
+        """Whether a prompt is being read between the steps."""
+        return any(row.stage is _Stage.READING for row in self._rows.values())
+
+    @property
     def paused_rows(self) -> list[str]:
         """The rows that are paused with their caches kept, the one to resume last first."""
         rows = [row for row in self._rows.values() if row.stage is _Stage.PAUSED]
