@@ -52,7 +52,7 @@ class AutoPolicy:
         self._costs = StepCosts()
         self._rates = AcceptanceRates(max_depth)
         self._settled = 0
-        self._settled_with: dict[int, int] = {}
+        self._settled_with: dict[int, tuple[int, str]] = {}
         self._reason = "nothing is known yet"
         self._regret = 0.0
         self._trials = DepthTrials()
@@ -92,7 +92,8 @@ class AutoPolicy:
             self._trials.stop()
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
-        self._settled = self._settled_with.setdefault(cell[0], self._settled)
+        kept = self._settled_with.setdefault(cell[0], (self._settled, self._reason))
+        self._settled, self._reason = kept
         outlook = self._look(cell, len(rows), limits, top)
         if coming:
             self._trials.stop()
@@ -200,7 +201,8 @@ class AutoPolicy:
     def _change(self, depth: int, gain: float, slots: int, rows: int) -> None:
         count = "1 row" if rows == 1 else f"{rows} rows"
         self._reason = f"depth {depth} for {count}: {gain:+.0%} against depth {self._settled}"
-        self._settled = self._settled_with[slots] = depth
+        self._settled = depth
+        self._settled_with[slots] = (depth, self._reason)
         self._regret = 0.0
         self.transitions += 1
 
