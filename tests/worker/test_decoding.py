@@ -107,28 +107,49 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     assert told == [False, True, True, False, False, True, True, True]
 
 
+class Asked(FixedPolicy):
+    """Drafts nothing, or in its fourth decision alone; keeps what it is asked."""
+
+    def __init__(self, *, flips: bool = False) -> None:
+        super().__init__(0)
+        self.asked: list[tuple[int, int, bool]] = []
+        self._flips = flips
+
+    def choose(
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,
+        coming: int = 0,
+        *,
+        reading: bool = False,
+    ) -> Decision:
+        self.asked.append((len(rows), coming, reading))
+        if self._flips and len(self.asked) == 4:
+            return Decision(1, {"a": 1}, "as told")
+        return super().choose(rows, slots, coming, reading=reading)
+
+
 def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
-    told: list[tuple[int, int, bool]] = []
-
-    class Listening(FixedPolicy):
-        def choose(
-            self,
-            rows: Sequence[RowView],
-            slots: int | None = None,
-            coming: int = 0,
-            *,
-            reading: bool = False,
-        ) -> Decision:
-            told.append((len(rows), coming, reading))
-            return super().choose(rows, slots, coming, reading=reading)
-
-    engine = FakeEngine(max_rows=3)
-    worker = decoding(engine, limit=10_000, pacing=Pacing(Listening(0), 0))
+    policy, engine = Asked(), FakeEngine(max_rows=3)
+    worker = decoding(engine, limit=10_000, pacing=Pacing(policy, 0))
     for name in "abcd":
         worker.add(job(name, "default", prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
     expected = [(rows, coming, False) for rows, coming in ((1, 2), (2, 1), (3, 0), (3, 0), (3, 0))]
-    assert told == expected, "and the fourth has no place yet"
+    assert policy.asked == expected, "and the fourth has no place yet"
+
+
+def test_the_policy_is_told_that_a_prompt_is_being_read() -> None:
+    policy = Asked()
+    pacing = Pacing(policy, 0)
+    worker = decoding(FakeEngine(max_rows=2), limit=10_000, pacing=pacing, pace=PrefillPace(8))
+    worker.add(job("a", "default", prompt=3, tokens=20))
+    worker.add(job("b", "default", prompt=20, tokens=20))
+    act_until(worker, lambda: len(policy.asked) == 6)
+    reading = [asked for _, _, asked in policy.asked]
+    assert not reading[0]
+    assert any(reading)
+    assert not reading[-1]
 
 
 def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
@@ -136,21 +157,8 @@ def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> N
         def stepped(self, seconds: float | None, depth: int = 0) -> None:
             told.append(seconds is not None)
 
-    class Flipping(FixedPolicy):
-        def choose(
-            self,
-            rows: Sequence[RowView],
-            slots: int | None = None,
-            coming: int = 0,
-            *,
-            reading: bool = False,
-        ) -> Decision:
-            asked.append(slots)
-            return Decision(*((1, {"a": 1}) if len(asked) == 4 else (0, {})), "as told")
-
     told: list[bool] = []
-    asked: list[int | None] = []
-    pacing = Pacing(Flipping(0), 1)
+    pacing = Pacing(Asked(flips=True), 1)
     worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, pace=Pace(8))
     worker.add(job("a", "default", prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)

@@ -57,7 +57,7 @@ class AutoPolicy:
         self._regret = 0.0
         self._trials = DepthTrials()
         self._timed = True
-        self._joined_at = self._hold = 0
+        self._held = self._hold = 0
         self.transitions = 0
 
     @property
@@ -98,12 +98,12 @@ class AutoPolicy:
         if coming:
             self._trials.stop()
             depth = self._until_joined(outlook, cell, len(rows), coming)
-            self._joined_at, self._hold = depth, HOLD
+            self._held, self._hold = depth, HOLD
             return self._decide(depth, limits, f"{coming} more rows join", passing=True)
         self._hold = max(0, self._hold - 1) if reading else 0
-        if self._hold and self._joined_at < outlook.current:
+        if self._hold and self._held < outlook.current:
             self._trials.stop()
-            return self._decide(self._joined_at, limits, "prompts are read", passing=True)
+            return self._decide(self._held, limits, "prompts are read", passing=True)
         self._trials.earn(outlook)
         trial = self._try(cell, outlook)
         if trial:

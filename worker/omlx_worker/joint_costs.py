@@ -74,11 +74,11 @@ class JointCosts:
 
     def recall(self, depth: int, seconds: float) -> None:
         """Take up what an earlier run knew: known, but soon outweighed."""
+        shared = REMEMBERED_TOGETHER**2
         for other in self._logs:
-            shared = REMEMBERED_TOGETHER**2
             self._spread[depth, other] = self._spread[other, depth] = shared
         self._logs[depth] = math.log(seconds)
-        self._spread[depth, depth] = REMEMBERED_TOGETHER**2 + REMEMBERED_APART**2
+        self._spread[depth, depth] = shared + REMEMBERED_APART**2
 
     def observe(self, depth: int, seconds: float) -> None:
         """Take in a step's time."""
