@@ -47,7 +47,7 @@ def test_auto_comes_close_to_an_oracle_and_to_the_better_fixed_depth(scenario: S
 )
 def test_auto_keeps_up_where_others_use_the_machine_too(scenario: Scenario) -> None:
     speed = run(scenario, "auto").tokens_per_second
-    assert speed >= 0.93 * run(scenario, "oracle").tokens_per_second
+    assert speed >= 0.94 * run(scenario, "oracle").tokens_per_second
     share = {"shared": 0.97, "moody": 0.96}[scenario.machine]
     assert speed >= share * run(scenario, "mtp").tokens_per_second
     assert speed >= share * run(scenario, "batched").tokens_per_second
