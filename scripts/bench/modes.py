@@ -7,7 +7,9 @@
 One worker a mode, all alive on one server of the script's own, one of them busy at a time. In a
 lap so many clients submit a job, wait for its result, and submit the next. Modes take turns, in
 another order each lap, and a ratio is the median over laps of two modes' speeds in the same one, so
-that what else the machine is doing falls on all alike; what `auto` learns is forgotten at the end.
+that what else the machine is doing falls on all alike. Two processes that do the same may differ in
+speed for as long as they live (by 5% on one machine of two cores), so all workers are started anew
+a few times. `auto` then goes on from what it has learnt; at the end that is forgotten.
 On Linux, preload OpenBLAS as for engine.py.
 """
 
@@ -37,6 +39,9 @@ from omlx_worker.engine.loader import DEMO, resolve
 FIXED = ("batched", "mtp")
 MODES = (*FIXED, "hybrid", "auto")
 LOAD_SECONDS = 600.0
+
+Figures = dict[int, dict[str, list[float]]]
+"""By jobs at once and mode, the tokens per second of every lap."""
 
 
 @contextmanager
@@ -102,7 +107,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="a job")
     parser.add_argument("--rounds", type=int, default=4, help="jobs of a client in a lap")
     parser.add_argument("--laps", type=int, default=5)
-    parser.add_argument("--warm-laps", type=int, default=2, help="not counted: modes learn here")
+    parser.add_argument("--starts", type=int, default=3, help="of all workers, so many laps each")
+    parser.add_argument("--warm-laps", type=int, default=2, help="of a start, not counted")
     parser.add_argument("--prompt-characters", type=int, default=300)
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
@@ -110,32 +116,41 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    figures: Figures = {jobs: {mode: [] for mode in args.modes} for jobs in args.jobs}
+    with tempfile.TemporaryDirectory() as folder:
+        for start in range(args.starts):
+            workers = args.modes[start % len(args.modes) :] + args.modes[: start % len(args.modes)]
+            run(args, Path(folder), workers, start * args.laps, figures)
+            Console(stderr=True).print(f"start {start + 1} of {args.starts}: done", style="dim")
+    show(figures)
+
+
+def run(
+    args: argparse.Namespace, folder: Path, workers: Sequence[str], first: int, figures: Figures
+) -> None:
+    """Start the workers in this order, and add the speeds of the laps from ``first`` on."""
     lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
     texts = [json.loads(line)["prompt"][: args.prompt_characters] for line in lines]
-    figures: dict[int, dict[str, list[float]]] = {}
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        url = stack.enter_context(EmbeddedRedis(Path(folder))).url
-        for mode in args.modes:
-            stack.enter_context(worker(url, args.model, mode, max(args.jobs), folder))
+        server = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+        url = stack.enter_context(EmbeddedRedis(Path(server))).url
+        for mode in workers:
+            stack.enter_context(worker(url, args.model, mode, max(args.jobs), str(folder)))
         producer = stack.enter_context(Producer(url))
         wait_until_served(producer, args.modes)
-        for jobs in args.jobs:
-            figures[jobs] = seen = {mode: [] for mode in args.modes}
-            for number in range(-args.warm_laps, args.laps):
+        for jobs, seen in figures.items():
+            for number in range(first - args.warm_laps, first + args.laps):
                 start = number % len(texts)
                 prompts = [texts[(start + n) % len(texts)] for n in range(jobs * args.rounds)]
                 for mode in in_turn(args.modes, number):
                     speed = lap(producer, mode, prompts, jobs, args.tokens, number)
-                    if number >= 0:
+                    if number >= first:
                         seen[mode].append(speed)
                 if args.json:
                     args.json.write_text(json.dumps(figures))
-            Console(stderr=True).print(f"{jobs} jobs at once: done", style="dim")
-    show(figures)
 
 
-def show(figures: dict[int, dict[str, list[float]]]) -> None:
+def show(figures: Figures) -> None:
     modes = list(next(iter(figures.values())))
     fixed = [mode for mode in FIXED if mode in modes]
     compares = "auto" in modes and bool(fixed)
