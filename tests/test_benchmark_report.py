@@ -55,7 +55,21 @@ def test_auto_is_held_against_whichever_depth_was_the_best_lap_by_lap(tmp_path: 
 
     page = report.page([result("x86_64 processor", *sides, auto)], "", tmp_path)
 
-    assert "`auto` over K=2: 1.00 (0.50-1.00). Its steps by depth: 4 at 0, 30 at 2." in page
+    assert "`auto` over K=2: 1.00 (0.50-1.00). Its steps by depth: 4 at 0, 30 at 2. " in page
+
+
+def test_what_auto_chose_is_weighed_by_what_each_depth_came_to_by_itself(tmp_path: Path) -> None:
+    slow = measured("K=0", [1.0], steps=10, seconds=1.0, tokens=100)
+    fast = measured("K=2", [1.0], steps=10, seconds=1.5, tokens=300)
+    auto = measured("auto", [1.0], depths={"2": 30, "0": 10})
+    elsewhere = measured("auto", [1.0], depths={"2": 30, "1": 10})
+
+    page = report.page([result("NVIDIA H200", slow, fast, auto)], "", tmp_path)
+    other = report.page([result("NVIDIA H200", slow, fast, elsewhere)], "", tmp_path)
+
+    # 1,000 tokens in 5.5 s, where K=2 makes 200 a second.
+    assert "10 at 0, 30 at 2. At the figures above these would make 0.91." in page
+    assert "10 at 1, 30 at 2.\n" in other
 
 
 def test_notes_come_first_and_processors_and_gpus_have_sections_of_their_own(

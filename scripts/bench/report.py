@@ -31,7 +31,9 @@ Figures are medians over laps, ranges in brackets, and a ratio is taken within e
 starts with new rows, whose first tokens do not count. Peak memory is what decoding adds to the
 weights and to what the benchmark itself holds, also as a multiple of what the rows' caches come
 to, each held once. *Accepted* is the share of drafts kept at each place, of those whose
-predecessors were."""
+predecessors were. What is said of `auto` is its speed over that of the best depth, lap by lap, and
+then what the depths that it chose would make if each step took as long and brought as much as with
+that depth all along: what is lost by choosing, without the luck of laps."""
 COLUMNS = (
     *("", "tokens/s", "x BatchGenerator", "ms/step", "tokens/step", "accepted", "peak MB"),
     "x own cache",
@@ -105,7 +107,26 @@ def against_the_best(line: Sequence[Result]) -> Iterator[str]:
     best = max(fixed, key=lambda m: statistics.median(m["laps"]))
     shares = [a / b for a, b in zip(auto["laps"], best["laps"], strict=False)]
     steps = ", ".join(f"{n} at {depth}" for depth, n in sorted(auto["depths"].items()))
-    yield f"`auto` over {best['side']}: {spread(shares, '.2f')}. Its steps by depth: {steps}."
+    said = f"`auto` over {best['side']}: {spread(shares, '.2f')}. Its steps by depth: {steps}."
+    choice = share_of_choice(auto, fixed)
+    yield said if choice is None else f"{said} At the figures above these would make {choice:.2f}."
+
+
+def share_of_choice(auto: Result, fixed: Sequence[Result]) -> float | None:
+    """What `auto`'s depths make of the best one's speed, each step at the figures of its own side.
+
+    None where a depth that it chose was no side.
+    """
+    sides = {measured["side"].removeprefix("K="): measured for measured in fixed}
+    if not auto["depths"] or auto["depths"].keys() - sides.keys():
+        return None
+
+    def each(part: str) -> float:
+        counts: dict[str, int] = auto["depths"]
+        return sum(n * sides[depth][part] / sides[depth]["steps"] for depth, n in counts.items())
+
+    best = max(measured["tokens"] / measured["seconds"] for measured in fixed)
+    return each("tokens") / each("seconds") / best
 
 
 def cells(measured: Result) -> list[str]:
