@@ -243,7 +243,7 @@ def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
         tokens = demo.greedy(demo.tokenizer.encode(heldout[index]), lengths[index])
         assert result["choices"][0]["text"] == demo.tokenizer.decode(tokens).rstrip("\ufffd")
     assert results[0]["usage"]["speculation"]["drafted"] > 0
-    changes = [line for line in log.read_text().splitlines() if " rows: " in line]
+    changes = [line for line in log.read_text().splitlines() if " drafting " in line]
     assert len(changes) == 2, log.read_text()
 
 

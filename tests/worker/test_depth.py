@@ -39,7 +39,7 @@ def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
     assert len(set(reasons)) == 3
     assert reasons[2] == reasons[3] == reasons[4]
     assert reasons[5] == reasons[6] == reasons[7]
-    assert reasons[5] == "the batch has drained to one row: drafting again"
+    assert reasons[5] == "the batch has drained to one row"
 
 
 @pytest.mark.parametrize(("mode", "depths"), [("mtp", {"row0": 3, "row2": 1}), ("batched", {})])

@@ -123,7 +123,11 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
         pacing.before(["c"], slots=1)
 
     assert pacing.transitions == 2
-    assert len([record for record in caplog.records if "rows: " in record.message]) == 2
+    said = [record.message for record in caplog.records if record.message.startswith("drafting ")]
+    assert said == [
+        "drafting ends with 2 rows: more than one row",
+        "drafting begins with 1 row: the batch has drained to one row",
+    ]
 
 
 def test_modes_without_drafts_never_ask_for_any() -> None:

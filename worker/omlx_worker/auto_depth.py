@@ -109,7 +109,7 @@ class AutoPolicy:
         if trial:
             depth, reason = trial.depth, trial.reason
         else:
-            self._settle(outlook, cell[0], len(rows))
+            self._settle(outlook, cell[0])
             depth, reason = min(self._settled, top), self._reason
         return self._decide(depth, limits, reason, passing=trial is not None)
 
@@ -189,18 +189,17 @@ class AutoPolicy:
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
         return Outlook(speeds, seconds, min(self._settled, top))
 
-    def _settle(self, outlook: Outlook, slots: int, rows: int) -> None:
+    def _settle(self, outlook: Outlook, slots: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
         best = outlook.best
         gain = outlook.share(best) - 1
         self._regret = max(0.0, self._regret + gain - MARGIN)
         if best != outlook.current and self._regret > CHANGE:
             self._trials.left(slots, outlook.current)
-            self._change(best, gain, slots, rows)
+            self._change(best, gain, slots)
 
-    def _change(self, depth: int, gain: float, slots: int, rows: int) -> None:
-        count = "1 row" if rows == 1 else f"{rows} rows"
-        self._reason = f"depth {depth} for {count}: {gain:+.0%} against depth {self._settled}"
+    def _change(self, depth: int, gain: float, slots: int) -> None:
+        self._reason = f"depth {depth}: {gain:+.0%} against depth {self._settled}"
         self._settled = depth
         self._settled_with[slots] = (depth, self._reason)
         self._regret = 0.0

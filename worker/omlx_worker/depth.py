@@ -93,11 +93,11 @@ class HybridPolicy:
             came_back = self._alone is False
             self._alone = len(rows) == 1
             if not self._alone:
-                self._reason = f"{len(rows)} rows: batched, no drafts"
+                self._reason = "more than one row"
             elif came_back:
-                self._reason = "the batch has drained to one row: drafting again"
+                self._reason = "the batch has drained to one row"
             else:
-                self._reason = "one row: drafting"
+                self._reason = "one row"
         return decide(rows, self._max_depth if len(rows) == 1 else 0, self._reason)
 
     def observe(self, report: StepReport) -> None:

@@ -125,8 +125,9 @@ class Pacing:
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:
             return
-        drafting = decision.depth > 0
+        drafting, reason = decision.depth > 0, decision.reason
         if self._drafting is not None and drafting != self._drafting:
             self.transitions += 1
-            log.info("%d rows: %s", rows, decision.reason)
+            count = "1 row" if rows == 1 else f"{rows} rows"
+            log.info("drafting %s with %s: %s", "begins" if drafting else "ends", count, reason)
         self._drafting = drafting
