@@ -126,6 +126,22 @@ def test_every_size_of_batch_keeps_its_own_depth() -> None:
     assert policy.choose(rows(3)).depth == 3
 
 
+def test_after_a_restart_a_size_of_batch_begins_with_what_was_best_not_with_another_sizes_depth(
+    tmp_path: Path,
+) -> None:
+    before, after = AutoPolicy(3), AutoPolicy(3)
+    many = {f"row{n}": 3 for n in range(8)}
+    feed(before, 400, (1.0, 1.1, 1.2, 1.3), {"row0": 3}, [3])
+    feed(before, 400, (1.0, 3.0, 5.0, 7.0), many, [3] * 8)
+    before.save(tmp_path / "known.json", KEY)
+
+    assert after.load(tmp_path / "known.json", KEY)
+
+    assert after.choose(rows(3)).depth == 3
+    decision = after.choose([RowView(name, 3, 100) for name in many])
+    assert (decision.depth, decision.reason) == (0, "depth 0: the best when last measured")
+
+
 def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> None:
     policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
     assert policy.choose(rows(3), 1, 7).depth == 3

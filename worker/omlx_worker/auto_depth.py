@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,6 @@ class AutoPolicy:
             self._trials.stop()
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
-        kept = self._settled_with.setdefault(cell[0], (self._settled, self._reason))
-        self._settled, self._reason = kept
         outlook = self._look(cell, len(rows), limits, top)
         if coming:
             self._trials.stop()
@@ -187,7 +186,22 @@ class AutoPolicy:
         accepted = self._rates.accepted(limits.items(), top)
         seconds = self._costs.estimate(cell, top)
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
-        return Outlook(speeds, seconds, min(self._settled, top))
+        outlook = Outlook(speeds, seconds, min(self._settled, top))
+        self._take_up(cell, outlook)
+        return replace(outlook, current=min(self._settled, top))
+
+    def _take_up(self, cell: Cell, outlook: Outlook) -> None:
+        """Go on with the depth that was last used with so many slots.
+
+        With a number not met in this run it is the best, if that and another have been measured.
+        """
+        slots, best = cell[0], outlook.best
+        if slots not in self._settled_with:
+            known = self._costs.known(cell)
+            if best in known and len(known) > 1:
+                self._settled, self._reason = best, f"depth {best}: the best when last measured"
+            self._settled_with[slots] = self._settled, self._reason
+        self._settled, self._reason = self._settled_with[slots]
 
     def _settle(self, outlook: Outlook, slots: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
