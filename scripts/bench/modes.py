@@ -140,8 +140,7 @@ def run(
         wait_until_served(producer, args.modes)
         for jobs, seen in figures.items():
             for number in range(first - args.warm_laps, first + args.laps):
-                start = number % len(texts)
-                prompts = [texts[(start + n) % len(texts)] for n in range(jobs * args.rounds)]
+                prompts = [texts[(number + n) % len(texts)] for n in range(jobs * args.rounds)]
                 for mode in in_turn(args.modes, number):
                     speed = lap(producer, mode, prompts, jobs, args.tokens, number)
                     if number >= first:

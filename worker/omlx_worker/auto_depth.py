@@ -93,7 +93,7 @@ class AutoPolicy:
             self._trials.stop()
             return Decision(0, {}, "no row drafts")
         cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
-        outlook = self._look(cell, len(rows), limits, top)
+        outlook = self._take_up(self._look(cell, len(rows), limits, top), cell)
         if coming:
             self._trials.stop()
             depth = self._until_joined(outlook, cell, len(rows), coming)
@@ -186,11 +186,9 @@ class AutoPolicy:
         accepted = self._rates.accepted(limits.items(), top)
         seconds = self._costs.estimate(cell, top)
         speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
-        outlook = Outlook(speeds, seconds, min(self._settled, top))
-        self._take_up(cell, outlook)
-        return replace(outlook, current=min(self._settled, top))
+        return Outlook(speeds, seconds, min(self._settled, top))
 
-    def _take_up(self, cell: Cell, outlook: Outlook) -> None:
+    def _take_up(self, outlook: Outlook, cell: Cell) -> Outlook:
         """Go on with the depth that was last used with so many slots.
 
         With a number not met in this run it is the best, if that and another have been measured.
@@ -202,6 +200,7 @@ class AutoPolicy:
                 self._settled, self._reason = best, f"depth {best}: the best when last measured"
             self._settled_with[slots] = self._settled, self._reason
         self._settled, self._reason = self._settled_with[slots]
+        return replace(outlook, current=min(self._settled, len(outlook.speeds) - 1))
 
     def _settle(self, outlook: Outlook, slots: int) -> None:
         """Change the depth once the gains forgone add up to the price of a change."""
