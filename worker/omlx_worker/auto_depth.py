@@ -209,14 +209,11 @@ class AutoPolicy:
         self._regret = max(0.0, self._regret + gain - MARGIN)
         if best != outlook.current and self._regret > CHANGE:
             self._trials.left(slots, outlook.current)
-            self._change(best, gain, slots)
-
-    def _change(self, depth: int, gain: float, slots: int) -> None:
-        self._reason = f"depth {depth}: {gain:+.0%} against depth {self._settled}"
-        self._settled = depth
-        self._settled_with[slots] = (depth, self._reason)
-        self._regret = 0.0
-        self.transitions += 1
+            self._reason = f"depth {best}: {gain:+.0%} against depth {self._settled}"
+            self._settled = best
+            self._settled_with[slots] = best, self._reason
+            self._regret = 0.0
+            self.transitions += 1
 
     def _try(self, cell: Cell, outlook: Outlook) -> DepthTrial | None:
         """The trial that is going on or begins now, if any; one that showed a better depth is acted

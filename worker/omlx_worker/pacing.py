@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from omlx_worker.depth import Decision, DepthPolicy, Outcome, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row
 from omlx_worker.knowledge import Knowledge
+from omlx_worker.sentences import in_rows
 
 log = logging.getLogger("omlx_worker.pacing")
 
@@ -125,9 +126,9 @@ class Pacing:
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:
             return
-        drafting, reason = decision.depth > 0, decision.reason
+        drafting = decision.depth > 0
         if self._drafting is not None and drafting != self._drafting:
             self.transitions += 1
-            count = "1 row" if rows == 1 else f"{rows} rows"
-            log.info("drafting %s with %s: %s", "begins" if drafting else "ends", count, reason)
+            turn = "begins" if drafting else "ends"
+            log.info("drafting %s with %s: %s", turn, in_rows(rows), decision.reason)
         self._drafting = drafting

@@ -1,8 +1,13 @@
-"""Sentences for users, made of what others have said."""
+"""Sentences for users, and parts of them."""
 
 from __future__ import annotations
 
 LONGEST_SENTENCE = 1000
+
+
+def in_rows(count: int) -> str:
+    """So many rows, in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
+from omlx_worker.sentences import in_rows
 
 COLUMNS = ("tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
 
@@ -26,9 +27,9 @@ def print_report(
     console.print(_table(figures))
     for measured in figures:
         if measured.failed:
-            console.print(f"{_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
+            console.print(f"{in_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
     if chosen:
-        depths = ", ".join(f"{depth} for {_rows(rows)}" for rows, depth in chosen.items())
+        depths = ", ".join(f"{depth} for {in_rows(rows)}" for rows, depth in chosen.items())
         console.print(f"auto drafts: {depths}")
 
 
@@ -71,7 +72,3 @@ def _name(measured: Measured) -> str:
         return f"auto: {measured.depth}" if measured.laps else AUTO
     depth = measured.side.removeprefix("K=")
     return "no drafts" if depth == "0" else f"{depth} draft{'s' * (depth != '1')}"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"

@@ -28,6 +28,7 @@ from omlx_worker.engine.memory import budget
 from omlx_worker.engine.models import as_ragged
 from omlx_worker.engine.ragged import RaggedDecoder
 from omlx_worker.memory import MemoryBudget, in_units
+from omlx_worker.sentences import in_rows
 
 COUNTS = ("judged", "kept", "depths")
 DEEPEST = 3
@@ -108,7 +109,7 @@ class ShortForm:
                 turns = measure(sides, prompts[:rows], self.wanted.laps, self.wanted.tokens)
                 for line, name in turns:
                     self.figures = before + line
-                    yield f"{rows} row{'s' * (rows > 1)}, {name}"
+                    yield f"{in_rows(rows)}, {name}"
         finally:
             # MLX aborts a process that ends while its device is at work.
             mx.synchronize()
