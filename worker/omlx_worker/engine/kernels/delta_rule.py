@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
-from omlx_worker.engine.kernels import chunked_delta, delta_kernel
+from omlx_worker.engine.kernels import chunked_delta, delta_kernel, window_delta
 
 
 class Kept(NamedTuple):
@@ -81,6 +81,8 @@ def replay_and_run(
     """
     if delta_kernel.runs(window.keys, window.values):
         return delta_kernel.replay_and_run(window, kept, accepted, state)
+    if mx.default_device() == mx.cpu:
+        return window_delta.replay_and_run(window, kept, accepted, state)
     lead, mask = window.at(slice(1)), None
     if kept is not None:
         depth = kept.keys.shape[1] - 1
