@@ -141,6 +141,33 @@ def test_steps_of_another_depth_are_not_taken_for_a_chunks_time() -> None:
         assert 0.8 * fitting < tokens < 1.1 * fitting
 
 
+def test_rows_that_are_used_to_long_steps_wait_as_long_for_a_chunk_beside_a_short_one() -> None:
+    pace, each = PrefillPace(2048), 8e-4
+    for _ in range(30):
+        for _ in range(8):
+            pace.stepped(0.05, depth=2)
+        tokens = pace.chunk(0, True, left=10**6)
+        pace.read(0, True, tokens, 0.0)
+        pace.stepped(0.05 + each * tokens, depth=2)
+        for _ in range(2):
+            pace.stepped(0.02, depth=0)
+        tokens = pace.chunk(0, True, left=10**6)
+        pace.read(0, True, tokens, 0.0)
+        pace.stepped(0.02 + each * tokens, depth=0)
+    assert 0.8 < each * tokens / ((GAP - 1) * 0.05) < 1.1
+
+
+def test_rows_soon_get_used_to_shorter_steps() -> None:
+    pace, each = PrefillPace(2048), 8e-4
+    for seconds, depth in ((0.06, 3), (0.02, 0)):
+        for _ in range(30):
+            pace.stepped(seconds, depth)
+            tokens = pace.chunk(0, True, left=10**6)
+            pace.read(0, True, tokens, 0.0)
+            pace.stepped(seconds + each * tokens, depth)
+    assert each * tokens < 1.1 * (GAP - 1) * 0.02
+
+
 def test_a_wait_with_more_in_it_than_a_chunk_says_nothing() -> None:
     pace = PrefillPace(2048)
     pace.stepped(0.02)

@@ -1,8 +1,8 @@
 """How many prompt tokens to read between two decode steps.
 
 A running row waits for the chunk that comes between two of its tokens, so these may come ``GAP``
-times as far apart as they would without, and decoding keeps two fifths of the time however long
-the prompt. Where nobody watches tokens come, chunks are as long as the device bears well: Metal
+times as far apart as they would without, or as they usually do, where steps draft less while prompts
+are read. So decoding keeps two fifths of the time however long the prompt. Where nobody watches tokens come, chunks are as long as the device bears well: Metal
 kills work of about five seconds.
 
 A chunk costs something however short it is, and something for each token, more with a longer
@@ -23,6 +23,7 @@ UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
 FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
 REMEMBERED_STEPS, REMEMBERED_CHUNKS = 64, 64
+USUAL_STEPS = 32
 FEWEST_ALIKE, MANY_ALIKE = 3, 8
 # One measurement may be off: sizes are halved at most, and grow by less.
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
@@ -121,6 +122,7 @@ class PrefillPace:
         self._steps: defaultdict[int, deque[float]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED_STEPS)
         )
+        self._latest: deque[float] = deque(maxlen=USUAL_STEPS)
         self._depth = 0
         self._chunks: dict[tuple[bool, int], _Chunks] = {}
         self._between: list[_Chunk] = []
@@ -138,6 +140,7 @@ class PrefillPace:
         self._depth = depth
         if not between:
             self._steps[depth].append(seconds)
+            self._latest.append(seconds)
         elif len(between) == 1 and between[0].hurried and self._steps[depth]:
             self._learn(between[0], max(seconds - self._step, 0.0))
 
@@ -190,7 +193,8 @@ class PrefillPace:
 
     def _allowed(self, fixed: float) -> float:
         """Seconds that a hurried chunk may add to a step."""
-        return max((GAP - 1) * self._step, 3 / 2 * fixed)
+        usual = max(self._step, statistics.median(self._latest))
+        return max((GAP - 1) * usual, 3 / 2 * fixed)
 
     def _nearest(self, context: int, hurried: bool) -> _Chunks:
         """Of the nearest shorter contexts; a token costs less there, but not by much."""
