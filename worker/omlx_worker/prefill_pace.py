@@ -1,9 +1,10 @@
 """How many prompt tokens to read between two decode steps.
 
 A running row waits for the chunk that comes between two of its tokens, so these may come ``GAP``
-times as far apart as they would without, or as they usually do, where steps draft less while prompts
-are read. So decoding keeps two fifths of the time however long the prompt. Where nobody watches tokens come, chunks are as long as the device bears well: Metal
-kills work of about five seconds.
+times as far apart as they would without, or as they usually do, where steps draft less while
+prompts are read. So decoding keeps two fifths of the time however long the prompt. Where nobody
+watches tokens come, chunks are as long as the device bears well: Metal kills work of about five
+seconds.
 
 A chunk costs something however short it is, and something for each token, more with a longer
 context before it. Both are found by measuring, each span of contexts by itself: how much longer a
