@@ -156,8 +156,8 @@ class Driver:
                     mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
                 )
         layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
-        unread = self.batch._seats.at(index).unread
-        if unread or self.batch._backlog.begin is not None:  # type: ignore[union-attr]
+        slot = self.batch._seats.at(index)
+        if slot.unread or slot.missed_from is not None:
             # Drafting is off: the head catches up when it is on again.
             layers.pop()
             self.behind += 1

@@ -15,22 +15,22 @@ from tests.engine.test_cache import Driver
 
 
 class Reads:
-    """Counts what the head reads late: pieces of prompts or bodies, and tails."""
+    """Counts what the head reads late: pieces of prompts or bodies, and positions of tails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bodies = self.tails = 0
-        by_head, read_tails = RaggedQwen35.read_by_head, Backlog._read_tails
+        by_head, read_piece = RaggedQwen35.read_by_head, Backlog._read_piece
 
         def body(model, *args):  # type: ignore[no-untyped-def]
             self.bodies += 1
             by_head(model, *args)
 
-        def tails(kept, begin):  # type: ignore[no-untyped-def]
-            self.tails += 1
-            read_tails(kept, begin)
+        def tails(kept, width, begins):  # type: ignore[no-untyped-def]
+            self.tails += width
+            read_piece(kept, width, begins)
 
         monkeypatch.setattr(RaggedQwen35, "read_by_head", body)
-        monkeypatch.setattr(Backlog, "_read_tails", tails)
+        monkeypatch.setattr(Backlog, "_read_piece", tails)
 
 
 @pytest.fixture
@@ -82,6 +82,22 @@ def test_a_row_is_read_once_however_often_drafting_begins_again(qwen: Loaded, re
         driver.step(0.0, 5, 0)
 
     assert reads.bodies == 2
+
+
+def test_what_few_steps_missed_is_few_positions_wherever_the_rows_are(
+    qwen: Loaded, reads: Reads
+) -> None:
+    driver = Driver(qwen, seed=1, tokens=TAIL)
+    driver.join(30, None)
+    driver.step(0.0, 150, 2)
+    driver.step(0.0, 3, 0)
+    driver.join(5, None)
+    driver.step(0.0, 3, 0)
+    driver.step(0.0, 3, 2)
+
+    assert reads.tails <= 16
+    driver.catch_up()
+    assert driver.checked == 2
 
 
 def test_the_head_reads_after_so_many_positions_whether_anybody_drafts_or_not(

@@ -21,25 +21,22 @@ from omlx_worker.engine.unread import MOST_UNREAD, Unread
 
 Read = Callable[[State, Arrays, mx.array], Arrays]
 
-PIECE = 32
-"""Tail positions read in one call, so that scores over long bodies stay small; divides `TAIL`."""
+PIECES = (8, 32)
+"""Tail positions of each row read in one call: few, so that what was missed in a few steps costs as
+much, and many, but so that scores over long bodies stay small."""
 
 
 class Backlog:
-    """Of every row, what of its body is unread, and the same range of all tails.
+    """Of every row, what of its body is unread and what of its tail.
 
     A row whose body is unread in part has a tail that is unread from its start.
-
-    Attributes:
-        begin: the first tail position that may have been missed; None while drafting.
     """
 
     def __init__(self, model: RaggedModel, seats: Seats) -> None:
-        self.begin: int | None = None
         self._model = model
         self._seats = seats
         self._buffers = seats.buffers
-        self._reads: Programs[Spans, Read] = Programs()
+        self._reads: Programs[tuple[int, Spans], Read] = Programs()
 
     def leave_out(self, width: int) -> None:
         """A step is about to leave the head out.
@@ -47,18 +44,9 @@ class Backlog:
         Args:
             width: of the window in flight, whose outcome the head has not read either.
         """
-        if self.begin is None:
-            offset = min(slot.offset for _, slot in self._seats.taken)
-            self.begin = max(0, offset - width)
-
-    def restart(self) -> None:
-        """Some tail is new: what is missed from here on begins at its start."""
-        if self.begin is not None:
-            self.begin = 0
-
-    def clear(self) -> None:
-        """No row is left that the head could draft for."""
-        self.begin = None
+        for _, slot in self._seats.taken:
+            if slot.missed_from is None:
+                slot.missed_from = max(0, slot.offset - width)
 
     def catch_up(self) -> None:
         """Let the head read all that it has missed, so that it can draft again."""
@@ -69,29 +57,33 @@ class Backlog:
             assert slot.unread is not None
             slot.unread.read(self._model, self._head_layers, index)
             slot.unread = None
-        if self.begin is not None:
+        if any(slot.missed_from is not None for _, slot in self._seats.taken):
             self._buffers.take_up_latest()
-            self._read_tails(self.begin)
-            self.begin = None
+            self._read_tails()
 
     def before_fold(self) -> None:
         """Tails are about to move to their bodies, and what is unread of them with them."""
-        if self.begin is None:
+        behind = [taken for taken in self._seats.taken if taken[1].missed_from is not None]
+        if not behind:
             return
         cursors = self._cursors()
-        ends = [cursors[index] - slot.body_length for index, slot in self._seats.taken]
-        known = [len(slot.unread) if slot.unread else 0 for _, slot in self._seats.taken]
-        if max(map(sum, zip(ends, known, strict=True))) > MOST_UNREAD + self.begin:
+        ends = [cursors[index] - slot.body_length for index, slot in behind]
+        if any(
+            end - (slot.missed_from or 0) + len(slot.unread or ()) > MOST_UNREAD
+            for (_, slot), end in zip(behind, ends, strict=True)
+        ):
             self.catch_up()
         else:
-            for (index, slot), end in zip(self._seats.taken, ends, strict=True):
+            for (index, slot), end in zip(behind, ends, strict=True):
                 self._put_off(index, slot, end)
-        self.begin = 0
+        for _, slot in behind:
+            slot.missed_from = 0
 
     def before_leaving(self, index: int, slot: Slot) -> None:
         """A row is about to be taken out of its slot, its tail as part of its body."""
-        if self.begin is not None:
+        if slot.missed_from is not None:
             self._put_off(index, slot, self._cursors()[index] - slot.body_length)
+            slot.missed_from = None
 
     @property
     def _head_layers(self) -> list[AttentionCache]:
@@ -105,13 +97,13 @@ class Backlog:
 
     def _put_off(self, index: int, slot: Slot, end: int) -> None:
         """Keep with the row what is unread of its tail up to ``end``."""
-        assert self.begin is not None
-        if self.begin >= end:
+        assert slot.missed_from is not None
+        if slot.missed_from >= end:
             return
         if slot.unread is None:
-            slot.unread = Unread(slot.body_length + self.begin)
+            slot.unread = Unread(slot.body_length + slot.missed_from)
         # A gather, since a slice would hold on to the whole batch's array.
-        places = mx.arange(self.begin, end)
+        places = mx.arange(slot.missed_from, end)
         hidden, following = (
             mx.take(self._buffers.state[name][index], places, axis=0)[None]
             for name in ("hidden", "following")
@@ -119,33 +111,47 @@ class Backlog:
         slot.unread.add(hidden, following)
         mx.eval(slot.unread.arrays)
 
-    def _read_tails(self, begin: int) -> None:
+    def _read_tails(self) -> None:
+        """Of each row as many positions as any has missed: to it, those past its cursor are not."""
+        begins, missed = [0] * len(self._seats.slots), 0
+        for index, slot in self._seats.taken:
+            begins[index] = slot.offset if slot.missed_from is None else slot.missed_from
+            missed = max(missed, slot.offset - begins[index])
+            slot.missed_from = None
+        few, many = PIECES
+        while missed > 0:
+            width = few if missed <= 2 * few else many
+            self._read_piece(width, begins)
+            begins = [begin + width for begin in begins]
+            missed -= width
+
+    def _read_piece(self, width: int, begins: list[int]) -> None:
         caches, state = self._buffers.caches, self._buffers.state
-        end = max(slot.offset for _, slot in self._seats.taken)
-        read = self._reads.get(spans_of(caches), partial(_compiled, self._model))
+        build = partial(_compiled, self._model, width)
+        read = self._reads.get((width, spans_of(caches)), build)
         # Nothing else of the state, whose shapes are traced as well.
         known = {name: state[name] for name in ("body_lengths", "following", "hidden")}
-        for piece in range(begin // PIECE * PIECE, min(end, TAIL), PIECE):
-            arrays = [cache.arrays for cache in caches]
-            written = read(known, arrays, mx.array(piece, mx.int32))
-            for cache, part in zip(caches, written, strict=True):
-                cache.advance(part)
+        places = mx.array([min(begin, TAIL - width) for begin in begins], mx.int32)
+        written = read(known, [cache.arrays for cache in caches], places)
+        for cache, part in zip(caches, written, strict=True):
+            cache.advance(part)
 
 
-def _compiled(model: RaggedModel, on_trace: Callable[[], None]) -> Read:
-    """From state, layers and the start ``[]`` int32 of a piece to what the layers wrote.
+def _compiled(model: RaggedModel, width: int, on_trace: Callable[[], None]) -> Read:
+    """From state, layers and where a piece begins, ``[S]`` int32, to what the layers wrote.
 
     Positions past a row's cursor come out wrong; the row's next windows overwrite them.
     """
 
-    def read(state: State, layers: Arrays, begin: mx.array) -> Arrays:
+    def read(state: State, layers: Arrays, begins: mx.array) -> Arrays:
         on_trace()
         caches = model.wrap(layers)
         body_lengths = state["body_lengths"]
-        window = Window.at(body_lengths + begin, body_lengths, PIECE, spans_of(caches))
-        places = begin + mx.arange(PIECE)
-        tokens = mx.take(state["following"], places, axis=1)
-        model.draft(tokens, mx.take(state["hidden"], places, axis=1), caches, window)
+        window = Window.at(body_lengths + begins, body_lengths, width, spans_of(caches))
+        places = begins[:, None] + mx.arange(width)
+        tokens = mx.take_along_axis(state["following"], places, axis=1)
+        hidden = mx.take_along_axis(state["hidden"], places[..., None], axis=1)
+        model.draft(tokens, hidden, caches, window)
         return [cache.written for cache in caches]
 
     compiled: Read = mx.compile(read)

@@ -126,7 +126,6 @@ class Batch:
         self._suspended[row_id] = self._seats.take_out(index)
         # Rows are suspended for others to have their memory, and those are waiting for it.
         self._seats.compact(at_once=True)
-        self._close_if_empty()
         return True
 
     def resume(self, row_id: str) -> None:
@@ -149,7 +148,6 @@ class Batch:
         index = self._seats.find(row_id)
         if index is not None:
             self._seats.free(index).left = True
-            self._close_if_empty()
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Dispatch a step, then read the outcome of the one dispatched before it.
@@ -246,14 +244,8 @@ class Batch:
 
     def _enter(self, slot: Slot, snapshot: Snapshot) -> None:
         index = self._seats.place(slot)
-        if self._backlog:
-            self._backlog.restart()
         self._replan()
         self._buffers.write(index, snapshot)
-
-    def _close_if_empty(self) -> None:
-        if self._backlog and not self._seats.taken:
-            self._backlog.clear()
 
     def _replan(self) -> None:
         """Take up the settings of the rows that are there now."""

@@ -30,6 +30,7 @@ class Slot:
         cursor: at most this; exact once every dispatched step is read.
         remaining: tokens that may still be wanted, at most this; likewise.
         unread: what an MTP head has yet to read of its body, if anything.
+        missed_from: the first position of its tail that the head may have missed, if it has any.
     """
 
     row: Row
@@ -37,6 +38,7 @@ class Slot:
     cursor: int
     remaining: int
     unread: Unread | None = None
+    missed_from: int | None = None
     left: bool = False
 
     @property
