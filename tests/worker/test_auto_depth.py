@@ -142,6 +142,20 @@ def test_after_a_restart_a_size_of_batch_begins_with_what_was_best_not_with_anot
     assert (decision.depth, decision.reason) == (0, "depth 0: the best when last measured")
 
 
+def test_what_an_earlier_run_measured_in_a_bad_moment_is_not_believed_for_long(
+    tmp_path: Path,
+) -> None:
+    before, after, accepted = AutoPolicy(3), AutoPolicy(3), {"row0": 3}
+    assert feed(before, 300, (10.0, 13.0, 22.0, 29.0), accepted, [3])[-1] == {"row0": 1}
+    before.save(tmp_path / "known.json", KEY)
+    assert after.load(tmp_path / "known.json", KEY)
+
+    made = feed(after, 150, (10.0, 13.0, 18.0, 21.0), accepted, [3])
+
+    assert made[0] == {"row0": 1}
+    assert made[-1] == {"row0": 3}
+
+
 def test_drafts_that_cost_next_to_nothing_are_made_while_rows_wait_as_well() -> None:
     policy = alone_and_fast_with((1.0, 1.01, 1.02, 1.03))
     assert policy.choose(rows(3), 1, 7).depth == 3

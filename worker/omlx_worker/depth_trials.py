@@ -4,7 +4,7 @@ Depths never measured with so many slots are tried at once, for a few steps each
 tried again every so often, as long as that costs under 1% of the time: every step lays by a little
 of its time, and a trial takes from that the seconds that it loses. Where steps have come to take
 another time than when others were last looked at, somebody else uses the machine, or no longer,
-and all of them are looked at again soon.
+and all of them are looked at again soon; as are those known from an earlier run alone.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class DepthTrials:
         Args:
             known: depths measured with so many slots.
         """
-        trial = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook)
+        trial = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook, known)
         self._going_on = trial
         if trial is None:
             return None
@@ -226,21 +226,24 @@ class DepthTrials:
             return DepthTrial(depth, cell, TRIAL, f"measuring depth {depth} with {slots} slots")
         return None
 
-    def _overdue(self, cell: Cell, outlook: Outlook) -> DepthTrial | None:
+    def _overdue(self, cell: Cell, outlook: Outlook, known: Collection[int]) -> DepthTrial | None:
         """Now and then another depth: close rivals often and longer, others every third time."""
         slots = cell[0]
+        recalled = self._recalled(slots, outlook, known)
         doubtful = self._in_doubt(cell, outlook)
         if self._may_look_back(slots, outlook):
             depth, _ = self._left.pop(slots)
             return DepthTrial(depth, cell, TRIAL, f"looking back at depth {depth}", again=True)
-        if self._since[slots] < (SOON if doubtful else self._intervals[slots]):
+        if self._since[slots] < (SOON if doubtful or recalled else self._intervals[slots]):
             return None
         urgency = {}
         # What costs more than can be laid by is bought on credit, once the savings are full.
         most = 0.99 * SAVINGS * outlook.seconds[outlook.current]
-        for depth in doubtful or set(range(len(outlook.speeds))) - {outlook.current}:
+        others = set(range(len(outlook.speeds))) - {outlook.current}
+        for depth in doubtful | recalled or others:
             share = min(outlook.share(depth), 1.0)
-            if min(outlook.price(depth, _length(share)), most) <= self._credit:
+            price = min(outlook.price(depth, _length(share)), most)
+            if price <= self._credit or (depth in recalled and self._may_owe(outlook)):
                 age = self._steps - self._last_tried.get((slots, depth), 0)
                 urgency[depth] = age if self.count % 3 == 0 else age * share**4
         if not urgency:
@@ -251,14 +254,29 @@ class DepthTrials:
         return DepthTrial(depth, cell, steps, f"looking at depth {depth} again", steps, again=True)
 
     def _may_look_back(self, slots: int, outlook: Outlook) -> bool:
-        """Whether the depth that was left is due, and half of what can be laid by is not owed."""
+        """Whether the depth that was left is due, and is paid for or may be owed."""
         depth, step = self._left.get(slots, (outlook.current, 0))
         if depth == outlook.current or depth >= len(outlook.speeds):
             return False
         if self._last_tried.get((slots, depth), 0) > step + TRIAL:
             return False
-        owed = -self._credit / outlook.seconds[outlook.current]
-        return self._steps - step >= LOOK_BACK and owed < SAVINGS / 2
+        return self._steps - step >= LOOK_BACK and self._may_owe(outlook)
+
+    def _may_owe(self, outlook: Outlook) -> bool:
+        """Whether half of what can be laid by is not owed."""
+        return -self._credit / outlook.seconds[outlook.current] < SAVINGS / 2
+
+    def _recalled(self, slots: int, outlook: Outlook, known: Collection[int]) -> set[int]:
+        """Rivals that an earlier run measured and this one has not: had that been in a bad moment,
+        it would be believed for long."""
+        return {
+            depth
+            for depth, speed in enumerate(outlook.speeds)
+            if depth in known
+            and depth != outlook.current
+            and (slots, depth) not in self._last_tried
+            and speed > HOPELESS * outlook.speeds[outlook.best]
+        }
 
     def _in_doubt(self, cell: Cell, outlook: Outlook) -> set[int]:
         """The depths that have not been looked at since steps came to take another time."""

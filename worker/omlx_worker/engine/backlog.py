@@ -22,8 +22,8 @@ from omlx_worker.engine.unread import MOST_UNREAD, Unread
 Read = Callable[[State, Arrays, mx.array], Arrays]
 
 PIECES = (8, 32)
-"""Tail positions of each row read in one call: few, so that what was missed in a few steps costs as
-much, and many, but so that scores over long bodies stay small."""
+"""Tail positions of each row read in one call: as few as a few steps miss, and more, but no more
+than keeps scores over long bodies small."""
 
 
 class Backlog:
@@ -112,7 +112,7 @@ class Backlog:
         mx.eval(slot.unread.arrays)
 
     def _read_tails(self) -> None:
-        """Of each row as many positions as any has missed: to it, those past its cursor are not."""
+        """Read as many positions of every row as were missed of the one that missed the most."""
         begins, missed = [0] * len(self._seats.slots), 0
         for index, slot in self._seats.taken:
             begins[index] = slot.offset if slot.missed_from is None else slot.missed_from
