@@ -142,6 +142,25 @@ def test_after_a_restart_a_size_of_batch_begins_with_what_was_best_not_with_anot
     assert (decision.depth, decision.reason) == (0, "depth 0: the best when last measured")
 
 
+def test_a_depth_that_seems_slower_than_its_neighbours_make_expect_is_measured_once_more() -> None:
+    policy, accepted = AutoPolicy(3), {"row0": 3}
+    # The worker had just started: three drafts met with a bad moment.
+    assert feed(policy, 40, (17.0, 28.0, 28.0, 51.0), accepted, [3])[-1] == {"row0": 2}
+    made = feed(policy, 100, (10.0, 17.0, 21.0, 24.0), accepted, [3])
+    assert made[-1] == {"row0": 3}
+
+
+def test_a_depth_that_is_out_of_line_for_good_is_measured_twice_more_at_most() -> None:
+    policy, accepted = AutoPolicy(3), {"row0": 3}
+    made = feed(policy, 1500, (10.0, 12.0, 14.0, 40.0), accepted, [3])
+    tried = [
+        len(list(run))
+        for depth, run in itertools.groupby(len(d) and d["row0"] for d in made)
+        if depth == 3
+    ]
+    assert len(tried) <= 4
+
+
 def test_what_an_earlier_run_measured_in_a_bad_moment_is_not_believed_for_long(
     tmp_path: Path,
 ) -> None:

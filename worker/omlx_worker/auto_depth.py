@@ -21,7 +21,8 @@ from typing import Any
 from omlx_worker.acceptance_rates import AcceptanceRates
 from omlx_worker.costs import Cell, StepCosts, context_bucket, slots_for
 from omlx_worker.decisions import Decision, RowView, StepReport
-from omlx_worker.depth_trials import DepthTrial, DepthTrials, Outlook
+from omlx_worker.depth_trials import DepthTrial, DepthTrials
+from omlx_worker.outlook import Outlook
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from omlx_worker.costs import Cell
 from omlx_worker.joint_costs import FIRST
+from omlx_worker.outlook import Outlook
 from omlx_worker.trial_bills import TrialBills
 
 TRIAL = FIRST + 3
@@ -50,36 +51,15 @@ LOOK_BACK = 96
 HOPELESS = 0.8
 """A depth never measured that seems to reach less than this share of the best speed can wait."""
 
+SUSPECT = 1.2
+"""A depth that seems to take so many times as long as its neighbours make expect, and would be the
+best if it took no longer, is measured again: it may have met with a slow moment."""
+
+MOST_AGAIN = 2
+"""Such trials of a depth with as many slots."""
+
 RIVAL = 0.9
 """A depth that seems to reach this share of the best speed is measured for longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What each depth promises in the next step.
-
-    Attributes:
-        speeds: tokens per second, in an unknown unit if nothing is known.
-        seconds: of one step, in the same unit.
-        current: the depth in use.
-    """
-
-    speeds: list[float]
-    seconds: list[float]
-    current: int
-
-    @property
-    def best(self) -> int:
-        """The fastest depth."""
-        return max(range(len(self.speeds)), key=self.speeds.__getitem__)
-
-    def share(self, depth: int) -> float:
-        """A depth's speed, as a share of that of the depth in use."""
-        return self.speeds[depth] / self.speeds[self.current]
-
-    def price(self, depth: int, steps: int) -> float:
-        """Seconds that so many steps at a depth lose against the depth in use."""
-        return steps * self.seconds[depth] * max(1 - self.share(depth), 0.0)
 
 
 @dataclass(slots=True)
@@ -111,6 +91,7 @@ class DepthTrials:
         self.count = 0
         self._going_on: DepthTrial | None = None
         self._attempts: Counter[tuple[int, int]] = Counter()
+        self._again: Counter[tuple[int, int]] = Counter()
         self._last_tried: dict[tuple[int, int], int] = {}
         self._measured = (0, 0)
         self._in_a_row = 0
@@ -196,7 +177,11 @@ class DepthTrials:
         Args:
             known: depths measured with so many slots.
         """
-        trial = self._unknown(cell, outlook.speeds, known) or self._overdue(cell, outlook, known)
+        trial = (
+            self._unknown(cell, outlook.speeds, known)
+            or self._out_of_line(cell, outlook, known)
+            or self._overdue(cell, outlook, known)
+        )
         self._going_on = trial
         if trial is None:
             return None
@@ -224,6 +209,24 @@ class DepthTrials:
                 continue
             self._attempts[slots, depth] += 1
             return DepthTrial(depth, cell, TRIAL, f"measuring depth {depth} with {slots} slots")
+        return None
+
+    def _out_of_line(
+        self, cell: Cell, outlook: Outlook, known: Collection[int]
+    ) -> DepthTrial | None:
+        """Measure once more, a while later, what seems too slow to be true."""
+        slots, depths = cell[0], range(len(outlook.speeds))
+        if len(depths) < 3 or not set(depths) <= set(known):
+            return None
+        for depth in depths:
+            kind, line = (slots, depth), outlook.in_line(depth)
+            hopeful = outlook.tokens(depth) / line > outlook.speeds[outlook.best]
+            if depth == outlook.current or outlook.seconds[depth] < SUSPECT * line or not hopeful:
+                continue
+            since = self._steps - self._last_tried.get(kind, 0)
+            if self._again[kind] < MOST_AGAIN and since >= SOON:
+                self._again[kind] += 1
+                return DepthTrial(depth, cell, TRIAL, f"measuring depth {depth} once more")
         return None
 
     def _overdue(self, cell: Cell, outlook: Outlook, known: Collection[int]) -> DepthTrial | None:
