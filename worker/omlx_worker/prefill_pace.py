@@ -1,8 +1,8 @@
 """How many prompt tokens to read between two decode steps.
 
 A running row waits for the chunk that comes between two of its tokens, so these may come ``GAP``
-times as far apart as they would without, or as they usually do, where steps draft less while
-prompts are read. So decoding keeps two fifths of the time however long the prompt. Where nobody
+times as far apart as they usually do, and decoding keeps two fifths of the time however long the
+prompt; less for the few steps that draft less than usual while short prompts are read. Where nobody
 watches tokens come, chunks are as long as the device bears well: Metal kills work of about five
 seconds.
 
@@ -193,7 +193,7 @@ class PrefillPace:
         chunks.longest = chunks.size + min(more, chunks.size)
 
     def _allowed(self, fixed: float) -> float:
-        """Seconds that a hurried chunk may add to a step."""
+        """Seconds that a hurried chunk may add to a step, where most take as long as of late."""
         usual = max(self._step, statistics.median(self._latest))
         return max((GAP - 1) * usual, 3 / 2 * fixed)
 
