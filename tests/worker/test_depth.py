@@ -20,6 +20,7 @@ from omlx_worker.depth import (
     StepReport,
     make_policy,
 )
+from omlx_worker.depth_trials import SOON
 from tests.simulation import workloads
 from tests.simulation.engine import simulate
 from tests.simulation.scenarios import MAX_DEPTH
@@ -61,8 +62,8 @@ def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
     before.save(tmp_path / "known.json", KEY)
     after, anew = AutoPolicy(MAX_DEPTH), AutoPolicy(MAX_DEPTH)
     assert after.load(tmp_path / "known.json", KEY)
-    simulate(after, table, jobs, max_steps=100)
-    simulate(anew, table, jobs, max_steps=100)
+    simulate(after, table, jobs, max_steps=SOON)
+    simulate(anew, table, jobs, max_steps=SOON)
     assert after.trials == 0 < anew.trials
 
 
