@@ -62,8 +62,8 @@ def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
     before.save(tmp_path / "known.json", KEY)
     after, anew = AutoPolicy(MAX_DEPTH), AutoPolicy(MAX_DEPTH)
     assert after.load(tmp_path / "known.json", KEY)
-    simulate(after, table, jobs, max_steps=SOON)
-    simulate(anew, table, jobs, max_steps=SOON)
+    simulate(after, table, jobs, max_steps=SOON // 2)
+    simulate(anew, table, jobs, max_steps=SOON // 2)
     assert after.trials == 0 < anew.trials
 
 
