@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.kernels import chunked_delta, delta_kernel, platform
-from omlx_worker.engine.kernels.delta_rule import Inputs, Kept, read, replay_and_run
+from omlx_worker.engine.kernels.delta_rule import (
+    Inputs,
+    Kept,
+    read,
+    replay_and_run,
+    replay_and_run_by_mlx_lm,
+)
 from tests.engine import lanes
 from tests.engine.lanes import needs_compiler
 
@@ -89,14 +96,15 @@ def close(got: mx.array, wanted: np.ndarray, tolerance: float = 2e-5) -> bool:
     return bool(np.allclose(np.array(got.astype(mx.float32)), wanted, tolerance, tolerance))
 
 
+@pytest.mark.parametrize("rule", [replay_and_run, replay_and_run_by_mlx_lm])
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (4, 0), (2, 1), (4, 3), (3, 1)])
 def test_a_step_replays_what_was_accepted_and_commits_its_first_position(
-    width: int, depth: int
+    width: int, depth: int, rule: Callable[..., tuple[mx.array, mx.array]]
 ) -> None:
     made = case(width, depth)
     wanted_outs, wanted_state = expected(made)
 
-    outs, state = replay_and_run(made.window, made.kept, made.accepted, made.state)
+    outs, state = rule(made.window, made.kept, made.accepted, made.state)
 
     assert close(outs, wanted_outs)
     assert close(state, wanted_state)

@@ -177,7 +177,7 @@ class AutoPolicy:
         """
         whole = rows + coming
         seconds = self._costs.estimate((slots_for(whole), cell[1]), len(outlook.speeds) - 1)
-        tokens = [speed * time for speed, time in zip(outlook.speeds, outlook.seconds, strict=True)]
+        tokens = [outlook.tokens(depth) for depth in range(len(outlook.speeds))]
         speeds = [made * whole / rows / time for made, time in zip(tokens, seconds, strict=True)]
         worth = max(speeds)
         gains = [made - worth * time for made, time in zip(tokens, outlook.seconds, strict=True)]

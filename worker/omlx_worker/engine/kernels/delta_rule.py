@@ -83,6 +83,13 @@ def replay_and_run(
         return delta_kernel.replay_and_run(window, kept, accepted, state)
     if mx.default_device() == mx.cpu:
         return window_delta.replay_and_run(window, kept, accepted, state)
+    return replay_and_run_by_mlx_lm(window, kept, accepted, state)
+
+
+def replay_and_run_by_mlx_lm(
+    window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`replay_and_run` in two runs of mlx-lm's own rule, which is how Metal does it by default."""
     lead, mask = window.at(slice(1)), None
     if kept is not None:
         depth = kept.keys.shape[1] - 1
