@@ -26,8 +26,8 @@ from grown_model_check import compare
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
+from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.loader import DEMO, load, resolve
-from omlx_worker.engine.models.mtp import with_head
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {

@@ -11,8 +11,8 @@ import mlx.nn as nn
 
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, resolve
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
 DEPTH = 3
 

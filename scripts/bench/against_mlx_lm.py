@@ -35,7 +35,8 @@ from sides import MlxLmBatch, Prompt, Ragged, Side, StreamGenerate
 
 from omlx_worker.bench.machine import described
 from omlx_worker.engine.loader import DEMO, load, resolve
-from omlx_worker.engine.models import RaggedModel, as_ragged
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
 
 DEEPEST = 3
 """Drafts that ``auto`` may choose."""

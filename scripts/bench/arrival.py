@@ -16,14 +16,14 @@ import statistics
 import time
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.counters import Counters
-from omlx_worker.decoding import Decoding
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.loop import Decoding
 from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.loader import DEMO, load_engine
-from omlx_worker.memory import MemoryBudget
-from omlx_worker.prefill_pace import PrefillPace
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
 
 numbers = itertools.count()
 

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "producer"))
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.embedded_redis import EmbeddedRedis
-from omlx_worker.ending import Ending
-from omlx_worker.lease import LeaseTable
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.embedded import EmbeddedRedis
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import LeaseTable
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 128, 32
@@ -97,7 +97,7 @@ def measure(folder: Path, url: str, rows: int, window: int) -> None:
 
 def run_client(folder: Path, url: str, window: int, connection: Redis) -> Peaks:
     """omlx-submit run as a process, watched to its end."""
-    code = "from omlx_producer.cli import main; main()"
+    code = "from omlx_producer.cli.main import main; main()"
     arguments = ["run", "rows.jsonl", "-o", "results.jsonl", "--window", str(window)]
     client = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--redis-url", url],

@@ -34,8 +34,8 @@ from openai.types.chat import ChatCompletion
 from redis import Redis
 
 from omlx_producer.client import Producer
-from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.engine.loader import DEMO
+from omlx_worker.queue.embedded import EmbeddedRedis
 
 HELD_OUT = ("click", "fakeredis", "openai", "hypothesis")
 ALIAS = "demo"
@@ -156,7 +156,7 @@ def main() -> None:
         (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
         listener = Listener(url)
         began = time.perf_counter()
-        command = [sys.executable, "-c", "from omlx_producer.cli import main; main()", "run"]
+        command = [sys.executable, "-c", "from omlx_producer.cli.main import main; main()", "run"]
         command += [str(folder / "rows.jsonl"), "-o", str(folder / "results.jsonl")]
         client = subprocess.run([*command, "--redis-url", url])
         seconds = time.perf_counter() - began

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from omlx_producer import Producer  # noqa: E402
-from omlx_worker.embedded_redis import EmbeddedRedis  # noqa: E402
+from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
 from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
 
 PAUSE_SECONDS = 0.05

@@ -33,10 +33,10 @@ from rq.serializers import JSONSerializer
 from omlx_producer import DoneEvent, GenerationRequest, Usage
 from omlx_producer.enqueue import Limits, NewJob, enqueue
 from omlx_producer.protocol import PRIORITIES, queue_name
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.embedded_redis import EmbeddedRedis
-from omlx_worker.ending import Commit, Ending
-from omlx_worker.lease import LeaseTable
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.embedded import EmbeddedRedis
+from omlx_worker.queue.ending import Commit, Ending
+from omlx_worker.queue.lease import LeaseTable
 
 ALIAS = "bench"
 CHUNK = 500

@@ -33,8 +33,8 @@ from rich.table import Table
 
 from omlx_producer.client import Producer
 from omlx_worker.bench.laps import in_turn
-from omlx_worker.embedded_redis import EmbeddedRedis
 from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.queue.embedded import EmbeddedRedis
 
 FIXED = ("batched", "mtp")
 MODES = (*FIXED, "hybrid", "auto")

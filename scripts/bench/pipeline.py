@@ -49,9 +49,9 @@ from pipeline_processes import (  # noqa: E402
 from omlx_producer import Producer  # noqa: E402
 from omlx_producer.protocol import GenerationRequest  # noqa: E402
 from omlx_worker.bench.machine import described  # noqa: E402
-from omlx_worker.embedded_redis import EmbeddedRedis  # noqa: E402
 from omlx_worker.engine.interface import Engine  # noqa: E402
 from omlx_worker.engine.loader import DEMO, load_engine, resolve  # noqa: E402
+from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
 from tests.worker.fake_engine import FakeEngine  # noqa: E402
 from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
 

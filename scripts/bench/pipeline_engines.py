@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pipeline_lap import Lap, Watched
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.counters import Counters
-from omlx_worker.decoding import Decoding
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.loop import Decoding
 from omlx_worker.engine.interface import Emission, Engine, Row
-from omlx_worker.memory import MemoryBudget
-from omlx_worker.prefill_pace import PrefillPace
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
 
 PREFILL_CHUNK = 2048
 

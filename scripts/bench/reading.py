@@ -12,8 +12,8 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
 CHUNK = 2048
 

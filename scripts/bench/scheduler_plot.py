@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from omlx_worker.depth import make_policy
+from omlx_worker.decode.depth.fixed import make_policy
 from tests.simulation.engine import Oracle, Run, simulate
 from tests.simulation.tables import TABLES
 from tests.simulation.workloads import SimulatedJob, job

@@ -18,12 +18,12 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import KVCache
 from mlx_lm.sample_utils import make_sampler
 
-from omlx_worker.decoding import CHANGE_STEPS
-from omlx_worker.depth import AutoPolicy
-from omlx_worker.engine.batch import Batch
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import AutoPolicy
+from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.pacing import Pacing
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.batch import Batch
 
 FOREVER = 1 << 30
 

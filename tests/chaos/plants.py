@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from omlx_worker import scripts
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable
+from omlx_worker.queue import lua as scripts
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable
 
 MEETING = "chaos:meeting"
 

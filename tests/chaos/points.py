@@ -20,9 +20,9 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
-from omlx_worker import rq_worker
-from omlx_worker.lease import GRACE_SECONDS, LeaseTable
-from omlx_worker.rq_worker import GenerationWorker
+from omlx_worker.control import worker as rq_worker
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 
 KILL, STOP, CUT = "kill", "stop", "cut"
 POINTS = (

@@ -25,10 +25,11 @@ UNREACHED = 75
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
-from omlx_worker import cli, rq_worker  # noqa: E402
+from omlx_worker import build, cli  # noqa: E402
+from omlx_worker.control import worker as rq_worker  # noqa: E402
+from omlx_worker.queue.outage import RedisGone  # noqa: E402
+from omlx_worker.queue.quarantine import Trial  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
-from omlx_worker.trial import Trial  # noqa: E402
-from omlx_worker.trouble import RedisGone  # noqa: E402
 from tests.chaos import plants, points  # noqa: E402
 from tests.worker.fake_engine import FakeEngine  # noqa: E402
 
@@ -68,7 +69,9 @@ def work(orders: Orders) -> None:
     # Schedules kill far more often than three times, and it is never a job's fault.
     rq_worker.Trial = lambda _: Trial(1000, seconds=0.5)  # type: ignore[misc, assignment]
     if not orders.demo:
-        cli.load_engine = lambda _: points.watched(FakeEngine(orders.max_rows, orders.step_seconds))
+        build.load_engine = lambda _: points.watched(
+            FakeEngine(orders.max_rows, orders.step_seconds)
+        )
     refuse = cli._unreachable
 
     def unreachable(url: str, error: Exception) -> str:

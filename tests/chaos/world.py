@@ -13,7 +13,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from omlx_worker import scripts
+from omlx_worker.queue import lua as scripts
 from tests.chaos.invariants import AT_REST, AT_THE_END, are_over, violations
 from tests.chaos.processes import ChaosWorker, Nursery
 from tests.chaos.workload import Accepted

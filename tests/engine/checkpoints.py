@@ -12,7 +12,7 @@ from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omlx_worker.engine.models.mtp import with_head
+from omlx_worker.engine.drafts.mtp import with_head
 
 EOS = "<|end|>"
 

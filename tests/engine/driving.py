@@ -14,12 +14,12 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_worker.engine import layout
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, load, resolve
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged import layout
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
 GREEDY = Sampling(temperature=0.0)
 

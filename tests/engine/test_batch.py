@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.attention_cache import TAIL
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.layout import MIN_CAPACITY, Layout
-from omlx_worker.engine.seats import SHRINK_AFTER
+from omlx_worker.engine.ragged.attention_cache import TAIL
+from omlx_worker.engine.ragged.layout import MIN_CAPACITY, Layout
+from omlx_worker.engine.ragged.seats import SHRINK_AFTER
 from tests.engine.driving import Loaded, row, run, small_classes
 
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from omlx_worker.engine.attention_cache import AttentionCache
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.ragged import RaggedDecoder
-from omlx_worker.engine.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from tests.engine.driving import GREEDY, Loaded, small_classes
 
 LENGTH = 140

@@ -7,10 +7,10 @@ import random
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.attention_cache import TAIL, AttentionCache
-from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.ragged.batch import Batch
 from tests.engine.driving import GREEDY, Loaded, row, run
 
 LONG = 9_300

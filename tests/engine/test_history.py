@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine import batch, speculation, step
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.sampling import Knobs, Law, Plan, knobs, law
-from omlx_worker.engine.step import State, advance
+from omlx_worker.engine.ragged import batch, speculation, step
+from omlx_worker.engine.ragged.sampling import Knobs, Law, Plan, knobs, law
+from omlx_worker.engine.ragged.step import State, advance
 from tests.engine.driving import Loaded, row, run
 from tests.engine.table_model import VOCABULARY, TableModel
 

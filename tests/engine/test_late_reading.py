@@ -6,10 +6,11 @@ from unittest.mock import patch
 
 import pytest
 
-from omlx_worker.engine import backlog, ragged
-from omlx_worker.engine.attention_cache import TAIL
-from omlx_worker.engine.backlog import Backlog
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.ragged import backlog
+from omlx_worker.engine.ragged import decoder as ragged
+from omlx_worker.engine.ragged.attention_cache import TAIL
+from omlx_worker.engine.ragged.backlog import Backlog
 from tests.engine.driving import Loaded, row
 from tests.engine.test_cache import Driver
 

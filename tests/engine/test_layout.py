@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.engine.layout import (
+from omlx_worker.engine.ragged.layout import (
     FIRST_LIMIT,
     MAX_GROUPS,
     MIN_CAPACITY,

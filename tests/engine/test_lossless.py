@@ -17,12 +17,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine import speculation
-from omlx_worker.engine.change_of_depth import fit
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.sampling import Law, Plan, knobs
-from omlx_worker.engine.speculation import Drafts
-from omlx_worker.engine.step import State, advance
+from omlx_worker.engine.ragged import speculation
+from omlx_worker.engine.ragged.change_of_depth import fit
+from omlx_worker.engine.ragged.sampling import Law, Plan, knobs
+from omlx_worker.engine.ragged.speculation import Drafts
+from omlx_worker.engine.ragged.step import State, advance
 from tests.engine.statistics import disagreement
 from tests.engine.table_model import VOCABULARY, TableModel
 

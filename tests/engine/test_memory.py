@@ -10,13 +10,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from omlx_worker.engine import memory
-from omlx_worker.engine.batch import Batch
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.engine import footprint as memory
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import load_engine
-from omlx_worker.engine.models import RaggedModel, as_ragged
-from omlx_worker.memory import MemoryBudget, in_units
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.batch import Batch
 from tests.engine.checkpoints import write_qwen
 from tests.engine.driving import GREEDY, Loaded, row, run
 

@@ -12,7 +12,7 @@ import pytest
 from omlx_worker.engine.kernels import net_inputs, platform
 from omlx_worker.engine.kernels.delta_rule import Inputs, gates
 from omlx_worker.engine.models.layers import _committed_conv, _convolved
-from omlx_worker.engine.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from tests.engine import lanes
 from tests.engine.driving import Loaded
 from tests.engine.lanes import needs_compiler

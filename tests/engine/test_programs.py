@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from omlx_worker.engine import programs
-from omlx_worker.engine.programs import Programs
+from omlx_worker.engine.ragged import programs
+from omlx_worker.engine.ragged.programs import Programs
 from tests.engine.driving import Loaded, row, run, small_classes
 
 

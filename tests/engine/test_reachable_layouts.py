@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.engine.layout import (
+from omlx_worker.engine.ragged.layout import (
     Group,
     Layout,
     anew,

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.attention_cache import Window
-from omlx_worker.engine.models import as_ragged
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.attention_cache import Window
 from tests.engine.driving import Loaded, row, run
 
 pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")

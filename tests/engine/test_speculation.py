@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.batch import Batch
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.engine.driving import GREEDY, Loaded, row, run
 
 DEPTHS = (1, 2, 3, 4)

@@ -18,7 +18,7 @@ import pytest
 
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.kernels import platform, skinny_product
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.engine.checkpoints import write_qwen
 from tests.engine.driving import GREEDY, Loaded, row
 

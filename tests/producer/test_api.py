@@ -38,7 +38,7 @@ def test_the_protocol_exports_what_it_gathers() -> None:
     assert issubclass(protocol.InvalidRequest, ValueError)
 
 
-@pytest.mark.parametrize("module", ["omlx_producer", "omlx_producer.cli"])
+@pytest.mark.parametrize("module", ["omlx_producer", "omlx_producer.cli.main"])
 def test_a_producer_never_imports_mlx_or_the_worker(module: str) -> None:
     check = (
         f"import sys, {module}\n"

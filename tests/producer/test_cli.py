@@ -12,7 +12,7 @@ import redis
 from click.testing import CliRunner, Result
 
 from omlx_producer import JobHandle, Producer
-from omlx_producer.cli import cli
+from omlx_producer.cli.main import cli
 from omlx_producer.protocol import parse_event
 from tests.producer.fake_worker import FakeWorker
 from tests.redis_server import RedisServer, free_port

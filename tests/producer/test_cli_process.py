@@ -20,7 +20,7 @@ def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
     # A shell that runs the tests in the background has its children ignore interrupts.
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from omlx_producer.cli import main; main()"
+        "from omlx_producer.cli.main import main; main()"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, *args],

@@ -10,7 +10,7 @@ import redis
 from click.testing import CliRunner
 
 from omlx_producer import InvalidRequest, JobHandle, Producer
-from omlx_producer.cli import cli
+from omlx_producer.cli.main import cli
 from omlx_producer.client import CHUNK
 from omlx_producer.protocol import events_key
 from tests.producer.fake_worker import FakeWorker

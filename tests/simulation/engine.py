@@ -11,9 +11,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from omlx_worker.costs import context_bucket, slots_for
-from omlx_worker.decisions import Outcome, RowView, StepReport
-from omlx_worker.depth import DepthPolicy
+from omlx_worker.decode.depth.costs import context_bucket, slots_for
+from omlx_worker.decode.depth.decisions import Outcome, RowView, StepReport
+from omlx_worker.decode.depth.fixed import DepthPolicy
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 

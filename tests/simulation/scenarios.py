@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from omlx_worker.depth import DepthPolicy, make_policy
+from omlx_worker.decode.depth.fixed import DepthPolicy, make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
 from tests.simulation.tables import CATCH_UP, TABLES, WITH_OTHERS, CostTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.depth import DepthPolicy, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.fixed import DepthPolicy, Outcome, RowView, StepReport
 
 
 def rows(*limits: int) -> list[RowView]:

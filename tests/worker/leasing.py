@@ -13,9 +13,9 @@ from omlx_producer.protocol import (
     Usage,
     queue_name,
 )
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.ending import Ending
-from omlx_worker.lease import SWEEP_LOCK, LeaseTable
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
 from tests.worker.running import ALIAS
 
 QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]

@@ -12,7 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from redis import Redis  # noqa: E402
 
-from omlx_worker.rq_worker import GenerationWorker  # noqa: E402
+from omlx_worker.control.worker import GenerationWorker  # noqa: E402
 from tests.worker.fake_engine import FakeEngine  # noqa: E402
 
 

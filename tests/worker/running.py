@@ -27,7 +27,7 @@ from omlx_producer.protocol import (
     parse_event,
     queue_name,
 )
-from omlx_worker.rq_worker import GenerationWorker
+from omlx_worker.control.worker import GenerationWorker
 from tests.worker.fake_engine import FakeEngine
 
 ALIAS = "fake"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from omlx_producer.protocol import GenerationRequest, TokenLogprob, TokensEvent
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
+from omlx_worker.delivery.response import finished
 from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
 
 
 def active(n: int = 1, streams: bool = True, **fields: Any) -> ActiveJob:
@@ -59,7 +60,7 @@ def test_text_that_comes_with_a_stop_token_still_makes_ids_grow() -> None:
     emit(job, "b", reason="stop")
     last = taken(job)
     assert (first.n, last.n, last.since, last.choices[0].tokens) == (1, 2, 1, [])
-    ending = job.ending()
+    ending = finished(job)
     assert ending.event.n == 2
     assert ending.result is not None
     assert ending.result["usage"]["completion_tokens"] == 1
@@ -144,7 +145,7 @@ def test_a_stream_whose_text_is_not_that_of_its_tokens_is_refused() -> None:
 def test_a_finished_chat_job_answers_as_openai_does() -> None:
     job = active(messages=[{"role": "user", "content": "hi"}])
     emit(job, "hello", 1, 2, reason="length")
-    body = job.ending().result
+    body = finished(job).result
     assert body is not None
     assert (body["object"], body["id"], body["model"]) == ("chat.completion", "chatcmpl-j", "m")
     assert body["choices"] == [
@@ -186,7 +187,7 @@ def test_log_probabilities_are_in_events_and_in_the_answer(chat: bool) -> None:
     logprobs = taken(job).choices[0].logprobs
     assert logprobs is not None
     assert [entry.token for entry in logprobs] == ["é", "b"]
-    body = job.ending().result
+    body = finished(job).result
     assert body is not None
     written = body["choices"][0]["logprobs"]
     if chat:

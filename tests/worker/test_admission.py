@@ -11,8 +11,8 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from rq.job import Job
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.intake import Intake
+from omlx_worker.control.intake import Intake
+from omlx_worker.queue.claim import ClaimedJob
 from tests.worker.fake_engine import BYTES_A_TOKEN, expected
 from tests.worker.running import (
     enqueue,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from omlx_worker.auto_depth import HOLD
-from omlx_worker.depth import (
+from omlx_worker.decode.depth.auto import HOLD
+from omlx_worker.decode.depth.fixed import (
     AutoPolicy,
     Outcome,
     RowView,

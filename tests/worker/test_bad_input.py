@@ -15,7 +15,7 @@ from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
-from omlx_worker.jobs import decode_request
+from omlx_worker.control.payload import decode_request
 from omlx_worker.sentences import one_line
 from tests.worker.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
 from tests.worker.hostile_jobs import Hostile, hostile_jobs, huge_jobs, request

@@ -20,8 +20,8 @@ from omlx_worker.bench.laps import Measured, in_turn, lap
 from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Drafting
 from omlx_worker.cli import main
-from omlx_worker.engine.sampling import Sampled
-from omlx_worker.engine.step import RowStep
+from omlx_worker.engine.ragged.sampling import Sampled
+from omlx_worker.engine.ragged.step import RowStep
 from tests.engine.checkpoints import write_llama, write_qwen
 
 QUICK = ("--context", "8", "--tokens", "3", "--laps", "1")
@@ -265,7 +265,7 @@ def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:
     told = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=paths
     )
-    assert told.stdout.strip() == "['omlx_worker.cli_bench']"
+    assert told.stdout.strip() == "['omlx_worker.bench.cli']"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

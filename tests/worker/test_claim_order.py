@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from omlx_worker.claim_order import Claim, ClaimOrder
-from omlx_worker.claimed import ClaimedJob
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.order import Claim, ClaimOrder
 
 QUEUES = ("high", "default", "bulk")
 

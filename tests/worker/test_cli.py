@@ -17,8 +17,9 @@ from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
-from omlx_worker import cli, demo, embedded_redis
-from omlx_worker.cli import ModelNotLoaded, load_engine
+from omlx_worker import cli, demo
+from omlx_worker.build import ModelNotLoaded, load_engine
+from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.worker.fake_engine import BREAKS_STEP, FakeEngine
 from tests.worker.running import enqueue, status

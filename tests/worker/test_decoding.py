@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.counters import Counters
-from omlx_worker.decoding import Decoding
-from omlx_worker.depth import Decision, FixedPolicy, RowView, StepReport
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import Decision, FixedPolicy, RowView, StepReport
+from omlx_worker.decode.loop import Decoding
 from omlx_worker.engine.interface import Emission, Row, Sampling
-from omlx_worker.memory import MemoryBudget
-from omlx_worker.pacing import Pacing
-from omlx_worker.prefill_pace import PrefillPace
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
 from tests.worker.fake_engine import FakeEngine
 
 

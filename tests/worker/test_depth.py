@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.auto_depth import FILE_VERSION
-from omlx_worker.depth import (
+from omlx_worker.decode.depth.auto import FILE_VERSION
+from omlx_worker.decode.depth.depth_trials import SOON
+from omlx_worker.decode.depth.fixed import (
     AutoPolicy,
     HybridPolicy,
     Mode,
@@ -20,7 +21,6 @@ from omlx_worker.depth import (
     StepReport,
     make_policy,
 )
-from omlx_worker.depth_trials import SOON
 from tests.simulation import workloads
 from tests.simulation.engine import simulate
 from tests.simulation.scenarios import MAX_DEPTH

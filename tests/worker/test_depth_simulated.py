@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from omlx_worker.depth import (
+from omlx_worker.decode.depth.fixed import (
     AutoPolicy,
     make_policy,
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from omlx_worker.decode.thread import Counters
 from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Emission
-from omlx_worker.service import Counters
 
 
 def emission(drafted: int, accepted: int) -> Emission:

@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from omlx_worker import embedded_redis
-from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, find_server
+from omlx_worker.queue import embedded as embedded_redis
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, find_server
 from tests.worker.running import wait_for
 
 
@@ -48,7 +48,7 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_it_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path;"
-        "from omlx_worker.embedded_redis import EmbeddedRedis;"
+        "from omlx_worker.queue.embedded import EmbeddedRedis;"
         "server = EmbeddedRedis(Path(sys.argv[1])); server.start();"
         "print(server.url, flush=True); time.sleep(60)"
     )
@@ -66,7 +66,7 @@ def test_it_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
 def test_what_was_acknowledged_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from redis import Redis;"
-        "from omlx_worker.embedded_redis import EmbeddedRedis;"
+        "from omlx_worker.queue.embedded import EmbeddedRedis;"
         "server = EmbeddedRedis(Path(sys.argv[1])); server.start();"
         "client = Redis.from_url(server.url);"
         "[client.rpush('list', number) for number in range(200)];"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from omlx_worker.auto_depth import AutoPolicy
-from omlx_worker.decisions import Outcome, RowView, StepReport
-from omlx_worker.knowledge import Knowledge
+from omlx_worker.decode.depth.auto import AutoPolicy
+from omlx_worker.decode.depth.decisions import Outcome, RowView, StepReport
+from omlx_worker.decode.depth.knowledge import Knowledge
 
 
 def taught() -> AutoPolicy:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from omlx_worker import trial as trial_module
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.lease import LeaseTable
-from omlx_worker.trial import PROBATION_SECONDS
+from omlx_worker.queue import quarantine as trial_module
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.quarantine import PROBATION_SECONDS
 from tests.worker.leasing import done, failed, kill, table
 from tests.worker.running import enqueue
 

@@ -7,8 +7,8 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer.cancel import cancel_job
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.trial import PROBATION_SECONDS, RUN_FIELDS
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.quarantine import PROBATION_SECONDS, RUN_FIELDS
 from tests.worker.leasing import claim, done, expire, failed, kill, table
 from tests.worker.running import enqueue, queue, status
 

@@ -15,7 +15,7 @@ from omlx_producer.protocol import (
     tokens_channel,
 )
 from omlx_producer.trouble import passes
-from omlx_worker.ending import Commit, Ending
+from omlx_worker.queue.ending import Commit, Ending
 from tests.worker.leasing import claim, done, expire, failed, roll_back, table, tokens
 from tests.worker.running import enqueue, events, queue, status
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from omlx_worker.memory import MemoryBudget, Size, in_units
+from omlx_worker.decode.budget import MemoryBudget, Size, in_units
 
 GIB = 2**30
 

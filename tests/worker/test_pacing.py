@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from omlx_worker.depth import Decision, RowView, StepReport, make_policy
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import Decision, RowView, StepReport, make_policy
 from omlx_worker.engine.interface import Emission, Row, Sampling
-from omlx_worker.pacing import Pacing
 
 
 class Scripted:

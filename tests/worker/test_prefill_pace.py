@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from omlx_worker.prefill_pace import (
+from omlx_worker.decode.chunk_size import (
     FEWEST_TOKENS,
     FIRST_UNHURRIED_TOKENS,
     GAP,
     LAST_PIECE,
     PrefillPace,
 )
-from omlx_worker.scheduler import DEFAULT, Decode, Prefill, Scheduler
+from omlx_worker.decode.scheduler import DEFAULT, Decode, Prefill, Scheduler
 
 Cost = Callable[[int, int], float]
 

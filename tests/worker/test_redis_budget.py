@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 
 from omlx_worker.engine.interface import Emission
-from omlx_worker.lease import LeaseTable
 from omlx_worker.messages import Stepped
+from omlx_worker.queue.lease import LeaseTable
 from tests.redis_server import RedisServer
 from tests.worker.leasing import QUEUES, claim
 from tests.worker.running import enqueue

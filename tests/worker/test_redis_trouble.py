@@ -18,10 +18,10 @@ from redis.exceptions import (
 from rq.job import Job
 
 from omlx_producer.protocol import TokenLogprob
-from omlx_worker import rq_worker
+from omlx_worker.control import worker as rq_worker
+from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.interface import Emission
-from omlx_worker.outbox import Outbox
-from omlx_worker.trouble import Outage, RedisGone
+from omlx_worker.queue.outage import Outage, RedisGone
 from tests.redis_server import RedisServer, redis_server
 from tests.worker.running import enqueue, events, is_over, running_worker, streamed_text, wait_for
 

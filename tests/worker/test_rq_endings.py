@@ -94,7 +94,7 @@ def test_handlers_that_meet_a_busy_redis_are_called_again(
             raise troubles.pop()
         return fetch(*args, **kwargs)
 
-    monkeypatch.setattr("omlx_worker.rq_endings.Job.fetch", fetched)
+    monkeypatch.setattr("omlx_worker.control.rq_endings.Job.fetch", fetched)
     job = enqueue(connection, on_success=named(remember))
     with running_worker(redis_url):
         wait_for(lambda: is_over(job))

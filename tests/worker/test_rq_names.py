@@ -12,7 +12,7 @@ from redis import Redis
 from rq import Worker
 from rq.utils import now, utcformat
 
-from omlx_worker.rq_record import SILENT_SECONDS, NameTaken, RecordedWorker
+from omlx_worker.control.rq_record import SILENT_SECONDS, NameTaken, RecordedWorker
 from tests.worker.leasing import QUEUES
 from tests.worker.running import enqueue, is_over, running_worker, status, wait_for
 from tests.worker.test_rq_poison import SCRIPT

@@ -13,7 +13,7 @@ from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from omlx_producer.protocol import JOB_FUNCTION
-from omlx_worker.scripts import load
+from omlx_worker.queue.lua import load
 from tests.worker.fake_engine import BREAKS_PREPARE
 from tests.worker.leasing import QUEUES
 from tests.worker.running import (

@@ -134,7 +134,7 @@ def test_a_worker_announces_its_model(redis_url: str, connection: Redis) -> None
 def test_a_worker_is_known_again_after_redis_has_lost_its_data(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_worker.rq_record.BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("omlx_worker.control.rq_record.BEAT_SECONDS", 0.1)
     with running_worker(redis_url) as worker:
         wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
         connection.flushall()
@@ -148,7 +148,7 @@ def test_a_worker_is_known_again_after_redis_has_lost_its_data(
 def test_a_ring_wakes_an_idle_worker_at_once(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_worker.rq_worker.POLL_SECONDS", 5.0)
+    monkeypatch.setattr("omlx_worker.control.worker.POLL_SECONDS", 5.0)
     with running_worker(redis_url), Producer(redis_url) as producer:
         wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
         time.sleep(0.2)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.prefill_pace import PrefillPace
-from omlx_worker.scheduler import (
+from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.scheduler import (
     BULK,
     DEFAULT,
     HIGH,

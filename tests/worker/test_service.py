@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
+from omlx_worker.decode.thread import EngineBroken, Service
+from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
     Cancel,
@@ -25,7 +25,7 @@ from omlx_worker.messages import (
     Stop,
     Stopped,
 )
-from omlx_worker.service import EngineBroken, Service
+from omlx_worker.queue.claim import ClaimedJob
 from tests.worker.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
 
 

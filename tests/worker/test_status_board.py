@@ -9,7 +9,7 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.overview import print_overview, read_overview
+from omlx_producer.cli.overview import print_overview, read_overview
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,
@@ -17,11 +17,11 @@ from omlx_producer.workers import (
     workers_key,
     write_figures,
 )
-from omlx_worker.counters import Counters
+from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.counters import Counters
 from omlx_worker.engine.interface import Emission
-from omlx_worker.lease import LeaseTable
-from omlx_worker.memory import MemoryBudget
-from omlx_worker.status_board import StatusBoard
+from omlx_worker.queue.lease import LeaseTable
 from tests.worker.running import ALIAS, enqueue, is_over, running_worker, wait_for
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from omlx_worker.costs import StepCosts
-from omlx_worker.depth_trials import TRIAL
+from omlx_worker.decode.depth.costs import StepCosts
+from omlx_worker.decode.depth.depth_trials import TRIAL
 
 
 def test_a_depth_whose_steps_vary_is_not_known_by_the_first_three() -> None:

@@ -8,13 +8,13 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
+from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Emission
-from omlx_worker.lease import LeaseTable
+from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Admit, Close, Stepped
-from omlx_worker.outbox import Outbox
-from omlx_worker.publisher import Publisher
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import LeaseTable
 from tests.worker.fake_engine import FakeEngine
 
 

@@ -12,27 +12,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from pydantic import ValidationError
-from redis import Redis
-from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from omlx_producer.settings import without_password
 from omlx_producer.trouble import passes
-from omlx_worker.cli_bench import bench
-from omlx_worker.depth import AutoPolicy, make_policy
-from omlx_worker.embedded_redis import EmbeddedRedis, ServerError, data_folder, preferred_port
-from omlx_worker.knowledge import Knowledge
-from omlx_worker.memory import in_units
-from omlx_worker.pacing import Pacing
+from omlx_worker.bench.cli import bench
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, data_folder, preferred_port
 from omlx_worker.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from omlx_worker.engine.interface import Engine
 
 BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
 INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
@@ -130,8 +120,8 @@ main.add_command(bench)
 
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
-    from omlx_worker.rq_record import NameTaken
-    from omlx_worker.rq_worker import GenerationWorker
+    from omlx_worker.build import ModelNotLoaded, connect, make_worker
+    from omlx_worker.control.rq_record import NameTaken
 
     try:
         connection = connect(url)
@@ -147,21 +137,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         _fail(UNREACHABLE, _unreachable(url, error))
     try:
         # RQ asks the server for its own address.
-        worker = GenerationWorker(
-            settings.alias,
-            lambda: load_engine(settings),
-            connection=connection,
-            name=settings.name,
-            make_pacing=lambda engine: make_pacing(settings, engine),
-            lease_seconds=settings.lease_seconds,
-            prefill_chunk=settings.prefill_chunk,
-            patience=settings.patience,
-            memory_limit=settings.memory_limit,
-            mode=settings.mode,
-            drain_timeout=settings.drain_timeout,
-            redis_grace=settings.redis_grace,
-            stream_ttl=settings.stream_ttl,
-        )
+        worker = make_worker(settings, connection)
         worker.work(burst=settings.burst)
     except (ModelNotLoaded, NameTaken) as error:
         _fail(USAGE, str(error))
@@ -173,61 +149,6 @@ def serve(settings: WorkerSettings, url: str) -> int:
     finally:
         connection.close()
     return worker.exit_code
-
-
-def make_pacing(settings: WorkerSettings, engine: Engine) -> Pacing:
-    """How the engine's steps draft in the mode that was asked for."""
-    policy = make_policy(settings.mode, engine.max_depth)
-    knowledge = None
-    if isinstance(policy, AutoPolicy):
-        knowledge = Knowledge(policy, settings.state_dir, engine.identity)
-    return Pacing(policy, engine.max_depth, knowledge)
-
-
-class ModelNotLoaded(Exception):
-    """There is no such model, or it can not be loaded. The message is one sentence."""
-
-
-def load_engine(settings: WorkerSettings) -> Engine:
-    """Load the model. MLX is imported only here.
-
-    Raises:
-        ModelNotLoaded: if there is no such model, or it can not be loaded.
-    """
-    try:
-        from omlx_worker.engine import loader
-    except ImportError as error:
-        raise ModelNotLoaded(
-            f"{error.name or 'MLX'} is not installed; install omlx-queue with its extra: "
-            "pip install 'omlx-queue[worker]'"
-        ) from error
-    try:
-        engine = loader.load_engine(
-            settings.model,
-            max_rows=settings.max_batch,
-            depth=settings.depth,
-            varies=settings.mode in ("auto", "hybrid"),
-            ratio=settings.acceptance == "ratio",
-        )
-    except loader.ModelError as error:
-        raise ModelNotLoaded(str(error)) from error
-    if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
-        raise ModelNotLoaded(
-            f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
-            f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
-        )
-    return engine
-
-
-def connect(url: str) -> Redis:
-    """A client for a worker: it waits for no answer longer than a lease can bear."""
-    return Redis.from_url(
-        url,
-        socket_timeout=10.0,
-        socket_connect_timeout=5.0,
-        socket_keepalive=True,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
-    )
 
 
 def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:

@@ -19,10 +19,9 @@ from rich.text import Text
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DoneEvent, TerminalEvent, TokensEvent
-from omlx_worker.cli import connect, load_engine, make_pacing
-from omlx_worker.counters import Counters
-from omlx_worker.embedded_redis import EmbeddedRedis
-from omlx_worker.rq_worker import GenerationWorker
+from omlx_worker.build import connect, make_worker
+from omlx_worker.decode.counters import Counters
+from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.settings import WorkerSettings
 
 PROMPTS = (
@@ -87,12 +86,7 @@ class _Background:
 
     def __init__(self, settings: WorkerSettings, url: str) -> None:
         self._connection = connect(url)
-        self._worker = GenerationWorker(
-            settings.alias,
-            lambda: load_engine(settings),
-            connection=self._connection,
-            make_pacing=lambda engine: make_pacing(settings, engine),
-        )
+        self._worker = make_worker(settings, self._connection)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

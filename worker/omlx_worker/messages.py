@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from omlx_worker.active import ActiveJob
-from omlx_worker.claimed import ClaimedJob
-from omlx_worker.ending import Ending
 from omlx_worker.engine.interface import Emission
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.ending import Ending
 
 # Why a job leaves before it has finished.
 

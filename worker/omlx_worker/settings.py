@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
-from omlx_worker.depth import Mode
+from omlx_worker.decode.depth.fixed import Mode
 from omlx_worker.folders import app_folder
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
@@ -37,7 +37,7 @@ class WorkerSettings(BaseSettings):
             row, ``mtp`` always, ``batched`` never.
         mtp_depth: drafts a step, at most, of a model with an MTP head; 0 for none.
         acceptance: how drafts of requests without a seed are judged; see
-            `omlx_worker.engine.speculation`.
+            `omlx_worker.engine.ragged.speculation`.
         burst: end when the queues are empty.
         name: the worker's name in RQ; by default host, process id and a random part.
         lease_seconds: how long a job stays this worker's without a sign of life.

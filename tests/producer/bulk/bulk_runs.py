@@ -17,7 +17,7 @@ from tests.worker.running import ALIAS, wait_for
 
 CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from omlx_producer.cli import main; main()"
+    "from omlx_producer.cli.main import main; main()"
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from omlx_producer.cli import cli
+from omlx_producer.cli.main import cli
 from tests.producer.fake_worker import announce
 from tests.worker.running import ALIAS
 

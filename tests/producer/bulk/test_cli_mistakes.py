@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from omlx_producer import cli_batch
-from omlx_producer.cli_bulk import command_line
+from omlx_producer.cli import batch as batch_commands
+from omlx_producer.cli.bulk import command_line
 from tests.producer.bulk.conftest import Run
 from tests.producer.bulk.test_batch import batch_of
 
@@ -44,7 +44,7 @@ def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]
 def test_results_to_a_folder_that_is_none_are_refused_before_any_waiting(
     connection: redis.Redis, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_batch, "follow", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(batch_commands, "follow", lambda *_: pytest.fail("it waits"))
     batch = batch_of(connection, 1)
     output = tmp_path / "none" / "out.jsonl"
     code, said = told(run, "results", batch.id, "--wait", "-o", str(output))

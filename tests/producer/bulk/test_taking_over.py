@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import redis
 
-from omlx_producer import cli_batch
 from omlx_producer.bulk import feeding
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.feeding import BatchFeed, Feeder
 from omlx_producer.bulk.jobs import read_statuses
 from omlx_producer.bulk.runner import Runner
 from omlx_producer.bulk.window import InFlight
+from omlx_producer.cli import batch as batch_commands
 from tests.producer.bulk.conftest import Run
 from tests.producer.bulk.test_batch import batch_of
 from tests.producer.bulk.test_runner import QUEUE, RUN, Kept, rows
@@ -64,7 +64,7 @@ def test_a_large_batch_is_looked_through_under_its_lock(
 
 
 class Clock:
-    """The clock of `omlx_producer.cli_batch`, which can be put forward."""
+    """The clock of `omlx_producer.cli.batch`, which can be put forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -85,7 +85,7 @@ def test_running_rows_are_stopped_however_long_it_takes_to_look_through_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(cli_batch, "time", clock)
+    monkeypatch.setattr(batch_commands, "time", clock)
     batch = Batch.create(connection)
     batch.upload(rows(2, max_completion_tokens=9_000))
     with running_worker(redis_url, step_seconds=0.01):

@@ -20,14 +20,14 @@ from omlx_worker.bench.sides import (
     Side,
     StreamSide,
 )
-from omlx_worker.depth import AutoPolicy
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.engine.engine import Decoder
+from omlx_worker.engine.footprint import budget
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.loader import DEMO, load, resolve
-from omlx_worker.engine.memory import budget
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.engine.ragged import RaggedDecoder
-from omlx_worker.memory import MemoryBudget, in_units
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.sentences import in_rows
 
 COUNTS = ("judged", "kept", "depths")

@@ -15,12 +15,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
-from omlx_worker.decoding import CHANGE_STEPS
-from omlx_worker.depth import AutoPolicy
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import AutoPolicy
+from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
-from omlx_worker.engine.step import RowStep
-from omlx_worker.pacing import Pacing
+from omlx_worker.engine.ragged.step import RowStep
 
 FOREVER = 1 << 30
 """Tokens that a row may come to: a lap ends it."""

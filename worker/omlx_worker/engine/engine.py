@@ -10,11 +10,11 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
+from omlx_worker.engine.footprint import budget, keep_within
 from omlx_worker.engine.interface import Emission, Row
-from omlx_worker.engine.memory import budget, keep_within
 from omlx_worker.engine.prompts import Prompter
-from omlx_worker.engine.sampling import Sampled
-from omlx_worker.engine.step import RowStep
+from omlx_worker.engine.ragged.sampling import Sampled
+from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.text import RowText, decode_faithfully
 
 

@@ -11,10 +11,10 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator
 
+from omlx_worker.engine.footprint import GeneratorFootprint
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.memory import GeneratorFootprint
-from omlx_worker.engine.sampling import Draw, Plan, Sampled, knobs, sample
-from omlx_worker.engine.step import RowStep
+from omlx_worker.engine.ragged.sampling import Draw, Plan, Sampled, knobs, sample
+from omlx_worker.engine.ragged.step import RowStep
 
 
 class _RowSampler:

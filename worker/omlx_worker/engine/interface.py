@@ -16,7 +16,7 @@ from omlx_producer.protocol import FinishReason, GenerationRequest, ModelInfo, T
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one row samples, every default resolved. See `omlx_worker.engine.sampling`.
+    """How one row samples, every default resolved. See `omlx_worker.engine.ragged.sampling`.
 
     Attributes:
         temperature: 0 takes the most likely token.
@@ -27,7 +27,7 @@ class Sampling:
         logit_bias: added to the logits, by token id.
         seed: 64 bits; the same seed gives the same tokens in any batch.
         ratio: judge drafts by the ratio rule instead of coupling; see
-            `omlx_worker.engine.speculation`.
+            `omlx_worker.engine.ragged.speculation`.
         top_logprobs: alternatives reported per token; None reports no log-probabilities.
     """
 

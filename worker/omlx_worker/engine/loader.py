@@ -17,12 +17,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.protocol import ModelInfo
+from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.models import as_ragged
-from omlx_worker.engine.models.mtp import with_head
+from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.prompts import Prompter, SamplingDefaults
-from omlx_worker.engine.ragged import RaggedDecoder
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from omlx_worker.engine.kernels import net_inputs, platform, skinny_product
 from omlx_worker.engine.kernels.delta_rule import Kept, log_decay, read, replay_and_run
-from omlx_worker.engine.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
 
 @dataclass(frozen=True)

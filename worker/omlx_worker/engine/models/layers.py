@@ -10,7 +10,6 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.gated_delta import normalize_qk
 
-from omlx_worker.engine.attention_cache import AttentionCache, Window
 from omlx_worker.engine.kernels.delta_rule import (
     Inputs,
     Kept,
@@ -20,7 +19,8 @@ from omlx_worker.engine.kernels.delta_rule import (
     replay_and_run,
 )
 from omlx_worker.engine.models.fused import product
-from omlx_worker.engine.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
 Projected = tuple[mx.array, mx.array, mx.array, mx.array]
 """What a gated delta net makes of its input: conv inputs ``[S, W, channels]``, the output's gate

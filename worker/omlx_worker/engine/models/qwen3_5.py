@@ -16,8 +16,7 @@ from mlx.utils import tree_reduce
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from omlx_worker.engine.attention_cache import AttentionCache, Window
-from omlx_worker.engine.layer_cache import LayerCache
+from omlx_worker.engine.drafts.mtp import text_model
 from omlx_worker.engine.models import fused
 from omlx_worker.engine.models.layers import (
     attention,
@@ -25,12 +24,13 @@ from omlx_worker.engine.models.layers import (
     gated_delta_net_of_prompt,
     projected_apart,
 )
-from omlx_worker.engine.models.mtp import text_model
-from omlx_worker.engine.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.layer_cache import LayerCache
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
 
 class RaggedQwen35:
-    """A `RaggedModel` (see `omlx_worker.engine.models`) around a loaded ``qwen3_5`` model.
+    """A `RaggedModel` around a loaded ``qwen3_5`` model.
 
     Hidden states carry, after what `logits` scores, what the head takes, where that is another
     tensor (`MTPHead.takes_normed`): ``hidden`` in the shapes below is then twice the model's.

@@ -19,6 +19,6 @@ def projected_interleaved(module: Any, x: mx.array) -> Projected:
 
 
 class RaggedQwen3Next(RaggedQwen35):
-    """A `RaggedModel` (see `omlx_worker.engine.models`) around a loaded ``qwen3_next`` model."""
+    """A `RaggedModel` around a loaded ``qwen3_next`` model."""
 
     _project = staticmethod(projected_interleaved)

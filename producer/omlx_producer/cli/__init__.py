@@ -1,0 +1,1 @@
+"""The `omlx-submit` command."""

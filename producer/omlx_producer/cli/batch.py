@@ -1,0 +1,151 @@
+"""omlx-submit results and feed, and what status, watch and cancel do for a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import click
+from redis.exceptions import RedisError
+
+from omlx_producer.bulk.batch import OVER, Batch, BatchState
+from omlx_producer.bulk.detaching import write_results
+from omlx_producer.bulk.driving import WAIT_SECONDS, Interrupts, serve
+from omlx_producer.bulk.feeding import BatchFeed, Feeder, LockLost
+from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.output import require_output
+from omlx_producer.bulk.progress import Style, make_display
+from omlx_producer.cli.common import (
+    INTERRUPTED,
+    INVALID,
+    JOB_ENDED_BADLY,
+    fail,
+    open_producer,
+    output_option,
+    redis_option,
+)
+
+CANCEL_SECONDS = 10.0
+
+batch_argument = click.argument("batch_id")
+
+
+@click.command()
+@batch_argument
+@output_option
+@click.option("--wait", is_flag=True, help="Wait for the batch to be over.")
+@redis_option
+def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | None) -> None:
+    """Write the results of a batch, in the order of its input; those there are, while it runs."""
+    with open_producer(redis_url) as producer:
+        if output is not None:
+            require_output(output)
+        batch = Batch(producer.connection, batch_id)
+        state = follow(batch, "auto") if wait else batch.read()
+        if output is None:
+            for line in batch.results(state.rows):
+                click.echo(line, nl=False)
+        else:
+            write_results(batch, state, output)
+    if state.failed:
+        raise click.exceptions.Exit(JOB_ENDED_BADLY)
+
+
+@click.command()
+@click.argument("batch_ids", nargs=-1, metavar="[BATCH_ID]...")
+@click.option("--burst", is_flag=True, help="End when no batch is left.")
+@redis_option
+def feed(batch_ids: tuple[str, ...], burst: bool, redis_url: str | None) -> None:
+    """Feed detached batches to the workers, all by default, until interrupted.
+
+    Any number of feeders may run, on any machine; each batch is fed by one of them. What a feeder
+    leaves behind, the next one takes up.
+    """
+    interrupts = Interrupts()
+    with open_producer(redis_url) as producer, interrupts.caught():
+        feeder = Feeder(producer.connection, batch_ids)
+        try:
+            serve(feeder, interrupts, burst=burst)
+        finally:
+            with contextlib.suppress(RedisError):
+                feeder.leave()
+    if interrupts.asked:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+COMMANDS = (results, feed)
+
+
+def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
+    """``omlx-submit status`` of a batch."""
+    with open_producer(url) as producer:
+        state = dataclasses.asdict(Batch(producer.connection, batch_id).read())
+    if as_json:
+        click.echo(json.dumps(state))
+    else:
+        known = {name: value for name, value in state.items() if value not in (None, {})}
+        click.echo("\n".join(f"{name:<17} {value}" for name, value in known.items()))
+
+
+def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
+    """``omlx-submit watch`` of a batch."""
+    with open_producer(url) as producer:
+        state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
+    if state.failed or state.state != "done":
+        raise click.exceptions.Exit(JOB_ENDED_BADLY)
+
+
+def cancel_batch(batch_id: str, url: str | None) -> None:
+    """``omlx-submit cancel`` of a batch: prints what it is when nobody waits any more."""
+    with open_producer(url) as producer:
+        batch = Batch(producer.connection, batch_id)
+        state = batch.read().state
+        if state == "uploading":
+            fail(INVALID, f"{batch_id}: it is still being written; interrupt that instead")
+        if state not in OVER:
+            batch.ask_to_cancel()
+            click.echo(_finish_cancelling(batch))
+        else:
+            click.echo("over")
+
+
+def follow(batch: Batch, progress: Style) -> BatchState:
+    """Show a batch until it is over."""
+    display, meter = make_display(progress), Meter()
+    state = batch.read()
+    # Rates are those of now, not of what came before.
+    meter.adopt(state)
+    meter.restart()
+    try:
+        while not state.over:
+            time.sleep(WAIT_SECONDS)
+            state = batch.read()
+            meter.adopt(state)
+            display.update(meter)
+    finally:
+        display.end(meter)
+    return state
+
+
+def _finish_cancelling(batch: Batch) -> str:
+    """Wait for the feeder to take the batch down, or do so where there is none."""
+    deadline, feed = time.monotonic() + CANCEL_SECONDS, None
+    while time.monotonic() < deadline:
+        if batch.read().over:
+            return "cancelled"
+        try:
+            if feed is None and (feed := BatchFeed.begin(batch)) is not None:
+                # To look through a large batch may take longer than all of that.
+                deadline = time.monotonic() + CANCEL_SECONDS
+            if feed is None:
+                time.sleep(WAIT_SECONDS / 5)
+            elif not feed.turn(WAIT_SECONDS):
+                return "cancelled"
+        except LockLost:
+            feed = None
+    if feed is not None:
+        feed.leave()
+    return "stopping"

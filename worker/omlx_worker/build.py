@@ -1,0 +1,89 @@
+"""Who makes what: a worker and its parts from settings."""
+
+from __future__ import annotations
+
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.decode.budget import in_units
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import AutoPolicy, make_policy
+from omlx_worker.decode.depth.knowledge import Knowledge
+from omlx_worker.engine.interface import Engine
+from omlx_worker.settings import WorkerSettings
+
+
+def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
+    """A worker for these settings; its model is loaded when it starts."""
+    return GenerationWorker(
+        settings.alias,
+        lambda: load_engine(settings),
+        connection=connection,
+        name=settings.name,
+        make_pacing=lambda engine: make_pacing(settings, engine),
+        lease_seconds=settings.lease_seconds,
+        prefill_chunk=settings.prefill_chunk,
+        patience=settings.patience,
+        memory_limit=settings.memory_limit,
+        mode=settings.mode,
+        drain_timeout=settings.drain_timeout,
+        redis_grace=settings.redis_grace,
+        stream_ttl=settings.stream_ttl,
+    )
+
+
+class ModelNotLoaded(Exception):
+    """There is no such model, or it can not be loaded. The message is one sentence."""
+
+
+def load_engine(settings: WorkerSettings) -> Engine:
+    """Load the model. MLX is imported only here.
+
+    Raises:
+        ModelNotLoaded: if there is no such model, or it can not be loaded.
+    """
+    try:
+        from omlx_worker.engine import loader
+    except ImportError as error:
+        raise ModelNotLoaded(
+            f"{error.name or 'MLX'} is not installed; install omlx-queue with its extra: "
+            "pip install 'omlx-queue[worker]'"
+        ) from error
+    try:
+        engine = loader.load_engine(
+            settings.model,
+            max_rows=settings.max_batch,
+            depth=settings.depth,
+            varies=settings.mode in ("auto", "hybrid"),
+            ratio=settings.acceptance == "ratio",
+        )
+    except loader.ModelError as error:
+        raise ModelNotLoaded(str(error)) from error
+    if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
+        raise ModelNotLoaded(
+            f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
+            f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
+        )
+    return engine
+
+
+def connect(url: str) -> Redis:
+    """A client for a worker: it waits for no answer longer than a lease can bear."""
+    return Redis.from_url(
+        url,
+        socket_timeout=10.0,
+        socket_connect_timeout=5.0,
+        socket_keepalive=True,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
+    )
+
+
+def make_pacing(settings: WorkerSettings, engine: Engine) -> Pacing:
+    """How the engine's steps draft in the mode that was asked for."""
+    policy = make_policy(settings.mode, engine.max_depth)
+    knowledge = None
+    if isinstance(policy, AutoPolicy):
+        knowledge = Knowledge(policy, settings.state_dir, engine.identity)
+    return Pacing(policy, engine.max_depth, knowledge)

@@ -1,0 +1,1 @@
+"""The main thread: what is claimed, who runs it, and what RQ is told."""

@@ -1,0 +1,102 @@
+"""From Redis into the worker: claims what there is room for, and hands it on.
+
+What does not fit waits in Redis, where it is safest and where another worker may have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from omlx_producer.trouble import passes
+from omlx_worker.control.intake import Intake
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import GivenBack, Reason
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.order import ClaimOrder
+
+
+class Admission:
+    """Runs on the main thread.
+
+    Args:
+        max_rows: rows in the batch at the same time.
+        admit: takes a job that is let in.
+        end: takes a job that is not, and why.
+
+    Attributes:
+        suspended: whether workers were told by RQ to take nothing.
+        served: whether any job was taken yet.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseTable,
+        order: ClaimOrder,
+        intake: Intake,
+        budget: MemoryBudget,
+        max_rows: int,
+        *,
+        admit: Callable[[ActiveJob], None],
+        end: Callable[[ClaimedJob, Reason], None],
+    ) -> None:
+        self.suspended = False
+        self.served = False
+        self._leases = leases
+        self._order = order
+        self._intake = intake
+        self._budget = budget
+        self._max_rows = max_rows
+        self._admit = admit
+        self._end = end
+
+    def take(self) -> bool:
+        """Claim what there is room for; returns whether there was anything."""
+        held = self._leases.jobs()
+        room = self._max_rows - sum(claim.rows for claim in held)
+        bulk = sum(claim.rows for claim in held if self._may_pause(claim))
+        planned = self._order.plan(room, bulk + min(room, 0), held)
+        if planned is None:
+            return False
+        claims = self._leases.claim(planned.limit, planned.queues)
+        self.suspended = claims is None
+        claims = claims or []
+        self._order.claimed(planned, claims)
+        for index, claim in enumerate(claims):
+            self.served = True
+            claim.urgent = planned.overdue and claim.queue == planned.queues[0]
+            if not self._let_in(claim):
+                for later in claims[index:]:
+                    self._end(later, GivenBack())
+                break
+        return bool(claims)
+
+    def _let_in(self, claim: ClaimedJob) -> bool:
+        """Hand a job on, or its end; returns whether there was memory for it."""
+        prepared: ActiveJob | Reason
+        try:
+            prepared = self._intake.prepare(claim)
+        except RedisError as error:
+            if not passes(error):
+                raise
+            prepared = GivenBack()
+        if not isinstance(prepared, ActiveJob):
+            self._end(claim, prepared)
+            return True
+        # Not those of the same claim whose turn comes after this one's.
+        others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
+        preempts = claim.queue == self._order.best
+        staying = [other for other in others if not (preempts and self._may_pause(other))]
+        # Others have read their prompts, or will before this one's turn comes.
+        beside = [(0, longest) for other in staying for _, longest in other.sizes]
+        if others and not self._budget.fits([*beside, *claim.sizes]):
+            self._order.blocked(claim, claim.urgent, others)
+            return False
+        self._admit(prepared)
+        return True
+
+    def _may_pause(self, claim: ClaimedJob) -> bool:
+        return claim.queue == self._order.last and not claim.urgent

@@ -1,0 +1,119 @@
+"""From a claimed job to one that can run: decode, validate, tokenize, catch up with its stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from redis import Redis
+from rq.job import Job
+
+from omlx_producer.protocol import (
+    GenerationRequest,
+    InvalidRequest,
+    TokensEvent,
+    events_key,
+    parse_event,
+)
+from omlx_worker.control.payload import TOO_LONG, decode_request, release_memory
+from omlx_worker.engine.interface import Engine, Row
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import Failed, Stopped
+from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob, Size
+from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
+from omlx_worker.sentences import one_line
+
+log = logging.getLogger("omlx_worker.control.intake")
+
+# A compressed payload of this size may unpack to the greatest that is read.
+LARGE_BYTES = 32 * 2**10
+CONVICTED = (
+    "the job was running when its worker died, {} times by now and the last time alone; "
+    "it is taken for the cause and is not run again"
+)
+
+
+class Intake:
+    """Prepares jobs for one engine under one alias. Runs on the main thread.
+
+    Args:
+        objection: why rows of these sizes can never run here, if so.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model_alias: str,
+        connection: Redis,
+        objection: Callable[[Sequence[Size]], str | None] = lambda _: None,
+    ) -> None:
+        self._engine = engine
+        self._model_alias = model_alias
+        self._connection = connection
+        self._objection = objection
+
+    def prepare(self, claim: ClaimedJob) -> ActiveJob | Failed | Stopped:
+        """Make a job ready to be admitted, or say why it is not run."""
+        if claim.treatment == "stop":
+            return Stopped(CANCELLED_WHILE_IT_RAN)
+        if claim.treatment == "fail":
+            return Failed(CONVICTED.format(claim.crashes), retry=False)
+        try:
+            if claim.data_bytes > MAX_BODY_BYTES:
+                raise InvalidRequest(TOO_LONG.format(claim.data_bytes))
+            request = decode_request(claim.data, self._model_alias)
+            rows = self._engine.prepare(request, claim.id)
+        except InvalidRequest as error:
+            return Failed(one_line(str(error)), retry=False)
+        except Exception as error:
+            log.exception("job %s could not be prepared", claim.id)
+            sentence = f"the job could not be prepared: {type(error).__name__}: {error}"
+            return Failed(one_line(sentence))
+        finally:
+            claim.data = b""
+            if claim.data_bytes > LARGE_BYTES:
+                release_memory()
+        claim.sizes = tuple((row.length, row.longest) for row in rows)
+        if objection := self._objection(claim.sizes):
+            return Failed(objection, retry=False)
+        if request.window_seconds is not None:
+            claim.expires_in = request.window_seconds - self._age(claim)
+            if overdue := claim.overdue:
+                return Failed(overdue, retry=False)
+        return self._caught_up(claim, request, rows)
+
+    def _age(self, claim: ClaimedJob) -> float:
+        """Seconds from a job's creation to its claim; 0 where its hash does not say."""
+        created: Any = self._connection.hget(Job.key_for(claim.id), "created_at")
+        try:
+            return claim.started_at - datetime.fromisoformat(created.decode()).timestamp()
+        except (AttributeError, ValueError):
+            return 0.0
+
+    def _caught_up(
+        self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row]
+    ) -> ActiveJob:
+        """The job, gone as far as its stream says that an interrupted run has come."""
+        streams = claim.priority != "bulk" if request.stream is None else request.stream
+        job = ActiveJob(claim, request, rows, streams=streams)
+        if not claim.streamed:
+            return job
+        key = events_key(job.id)
+        entries: Any = self._connection.xrange(key)
+        try:
+            events = [
+                event
+                for _, fields in entries
+                if isinstance(event := parse_event(fields[b"event"]), TokensEvent)
+            ]
+            job.resume(events, self._engine.text_of)
+        except (ValidationError, ValueError, KeyError, IndexError) as error:
+            log.warning(
+                "the stream of job %s can not be gone on with (%s); starting it anew", job.id, error
+            )
+            self._connection.delete(key)
+            return ActiveJob(claim, request, rows, streams=streams)
+        return job

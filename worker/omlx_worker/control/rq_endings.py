@@ -1,0 +1,180 @@
+"""Endings that RQ's own handlers write: dependents, callbacks, webhooks, ``Retry``, ``Repeat``.
+
+The only module that calls RQ's handlers; a new RQ changes this one. A job whose lease is gone is
+left alone: the transaction in which RQ ends a job watches the lease, so that it fails when a
+sweeper takes the job away meanwhile. An answer that was lost is found out in the same way: when the
+lease is gone, the transaction had gone through.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.client import Pipeline
+from redis.exceptions import ConnectionError, WatchError
+from rq import Queue
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
+
+from omlx_producer.cancel import STOP_FIELD
+from omlx_producer.protocol import FailedEvent
+from omlx_producer.trouble import passes
+from omlx_worker.control.rq_record import RecordedWorker
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import LeaseTable
+
+log = logging.getLogger("omlx_worker.control.rq_endings")
+
+
+class GenerationFailed(Exception):
+    """What failure callbacks are given: the sentence of a job that failed."""
+
+
+class LeaseGone(Exception):
+    """The job is not this worker's to end, or it has just ended it."""
+
+
+class FencedQueue(Queue):
+    """A queue whose dependents are enqueued by lease holders only.
+
+    RQ calls it first in each try at the transaction that ends a job, while keys can be watched.
+    """
+
+    fence: Callable[[Pipeline], None]
+
+    def enqueue_dependents(
+        self, job: Job, pipeline: Pipeline | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if pipeline is not None:
+            self.fence(pipeline)
+        super().enqueue_dependents(job, pipeline, *args, **kwargs)
+
+
+def end_through_rq(
+    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, ending: Ending
+) -> None:
+    """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
+    if not leases.holds(claim):
+        return
+    if leases.renew([claim]):
+        log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
+        leases.forget(claim)
+        return
+    try:
+        job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
+        job.ended_at = datetime.now(UTC)
+        worker.execution = _execution(worker, claim)
+        worker.fence = lambda pipeline: _watch(pipeline, claim)
+        if ending.status == "finished":
+            ending = _succeed(worker, leases, claim, job, ending)
+        if ending.status != "finished":
+            _fail(worker, leases, claim, job, ending)
+    except LeaseGone:
+        log.info("job %s is over, or no longer this worker's", claim.id)
+    except WatchError as error:
+        raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
+    except Exception as error:
+        if passes(error):
+            # It stays held, to be ended once Redis is back; callbacks are then called again.
+            raise
+        # A job hash that RQ cannot read, as may come from a job written by hand.
+        log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
+        leases.commit(claim, ending, force=True)
+    finally:
+        worker.execution = worker.on_ending = worker.fence = None
+    leases.forget(claim)
+
+
+def _succeed(
+    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+) -> Ending:
+    """Returns the ending; a success callback that raises turns it into a failure."""
+    job._status = JobStatus.FINISHED
+    job._result = ending.result
+    try:
+        job.execute_success_callback(_death_penalty(), ending.result)
+    except Exception as error:
+        log.exception("the success callback of job %s failed", job.id)
+        sentence = f"the success callback failed: {type(error).__name__}: {error}"
+        event = FailedEvent(job_id=job.id, n=ending.event.n, error=sentence)
+        return Ending("failed", event)
+    if leases.renew([claim]):
+        return ending
+    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
+    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    ttl = job.get_result_ttl(worker.default_result_ttl)
+    worker.on_ending = _announce(leases, job, ending, ttl)
+    worker.handle_job_success(job, queue, queue.started_job_registry)
+    job.send_webhooks(JobStatus.FINISHED)
+    return ending
+
+
+def _fail(
+    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+) -> None:
+    stopped = ending.status == "stopped"
+    job._status = JobStatus.FAILED
+    if not ending.retry:
+        job.retries_left = 0
+    try:
+        if stopped:
+            worker._stopped_job_id = job.id
+            job.execute_stopped_callback(_death_penalty())
+        else:
+            error = GenerationFailed(ending.sentence)
+            job.execute_failure_callback(_death_penalty(), type(error), error, None)
+    except Exception:
+        log.exception("a callback of job %s failed", job.id)
+    if leases.renew([claim]):
+        return
+    if stopped or not job.should_retry:
+        worker.on_ending = _announce(leases, job, ending)
+    worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
+    if not leases.renew([claim]):
+        # RQ logs what goes wrong here, and goes on.
+        raise ConnectionError(f"the failure of job {claim.id} has not arrived")
+
+
+def _watch(pipeline: Pipeline, claim: ClaimedJob) -> None:
+    """Let the transaction that follows fail if the lease ends before it.
+
+    Raises:
+        LeaseGone: if it has ended already.
+    """
+    execution = f"{claim.id}:{claim.execution}"
+    pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
+    if pipeline.zscore(f"rq:wip:{claim.queue}", execution) is None:
+        raise LeaseGone
+
+
+def _announce(
+    leases: LeaseTable, job: Job, ending: Ending, ttl: int | None = None
+) -> Callable[[Pipeline], None]:
+    """What goes into the transaction that ends a job for good, or one run of those it repeats."""
+    repeats = bool(job.repeats_left)
+
+    def write(pipeline: Pipeline) -> None:
+        leases.publish_end(pipeline, ending.event, ttl)
+        if not repeats:
+            pipeline.hdel(job.key, STOP_FIELD)
+
+    return write
+
+
+def _execution(worker: RecordedWorker, claim: ClaimedJob) -> Execution:
+    execution = Execution(claim.execution, claim.id, worker.connection, worker.name)
+    execution.created_at = datetime.fromtimestamp(claim.started_at, UTC)
+    return execution
+
+
+def _death_penalty() -> type[BaseDeathPenalty]:
+    """RQ's limit for callbacks; the one made of signals works on the main thread only."""
+    on_main = threading.current_thread() is threading.main_thread()
+    return UnixSignalDeathPenalty if on_main else TimerDeathPenalty

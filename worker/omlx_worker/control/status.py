@@ -1,0 +1,133 @@
+"""What this worker tells of itself: figures for everybody in Redis, a line on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from redis import Redis
+
+from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.queue.lease import LeaseTable
+
+log = logging.getLogger("omlx_worker.status")
+
+WRITE_SECONDS = 2.0
+LINE_SECONDS = 5.0
+
+
+class StatusBoard:
+    """Runs on the main thread; it reads what the decode thread counts.
+
+    Args:
+        mode: as the user chose it.
+        on_terminal: whether to log a line every few seconds while there is work.
+    """
+
+    def __init__(
+        self,
+        connection: Redis,
+        model_alias: str,
+        name: str,
+        mode: str,
+        *,
+        max_rows: int,
+        counters: Counters,
+        leases: LeaseTable,
+        budget: MemoryBudget,
+        pacing: Pacing | None,
+        on_terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._model_alias = model_alias
+        self._name = name
+        self._mode = mode
+        self._max_rows = max_rows
+        self._counters = counters
+        self._leases = leases
+        self._budget = budget
+        self._pacing = pacing
+        self._on_terminal = sys.stderr.isatty() if on_terminal is None else on_terminal
+        self._clock = clock
+        self._started_at = self._told_at = clock()
+        self._written_at = float("-inf")
+        self._seen = (self._started_at, 0, 0, 0, 0)
+        self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
+
+    def show(self, state: str) -> None:
+        """Tell, if it is time to.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis cannot be told.
+        """
+        now = self._clock()
+        if now - self._written_at < WRITE_SECONDS:
+            return
+        self._written_at = now
+        self._measure(now)
+        figures = self.figures(state)
+        write_figures(self._connection, self._model_alias, figures)
+        if self._on_terminal and figures.rows and now - self._told_at >= LINE_SECONDS:
+            self._told_at = now
+            log.info("%s", line(figures))
+
+    def sign_off(self) -> None:
+        """The worker ends."""
+        self._connection.hdel(workers_key(self._model_alias), self._name)
+
+    def figures(self, state: str) -> WorkerFigures:
+        counters, pacing = self._counters, self._pacing
+        held = self._leases.jobs()
+        sizes = [(0, longest) for claim in held for _, longest in claim.sizes]
+        tokens, prompt_tokens, acceptance = self._rates
+        return WorkerFigures(
+            name=self._name,
+            at=server_time(self._connection),
+            state=state,
+            uptime=self._clock() - self._started_at,
+            jobs=len(held),
+            rows=counters.batch,
+            max_rows=self._max_rows,
+            waiting=counters.waiting,
+            mode=self._mode,
+            depth=pacing.depth if pacing else 0,
+            reason=pacing.reason if pacing else "",
+            acceptance=acceptance,
+            tokens_per_second=tokens,
+            prompt_tokens_per_second=prompt_tokens,
+            tokens=counters.tokens,
+            mode_changes=pacing.transitions if pacing else 0,
+            pauses=counters.pauses,
+            cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
+            weight_bytes=self._budget.weights,
+            memory_limit=self._budget.limit,
+        )
+
+    def _measure(self, now: float) -> None:
+        counters = self._counters
+        drafts = counters.drafts
+        seen = (now, counters.tokens, counters.prompt_tokens, drafts.drafted, sum(drafts.accepted))
+        seconds, tokens, prompt_tokens, drafted, accepted = (
+            late - early for late, early in zip(seen, self._seen, strict=True)
+        )
+        self._seen = seen
+        if seconds > 0:
+            share = accepted / drafted if drafted else None
+            self._rates = (tokens / seconds, prompt_tokens / seconds, share)
+
+
+def line(figures: WorkerFigures) -> str:
+    """Figures for a person who watches."""
+    accepted = "" if figures.acceptance is None else f", {figures.acceptance:.0%} accepted"
+    return (
+        f"{figures.rows} rows, {figures.waiting} waiting, {figures.mode}, depth {figures.depth}"
+        f"{accepted}, {figures.tokens_per_second:.0f} tokens/s, "
+        f"caches {in_units(figures.cache_bytes)} of "
+        f"{in_units(max(0, figures.memory_limit - figures.weight_bytes))}"
+    )

@@ -1,0 +1,65 @@
+"""Memory that rows will need, against a limit. Pure arithmetic: the engine says what costs what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from omlx_worker.queue.claim import Size
+
+
+class BytesFor(Protocol):
+    """See `omlx_worker.engine.interface.Engine.bytes_for`."""
+
+    def __call__(self, rows: Sequence[Size], /, *, alone: bool = False) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What the weights and the rows' caches may take together.
+
+    Attributes:
+        limit: bytes for everything.
+        weights: bytes that the model takes.
+        bytes_for: what the caches of rows of these sizes take.
+    """
+
+    limit: int
+    weights: int
+    bytes_for: BytesFor
+
+    def fits(self, sizes: Sequence[Size], beside: int = 0) -> bool:
+        """Whether rows of these sizes can be in the batch together.
+
+        Args:
+            beside: bytes taken by what is neither weights nor one of these rows.
+        """
+        return self.weights + self.bytes_for(sizes) + beside <= self.limit
+
+    def objection(self, sizes: Sequence[Size]) -> str | None:
+        """Why a job with rows of these sizes can never run; None where it can.
+
+        Its rows can run one at a time, and the batch they come to may have emptied by then.
+        """
+        largest = max(sizes, key=lambda size: size[1])
+        needed = self.bytes_for([largest], alone=True)
+        if self.weights + needed <= self.limit:
+            return None
+        return (
+            f"max_completion_tokens: with its prompt the job may come to {largest[1]} tokens, "
+            f"which take {in_units(needed)}; beside the model's "
+            f"{in_units(self.weights)} this worker has "
+            f"{in_units(max(0, self.limit - self.weights))} "
+            f"of {in_units(self.limit)} (--memory-limit): ask for fewer tokens or raise the limit"
+        )
+
+
+def in_units(count: int) -> str:
+    """Bytes for people: ``in_units(3 * 2**29)`` is ``1.5 GiB``."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit in ("B", "KiB") else f"{amount:.1f} {unit}"

@@ -1,0 +1,244 @@
+"""The decode thread: commands in, engine steps, emissions out.
+
+The engine is made and used in this thread alone, except `Engine.prepare`. Nothing here waits for
+Redis: what a step produced goes to the traffic thread's mailbox, and the next step begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.loop import Decoding, EngineFailed
+from omlx_worker.decode.scheduler import PATIENCE_SECONDS
+from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.engine.interface import Emission, Engine
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import (
+    Admit,
+    Cancel,
+    Close,
+    Crashed,
+    DecodeMailbox,
+    DecodeMessage,
+    Drain,
+    Ended,
+    Failed,
+    GivenBack,
+    Lost,
+    MainMailbox,
+    Reason,
+    Stepped,
+    Stop,
+    TrafficMailbox,
+)
+from omlx_worker.sentences import one_line
+
+log = logging.getLogger("omlx_worker.decode.thread")
+
+# Engine failures in a row, none of whose jobs finished, after which the engine is given up.
+MAX_ENGINE_FAILURES = 3
+# How often a full outbox is looked at again; messages are read at once.
+FULL_SECONDS = 0.05
+
+
+class EngineBroken(RuntimeError):
+    """The engine fails again and again; the process should end and be started anew."""
+
+
+class Service:
+    """Runs the rows of admitted jobs until told to stop.
+
+    Args:
+        make_engine: called on the decode thread.
+        traffic: where emissions and endings go.
+        main: told when this thread cannot go on.
+        make_pacing: makes what decides how deep the engine's steps draft; without it, as deep
+            as rows may.
+        prefill_chunk: prompt tokens read between two decode steps, at most.
+        patience: see `omlx_worker.decode.scheduler.Scheduler`.
+        memory_limit: bytes for weights and caches; by default what the engine proposes.
+        outbox: told what is produced; while it is full, nothing is.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        traffic: TrafficMailbox,
+        main: MainMailbox,
+        *,
+        make_pacing: Callable[[Engine], Pacing] | None = None,
+        prefill_chunk: int = 2048,
+        patience: float = PATIENCE_SECONDS,
+        memory_limit: int | None = None,
+        outbox: Outbox | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self._make_engine = make_engine
+        self._traffic = traffic
+        self._main = main
+        self._make_pacing = make_pacing
+        self._prefill_chunk = prefill_chunk
+        self._patience = patience
+        self._memory_limit = memory_limit
+        self._outbox = outbox or Outbox()
+        self._mailbox: DecodeMailbox = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
+        self._made = threading.Event()
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._failures = 0
+        self._active: dict[str, ActiveJob] = {}
+
+    # Any thread
+
+    def start(self) -> Engine:
+        """Start the thread, which loads the model.
+
+        Raises:
+            whatever ``make_engine`` raised.
+        """
+        self._thread.start()
+        self._made.wait()
+        if self._error is not None:
+            raise self._error
+        return self._engine
+
+    def submit(self, message: DecodeMessage) -> None:
+        self._mailbox.put(message)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread to end; returns whether it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # The decode thread
+
+    def _run(self) -> None:
+        try:
+            self._engine = engine = self._make_engine()
+            limit = self._memory_limit or engine.memory_budget
+            engine.keep_within(limit)
+            self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+            self.pacing = self._make_pacing(engine) if self._make_pacing else None
+            self._decoding = Decoding(
+                engine,
+                self.budget,
+                self.counters,
+                pacing=self.pacing,
+                pace=PrefillPace(self._prefill_chunk),
+                patience=self._patience,
+            )
+        except BaseException as error:  # noqa: BLE001 (raised again by `start`)
+            self._error = error
+            return
+        finally:
+            self._made.set()
+        try:
+            while not self._stopped:
+                self._act()
+        except Exception as error:
+            log.exception("the decode thread ends")
+            self._main.put(Crashed(error))
+        finally:
+            self._give_back_all()
+            self._traffic.put(Close())
+            if self.pacing:
+                self.pacing.rest(for_good=True)
+            self._close_engine()
+
+    def _act(self) -> None:
+        self._read_mailbox()
+        if self._stopped:
+            return
+        if not self._outbox.has_room:
+            with suppress(Empty):
+                self._obey(self._mailbox.get(timeout=FULL_SECONDS))
+            return
+        try:
+            emissions = self._decoding.act()
+        except EngineFailed as failure:
+            self._blame(failure)
+            return
+        if emissions is None:
+            if self.pacing:
+                self.pacing.rest()
+            self._obey(self._mailbox.get())
+        elif emissions:
+            self._report(emissions)
+
+    def _read_mailbox(self) -> None:
+        with suppress(Empty):
+            while not self._stopped:
+                self._obey(self._mailbox.get_nowait())
+
+    def _obey(self, message: DecodeMessage) -> None:
+        match message:
+            case Admit(job):
+                self._admit(job)
+            case Cancel(claim, reason):
+                running = self._active.get(claim.id)
+                if running is not None and running.claim is claim:
+                    self._end(running, reason)
+            case Drain():
+                for job in list(self._active.values()):
+                    if not self._decoding.has_started(job):
+                        self._end(job, GivenBack())
+            case Stop():
+                self._stopped = True
+
+    def _admit(self, job: ActiveJob) -> None:
+        earlier = self._active.get(job.id)
+        if earlier is not None:
+            # Its lease ran out and this very worker claimed it again.
+            self._end(earlier, Lost())
+        self._traffic.put(Admit(job))
+        self._active[job.id] = job
+        self._decoding.add(job)
+
+    def _report(self, emissions: list[Emission]) -> None:
+        self._outbox.add(emissions)
+        self._traffic.put(Stepped(emissions))
+        if not any(emission.finish_reason for emission in emissions):
+            return
+        for job in [job for job in self._active.values() if not self._decoding.holds(job)]:
+            del self._active[job.id]
+            self._failures = 0
+
+    def _blame(self, failure: EngineFailed) -> None:
+        """Fail the jobs that were running when the engine raised."""
+        reason = Failed(one_line(f"the engine failed on this job: {failure}"))
+        for job in failure.jobs:
+            self._end(job, reason)
+        self._failures += 1
+        if self._failures >= MAX_ENGINE_FAILURES:
+            raise EngineBroken(
+                f"the engine failed {self._failures} times in a row, lastly with: {failure}"
+            ) from failure.__cause__
+
+    def _end(self, job: ActiveJob, reason: Reason) -> None:
+        del self._active[job.id]
+        self._decoding.drop(job)
+        self._traffic.put(Ended(job.claim, reason))
+
+    def _close_engine(self) -> None:
+        try:
+            self._engine.close()
+        except Exception:
+            log.exception("the engine failed to close")
+
+    def _give_back_all(self) -> None:
+        with suppress(Empty):
+            while True:
+                message = self._mailbox.get_nowait()
+                if isinstance(message, Admit):
+                    self._traffic.put(Ended(message.job.claim, GivenBack()))
+        for job in list(self._active.values()):
+            self._end(job, GivenBack())

@@ -1,0 +1,1 @@
+"""The traffic thread: tokens and endings to Redis."""

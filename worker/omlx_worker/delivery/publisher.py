@@ -1,0 +1,298 @@
+"""The traffic thread: tokens, endings and lease renewals, all to Redis, none on the decode thread.
+
+Whatever steps have produced since the last call goes out in one call: when Redis is slow or away
+the calls grow and decoding does not wait, until the `Outbox` is full. Leases are renewed here and
+not on the main thread because that one may be busy for seconds with a long prompt or a callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty
+from typing import TypeVar
+
+from redis.exceptions import RedisError, ResponseError
+
+from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
+from omlx_producer.trouble import passes
+from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.delivery.response import finished
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import (
+    Admit,
+    Cancel,
+    Close,
+    Crashed,
+    Ended,
+    Failed,
+    GivenBack,
+    Lost,
+    MainMailbox,
+    NeedsRQ,
+    Stepped,
+    Stopped,
+    TrafficMailbox,
+    TrafficMessage,
+)
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.ending import Commit, Ending
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.outage import Outage
+
+log = logging.getLogger("omlx_worker.delivery.publisher")
+
+T = TypeVar("T")
+
+
+class Publisher:
+    """Writes what the decode thread reports.
+
+    Args:
+        mailbox: what it reads.
+        main: where jobs go that RQ's own handlers must end.
+        cancel: tells the decode thread to drop a job.
+        outbox: told what has been written.
+
+    Attributes:
+        outage: how long Redis has been in trouble, as this thread sees it.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseTable,
+        mailbox: TrafficMailbox,
+        main: MainMailbox,
+        cancel: Callable[[Cancel], None],
+        outbox: Outbox,
+    ) -> None:
+        self.outage = Outage()
+        self._outbox = outbox
+        self._leases = leases
+        self._mailbox = mailbox
+        self._main = main
+        self._cancel = cancel
+        self._jobs: dict[str, ActiveJob] = {}
+        self._by_row: dict[str, ActiveJob] = {}
+        self._closed = False
+        self._give_up = threading.Event()
+        self._renew_every = leases.seconds / 4
+        self._renewed_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="omlx-traffic", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread to end; after the timeout it stops trying to reach Redis."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._give_up.set()
+            self._thread.join(1.0)
+        return not self._thread.is_alive()
+
+    # The traffic thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._work(self._take())
+        except Exception as error:
+            if not self._give_up.is_set():
+                log.exception("the traffic thread ends")
+                self._main.put(Crashed(error))
+
+    def _take(self) -> list[TrafficMessage]:
+        """What has come since the last call; waits until something does or leases are due."""
+        messages: list[TrafficMessage] = []
+        due = self._renewed_at + self._renew_every - time.monotonic()
+        try:
+            messages.append(self._mailbox.get(timeout=max(0.0, due)))
+            while True:
+                messages.append(self._mailbox.get_nowait())
+        except Empty:
+            return messages
+
+    def _work(self, messages: list[TrafficMessage]) -> None:
+        moved: dict[str, ActiveJob] = {}
+        ended: list[Ended] = []
+        for message in messages:
+            match message:
+                case Admit(job):
+                    self._admit(job)
+                case Stepped(emissions):
+                    for emission in emissions:
+                        if owner := self._by_row.get(emission.row_id):
+                            owner.feed(emission)
+                            moved[owner.id] = owner
+                case Ended(claim, _):
+                    ended.append(message)
+                    moved.pop(claim.id, None)
+                case Close():
+                    self._closed = True
+        self._append([(job, _event(job)) for job in moved.values()])
+        self._finish(
+            [
+                (job.claim, finished(job))
+                for job in moved.values()
+                if job.finished and self._has(job)
+            ]
+        )
+        self._give_back([end.claim for end in ended if isinstance(end.reason, GivenBack)])
+        self._end(ended)
+        for message in messages:
+            if isinstance(message, Stepped):
+                self._outbox.remove(message.emissions)
+        if time.monotonic() >= self._renewed_at + self._renew_every:
+            self._renew()
+
+    def _admit(self, job: ActiveJob) -> None:
+        self._jobs[job.id] = job
+        self._by_row.update((row.row_id, job) for row in job.rows)
+
+    def _has(self, job: ActiveJob) -> bool:
+        return self._jobs.get(job.id) is job
+
+    def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
+        """Publish events; without one, only ask whether the job is still this worker's."""
+        if not events:
+            return
+        entries = [(job.claim, event) for job, event in events]
+        try:
+            refused = self._insist(lambda: self._leases.append(entries))
+        except ResponseError as error:
+            if len(events) > 1:
+                # It is about the keys of one of them: the others go on.
+                for entry in events:
+                    self._append([entry])
+                return
+            self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
+            return
+        for job, _ in events:
+            match refused.get(job.id):
+                case None:
+                    pass
+                case "written":
+                    self._fail(
+                        job.claim, "the job's stream holds later tokens than this run has produced"
+                    )
+                case "behind":
+                    self._start_over(job.claim)
+                case status:
+                    self._lose(job.claim, status)
+
+    def _start_over(self, claim: ClaimedJob) -> None:
+        """Let a job go on from what is left of its stream, of which the server lost the end."""
+        log.warning("Redis has lost tokens of job %s; going on from those it has", claim.id)
+        self._cancel(Cancel(claim, Lost()))
+        self._drop(claim)
+        self._insist(lambda: self._leases.give_back([claim]))
+
+    def _fail(self, claim: ClaimedJob, sentence: str) -> None:
+        """Here and not by way of the decode thread, for which the job may be over already."""
+        log.warning("job %s failed: %s", claim.id, sentence)
+        event = FailedEvent(job_id=claim.id, n=self._sent(claim), error=sentence)
+        self._cancel(Cancel(claim, Lost()))
+        self._finish([(claim, Ending("failed", event))])
+
+    def _renew(self) -> None:
+        self._renewed_at = time.monotonic()
+        held = self._leases.jobs()
+        gone = self._insist(lambda: self._leases.renew(held))
+        for claim in held:
+            if claim.id in gone:
+                self._lose(claim, gone[claim.id])
+
+    def _lose(self, claim: ClaimedJob, status: str) -> None:
+        """Drop a job that is no longer this worker's."""
+        self._cancel(Cancel(claim, Lost()))
+        self._drop(claim)
+        if not self._leases.holds(claim):
+            return
+        log.warning("job %s is no longer this worker's (%s); dropping it", claim.id, status)
+        if status == "canceled":
+            try:
+                self._insist(lambda: self._leases.tell_cancelled(claim.id))
+            except ResponseError as error:
+                log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
+        self._leases.forget(claim)
+
+    def _end(self, ended: Sequence[Ended]) -> None:
+        endings = []
+        for end in ended:
+            match end.reason:
+                case Failed(sentence, retry):
+                    log.warning("job %s failed: %s", end.claim.id, sentence)
+                    event = FailedEvent(
+                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
+                    )
+                    endings.append((end.claim, Ending("failed", event, retry=retry)))
+                case Stopped(sentence):
+                    cancelled = CancelledEvent(
+                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
+                    )
+                    endings.append((end.claim, Ending("stopped", cancelled)))
+                case GivenBack() | Lost():
+                    self._drop(end.claim)
+        self._finish(endings)
+
+    def _give_back(self, claims: Sequence[ClaimedJob]) -> None:
+        """Put jobs back with all that they have produced, so that the next run goes on from there;
+        in the stream there is then something also of jobs that do not publish their tokens."""
+        jobs = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
+        mine = [job for job in jobs if job.claim in claims]
+        progress = [(job, event) for job in mine if (event := job.take_event())]
+        self._append(progress)
+        held = [claim for claim in claims if self._leases.holds(claim)]
+        if held:
+            self._insist(lambda: self._leases.give_back(held))
+
+    def _finish(self, endings: Sequence[tuple[ClaimedJob, Ending]]) -> None:
+        for claim, _ in endings:
+            self._drop(claim)
+        held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
+        if not held:
+            return
+        verdicts = self._insist(lambda: self._leases.commit_many(held))
+        for (claim, ending), verdict in zip(held, verdicts, strict=True):
+            if verdict is Commit.NEEDS_RQ:
+                self._main.put(NeedsRQ(claim, ending))
+            elif verdict is Commit.LOST:
+                log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
+
+    def _sent(self, claim: ClaimedJob) -> int:
+        job = self._jobs.get(claim.id)
+        return job.sent if job is not None and job.claim is claim else claim.streamed
+
+    def _drop(self, claim: ClaimedJob) -> None:
+        job = self._jobs.get(claim.id)
+        if job is not None and job.claim is claim:
+            del self._jobs[claim.id]
+            for row in job.rows:
+                self._by_row.pop(row.row_id, None)
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        """Repeat a call until Redis answers it."""
+        while True:
+            try:
+                answer = call()
+            except RedisError as error:
+                if not passes(error):
+                    log.exception("Redis refuses a call")
+                    raise
+                if self._give_up.is_set():
+                    raise
+                pause = self.outage.failed(error)
+                log.warning("Redis is in trouble (%s); trying again in %.2f s", error, pause)
+                self._give_up.wait(pause)
+            else:
+                self.outage.answered()
+                return answer
+
+
+def _event(job: ActiveJob) -> TokensEvent | None:
+    """What a job has to publish now. One that does not stream says the rest at its end when an
+    interrupted run has left a part: a stream holds the whole text or none."""
+    return job.take_event() if job.streams or (job.finished and job.sent) else None

@@ -1,0 +1,78 @@
+"""OpenAI response bodies: ``chat.completion`` for messages, ``text_completion`` for a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omlx_producer.protocol import DoneEvent, TokenLogprob, Usage
+from omlx_worker.job import ActiveJob, Choice
+from omlx_worker.queue.ending import Ending
+
+
+def finished(job: ActiveJob) -> Ending:
+    """How a job whose rows have all finished ends: its response and its last event."""
+    usage = job.usage()
+    event = DoneEvent(
+        job_id=job.id,
+        n=job.sent if job.streams else max(job.sent, job.tokens),
+        finish_reasons=[choice.finish_reason or "stop" for choice in job.choices],
+        usage=usage,
+    )
+    return Ending("finished", event, result=response_body(job, usage))
+
+
+def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
+    """The result of a finished job."""
+    chat = job.request.messages is not None
+    write = _chat_choice if chat else _text_choice
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{job.id}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": job.created,
+        "model": job.request.model,
+        "choices": [
+            write(index, choice, job.request.logprobs) for index, choice in enumerate(job.choices)
+        ],
+        "usage": usage.model_dump(),
+    }
+
+
+def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text},
+        "finish_reason": choice.finish_reason,
+        "logprobs": {"content": [_chat_logprob(entry) for entry in choice.logprobs]}
+        if logprobs
+        else None,
+    }
+
+
+def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    def written(token: str, logprob: float) -> dict[str, Any]:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    top = [written(token, logprob) for token, _, logprob in entry.top]
+    return {**written(entry.token, entry.logprob), "top_logprobs": top}
+
+
+def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": choice.text,
+        "finish_reason": choice.finish_reason,
+        "logprobs": _text_logprobs(choice.logprobs) if logprobs else None,
+    }
+
+
+def _text_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
+    offsets, offset = [], 0
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.token)
+    return {
+        "tokens": [entry.token for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [{token: logprob for token, _, logprob in entry.top} for entry in entries],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,143 @@
+"""What rows take of the device's memory, worked out from shapes, and how much there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.ragged.buffers import NOTED
+from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.ragged.unread import MOST_UNREAD
+
+IN_FLIGHT = 3
+"""Copies of what every step rewrites: the last one's, the one's under way, and its successor's."""
+
+_PAGE = 512
+"""Positions by which mlx-lm's cache of a prompt may exceed the prompt."""
+
+
+ROWS_SHARE = 0.9
+"""Of what Metal recommends; the rest is for what a chunk of a prompt computes in passing."""
+
+_CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
+
+
+def budget() -> int:
+    """Bytes that weights and rows may take together.
+
+    That is nine tenths of what Metal recommends as a working set, or what CUDA or, without a
+    GPU, the system reports as free now, with what this process has taken already.
+    """
+    info = mx.device_info()
+    if recommended := info.get("max_recommended_working_set_size"):
+        return int(ROWS_SHARE * int(recommended))
+    taken = mx.get_active_memory() + mx.get_cache_memory()
+    return int(info.get("free_memory") or _free()) + taken
+
+
+def keep_within(limit: int) -> None:
+    """Have MLX's allocator respect a budget, which it knows nothing of otherwise.
+
+    Buffers that are free but kept for reuse come to an eighth of it at most, and to 4 GiB:
+    layouts come and go, and a buffer of one fits few others. Nothing fails that would have
+    worked: beyond the limit MLX gives kept buffers back and waits for work under way to free its
+    own before it submits more.
+
+    Args:
+        limit: bytes for everything.
+    """
+    mx.set_memory_limit(limit)
+    mx.set_cache_limit(min(limit // _CACHE_SHARE, _MOST_CACHED))
+
+
+def _free() -> int:
+    """Memory that the system could give out without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Footprint:
+    """Memory of a ragged batch by its shapes.
+
+    Args:
+        depth: drafts a step, at most.
+        remembers: whether hidden states are kept for a head that is left out at times.
+    """
+
+    def __init__(self, model: RaggedModel, depth: int, *, remembers: bool) -> None:
+        # Nothing of these is evaluated, so nothing is allocated.
+        caches = model.new_caches(1, TAIL)
+        attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
+        recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
+        positions = [_bytes(cache.tails) // TAIL for cache in attention]
+        self._position = sum(positions)
+        self._layer = max(positions, default=0)
+        state = sum(_bytes(cache.arrays) for cache in recurrent)
+        # Kept inputs: of the convolution, and as much again for keys, values and gates.
+        kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
+        tail = TAIL * self._position
+        if remembers:
+            tail += (TAIL + NOTED + MOST_UNREAD) * model.hidden * model.dtype.size
+        # Counts, and the drafts' own weights.
+        self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
+        # Ten arrays in float32 over a window, at once: what all the rules together come to.
+        self._window = 40 * model.vocabulary * (1 + depth)
+        self._prompt = state
+
+    def of_batch(self, layout: Layout) -> int:
+        """Bytes of a batch, and what it needs besides for a step or while it is rearranged."""
+        bodies, slots = positions_of(layout), slots_of(layout)
+        stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
+        # One layer's bodies, old and new.
+        rearranging = bodies * self._layer
+        return bodies * self._position + slots * self._slot + max(stepping, rearranging)
+
+    def of_prompt(self, tokens: int) -> int:
+        """Bytes of a prompt's own cache while it is read."""
+        return (tokens + _PAGE) * (self._position + self._layer) + self._prompt if tokens else 0
+
+
+def _bytes(arrays: Iterable[mx.array]) -> int:
+    total: int = sum(array.nbytes for array in arrays)
+    return total
+
+
+class GeneratorFootprint:
+    """Memory of mlx-lm's `BatchGenerator`, from what its model's own caches come to.
+
+    An upper estimate: its rows are padded to the longest, caches that are bounded are taken to
+    grow all the way, and a step copies what the one before still holds.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        short, long = (_cache_bytes(model, length) for length in (1, 1 + KVCache.step))
+        self._step: int = long - short
+        self._fixed = max(0, short - self._step)
+
+    def of_batch(self, rows: int, tokens: int) -> int:
+        steps = 1 + -(-tokens // int(KVCache.step))
+        return 2 * rows * (self._fixed + steps * self._step)
+
+    def of_prompt(self, tokens: int) -> int:
+        return self.of_batch(1, tokens) if tokens else 0
+
+
+def _cache_bytes(model: nn.Module, tokens: int) -> int:
+    """What the caches of one row hold after ``tokens``, by their shapes: nothing is computed."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, tokens), mx.int32), cache=caches)
+    states = (state for _, state in tree_flatten([cache.state for cache in caches]))
+    return _bytes(state for state in states if isinstance(state, mx.array))

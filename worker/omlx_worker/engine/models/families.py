@@ -1,0 +1,32 @@
+"""Model families that run on the ragged batch, by the class that mlx-lm loads them into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.nn as nn
+from mlx_lm.models.qwen3_5 import Model as Qwen35
+from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
+from mlx_lm.models.qwen3_next import Model as Qwen3Next
+
+from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.models.qwen3_next import RaggedQwen3Next
+from omlx_worker.engine.models.ragged_model import RaggedModel
+
+_FAMILIES: dict[type[nn.Module], Callable[..., RaggedModel]] = {
+    Qwen35: RaggedQwen35,
+    Qwen35Moe: RaggedQwen35,
+    Qwen3Next: RaggedQwen3Next,
+}
+
+
+def as_ragged(network: nn.Module, *, drafts: bool = True) -> RaggedModel | None:
+    """The ragged form of a loaded model, or None where its family has none.
+
+    Args:
+        drafts: whether its MTP head, if it has one, is to be used.
+    """
+    for family, ragged in _FAMILIES.items():
+        if isinstance(network, family):
+            return ragged(network, drafts=drafts)
+    return None

@@ -1,0 +1,56 @@
+"""What the ragged batch asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from omlx_worker.engine.ragged.attention_cache import Window
+from omlx_worker.engine.ragged.layer_cache import LayerCache
+
+
+class RaggedModel(Protocol):
+    """What the batch asks of a model: prefill one row, decode windows of many."""
+
+    dtype: mx.Dtype
+    vocabulary: int
+    hidden: int
+    weight_bytes: int
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the model has a head to draft with."""
+        ...
+
+    def new_prompt_cache(self) -> list[Any]: ...
+
+    @property
+    def head_layers(self) -> int:
+        """How many of the caches, the last of them, are the head's."""
+        ...
+
+    def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None: ...
+
+    def read(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array: ...
+
+    def read_by_head(
+        self, following: mx.array, hidden: mx.array, caches: Sequence[Any]
+    ) -> None: ...
+
+    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
+
+    def new_caches(self, slots: int, capacity: int) -> list[LayerCache]: ...
+
+    def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]: ...
+
+    def forward(
+        self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
+    ) -> mx.array: ...
+
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
+    ) -> mx.array: ...
+
+    def logits(self, hidden: mx.array) -> mx.array: ...

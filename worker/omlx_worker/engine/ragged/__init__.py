@@ -1,0 +1,1 @@
+"""One batch of rows, each with its own length, drafts and sampling."""

@@ -1,0 +1,170 @@
+"""A job in flight: its rows, what they have produced, and what its consumers have been told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from omlx_producer.protocol import (
+    ChoiceDelta,
+    FinishReason,
+    GenerationRequest,
+    TokenLogprob,
+    TokensEvent,
+    Usage,
+)
+from omlx_worker.drafting import DraftCounts
+from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.queue.claim import ClaimedJob
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one row has produced, and how much of it has been published."""
+
+    row: Row
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    sent_tokens: int = 0
+    unsent_text: str = ""
+    # Characters that this run is yet to repeat of what an interrupted run has published: what
+    # the last step of a row gives out all at once, when it was that step that was interrupted.
+    repeats: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def feed(self, emission: Emission) -> None:
+        self.tokens += emission.tokens
+        self.pieces.append(emission.text)
+        self.unsent_text += emission.text[self.repeats :]
+        self.repeats = max(0, self.repeats - len(emission.text))
+        self.logprobs += emission.logprobs or ()
+        self.finish_reason = emission.finish_reason or self.finish_reason
+
+    def take_over(self, delta: ChoiceDelta) -> None:
+        """Count a part of an interrupted run's stream as produced and published."""
+        self.tokens += delta.tokens
+        self.pieces.append(delta.text)
+        self.logprobs += delta.logprobs or ()
+        self.sent_tokens += len(delta.tokens)
+
+    def go_on(self, text_of: Callable[[Row], str]) -> None:
+        """Let the row go on from the tokens that were taken over.
+
+        Raises:
+            ValueError: if the text that was published is not theirs.
+        """
+        self.row = replace(self.row, generated=tuple(self.tokens))
+        said, final = self.text, text_of(self.row)
+        if not (said.startswith(final) or final.startswith(said)):
+            raise ValueError(f"the stream says {said[-40:]!r} where its tokens say {final[-40:]!r}")
+        self.pieces = [final]
+        self.unsent_text = final[len(said) :]
+        self.repeats = max(0, len(said) - len(final))
+
+    def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
+        """What is new since the last call."""
+        tokens = self.tokens[self.sent_tokens :]
+        if not tokens and not self.unsent_text:
+            return None
+        logprobs = self.logprobs[self.sent_tokens :] if with_logprobs else None
+        delta = ChoiceDelta(index=index, text=self.unsent_text, tokens=tokens, logprobs=logprobs)
+        self.sent_tokens += len(tokens)
+        self.unsent_text = ""
+        return delta
+
+
+class ActiveJob:
+    """Folds the emissions of a job's rows into events and, at the end, the response.
+
+    A job that was interrupted goes on from the tokens that are in its stream, `resume`: they count
+    as produced and published, and its rows read them as part of their prompts.
+    """
+
+    def __init__(
+        self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row], *, streams: bool
+    ) -> None:
+        self.claim = claim
+        self.request = request
+        self.streams = streams
+        self.created = int(time.time())
+        self._sent = 0
+        self._choices = [Choice(row) for row in rows]
+        self._drafts = DraftCounts()
+        self._by_row = {choice.row.row_id: choice for choice in self._choices}
+
+    @property
+    def id(self) -> str:
+        return self.claim.id
+
+    @property
+    def rows(self) -> list[Row]:
+        return [choice.row for choice in self._choices]
+
+    @property
+    def choices(self) -> list[Choice]:
+        return self._choices
+
+    @property
+    def tokens(self) -> int:
+        """Tokens produced so far, all choices together."""
+        return sum(len(choice.tokens) for choice in self._choices)
+
+    @property
+    def sent(self) -> int:
+        """The count in the latest event, which the terminal event repeats."""
+        return self._sent
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
+
+    def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], str]) -> None:
+        """Go on from where an interrupted run's events end.
+
+        Args:
+            text_of: the text that a row's `Row.generated` tokens have made final.
+
+        Raises:
+            ValueError: if the events are not those of a run of this job.
+        """
+        for event in events:
+            self._sent = event.n
+            for delta in event.choices:
+                self._choices[delta.index].take_over(delta)
+        for choice in self._choices:
+            choice.go_on(text_of)
+
+    def feed(self, emission: Emission) -> None:
+        """Take in what one step added to one row."""
+        self._by_row[emission.row_id].feed(emission)
+        self._drafts.add(emission)
+
+    def take_event(self) -> TokensEvent | None:
+        """What was produced since the last event, or None when there is nothing new.
+
+        Text that a row held back until its stop token, which is no token of the text, comes
+        without tokens; that stop token is counted then, so that ids still grow.
+        """
+        taken = [
+            choice.take(index, self.request.logprobs) for index, choice in enumerate(self._choices)
+        ]
+        deltas = [delta for delta in taken if delta is not None]
+        if not deltas:
+            return None
+        self._sent += max(1, sum(len(delta.tokens) for delta in deltas))
+        return TokensEvent(job_id=self.id, n=self._sent, choices=deltas)
+
+    def usage(self) -> Usage:
+        prompt, completion = len(self._choices[0].row.prompt), self.tokens
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            speculation=self._drafts.to_wire(),
+        )

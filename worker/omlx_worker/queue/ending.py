@@ -1,0 +1,80 @@
+"""How a job ends, and what becomes of that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from base64 import b64encode
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Self
+
+from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
+
+from omlx_producer.protocol import TerminalEvent
+from omlx_producer.trouble import passes
+
+log = logging.getLogger("omlx_worker.queue.lease")
+
+CANCELLED_WHILE_IT_RAN = "the job was cancelled while it ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ends.
+
+    Attributes:
+        status: RQ's: finished, failed or stopped.
+        event: the terminal event; its error is the result of a job that did not finish.
+        result: the response body of a finished job.
+        retry: whether RQ's ``Retry`` may apply to a failure.
+    """
+
+    status: str
+    event: TerminalEvent
+    result: dict[str, Any] | None = None
+    retry: bool = True
+
+    @property
+    def sentence(self) -> str:
+        return getattr(self.event, "error", "")
+
+    @property
+    def payload(self) -> str:
+        """As `rq.results.Result` stores it."""
+        if self.status == "finished":
+            return b64encode(json.dumps(self.result).encode()).decode()
+        return b64encode(zlib.compress(self.sentence.encode())).decode()
+
+    @property
+    def fields(self) -> tuple[str, str, int, str, str]:
+        """What commit.lua asks for, after the lease."""
+        ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
+        return (
+            self.status,
+            self.payload,
+            ttl,
+            self.event.stream_id,
+            self.event.model_dump_json(),
+        )
+
+
+class Commit(IntEnum):
+    """What became of an ending; the values are commit.lua's."""
+
+    LOST = 0
+    DONE = 1
+    NEEDS_RQ = 2
+    # Not commit.lua's: Redis refuses the call, for something about this one job's keys.
+    REFUSED = 3
+
+    @classmethod
+    def of(cls, reply: Any) -> Self:
+        """Read an answer of commit.lua; an error that may pass is raised."""
+        if not isinstance(reply, Exception):
+            return cls(reply)
+        if passes(reply):
+            raise reply
+        log.error("Redis refuses to end a job: %s", reply)
+        return cls(cls.REFUSED)

@@ -1,0 +1,267 @@
+"""The lease: which jobs this worker holds, and every way to take, keep, write and end them.
+
+A claimed job is held by one execution, an entry of RQ's started registry. Whatever is written
+about the job is written by a script that first checks the entry, so a worker that was paused or
+cut off for longer than its lease can write nothing: the sweeper of another worker has removed it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from redis import Redis
+from redis.client import Pipeline
+from rq.job import Job
+
+from omlx_producer.protocol import (
+    CancelledEvent,
+    TerminalEvent,
+    TokensEvent,
+    events_key,
+    tokens_channel,
+)
+from omlx_producer.stream_end import read_stream_end, write_stream_end
+from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob
+from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
+from omlx_worker.queue.lua import load
+from omlx_worker.queue.quarantine import Trial
+
+# Execution ids of this project begin with it and sort by claim; RQ's own are bare hexadecimal.
+EXECUTION_PREFIX = "omlx-"
+# How long RQ's own clean-up leaves an expired lease to our sweeper; see `extend` in the prelude.
+GRACE_SECONDS = 7 * 86_400
+SWEEP_LOCK = "omlx:sweep"
+SWEEP_LOCK_MILLISECONDS = 1_000
+STREAM_TTL = 86_400
+
+
+class LeaseTable:
+    """The leases of one worker. Any thread may call any method.
+
+    Args:
+        queues: names, best first.
+        on_free: called, on any thread, whenever a job has left the table.
+        on_stop: called, on any thread, once for a job that somebody wants stopped.
+        trial: how jobs run whose workers have died.
+    """
+
+    def __init__(
+        self,
+        connection: Redis,
+        worker_name: str,
+        queues: Sequence[str],
+        *,
+        seconds: float = 30.0,
+        stream_ttl: int = STREAM_TTL,
+        on_free: Callable[[], None] = lambda: None,
+        on_stop: Callable[[ClaimedJob], None] = lambda _: None,
+        trial: Trial | None = None,
+    ) -> None:
+        self.connection = connection
+        self.seconds = seconds
+        self.worker_name = worker_name
+        self._queues = list(queues)
+        self._stream_ttl = stream_ttl
+        self._on_free = on_free
+        self._on_stop = on_stop
+        self._trial = trial or Trial()
+        self._lock = threading.Lock()
+        self._jobs: dict[str, ClaimedJob] = {}
+        # The claim whose answer is awaited, or was lost: the next call is the same claim again.
+        self._unanswered: str | None = None
+        self._claim = load(connection, "claim")
+        self._append = load(connection, "append")
+        self._commit = load(connection, "commit")
+        self._renew = load(connection, "renew")
+        self._give_back = load(connection, "give_back")
+        self._sweep = load(connection, "sweep")
+
+    # The table
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._jobs)
+
+    def jobs(self) -> list[ClaimedJob]:
+        """The jobs held, oldest first."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def get(self, job_id: str) -> ClaimedJob | None:
+        with self._lock:
+            return self._jobs.get(job_id)
+
+    def holds(self, job: ClaimedJob) -> bool:
+        """Whether this worker still believes that it holds the job."""
+        return self.get(job.id) is job
+
+    def forget(self, job: ClaimedJob) -> None:
+        with self._lock:
+            if self._jobs.get(job.id) is job:
+                del self._jobs[job.id]
+        self._on_free()
+
+    # Redis
+
+    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[ClaimedJob] | None:
+        """Take up to ``limit`` jobs, best queue first; None while workers are suspended.
+
+        Takes none while a suspect runs alone, or waits to; one thread may call it.
+
+        Args:
+            queues: those to take from, best first; all by default.
+        """
+        held = self.jobs()
+        trial = self._trial
+        if trial.running(held):
+            return []
+        if self._unanswered is None:
+            self._unanswered = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
+        reply = self._claim(
+            keys=queues or self._queues,
+            args=[
+                limit,
+                self.worker_name,
+                self.seconds,
+                GRACE_SECONDS,
+                events_key(""),
+                MAX_BODY_BYTES,
+                trial.suspect_crashes,
+                trial.max_crashes,
+                len(held),
+                trial.alone.id if trial.alone else "",
+                *trial.reserved,
+                self._unanswered,
+            ],
+        )
+        self._unanswered = None
+        if reply is None:
+            return None
+        queue, suspect, entries = reply
+        claimed = [ClaimedJob.from_reply(fields) for fields in entries]
+        trial.note((queue.decode(), suspect.decode()), claimed)
+        with self._lock:
+            self._jobs.update((job.id, job) for job in claimed)
+        return claimed
+
+    def append(self, events: Sequence[tuple[ClaimedJob, TokensEvent | None]]) -> dict[str, str]:
+        """Publish one event for each job; None only asks whether the job is still held.
+
+        Returns:
+            The jobs refused and why: the status that ended the lease, ``written`` when the
+            stream is further than the event, or ``behind`` when the server has lost its end.
+        """
+        args: list[str | float] = [self._stream_ttl, events_key(""), tokens_channel("")]
+        for job, event in events:
+            text = event.model_dump_json(exclude_none=True) if event else ""
+            ids = (f"{event.since}-0", event.stream_id) if event else ("", "")
+            args += [*job.lease, *ids, text]
+        return self._lost(self._append(args=args), [job for job, _ in events])
+
+    def commit(self, job: ClaimedJob, ending: Ending, *, force: bool = False) -> Commit:
+        """End a job, if it is still held, and drop it from the table.
+
+        Args:
+            force: end it here even if it has dependents or callbacks that RQ should serve.
+        """
+        (verdict,) = self.commit_many([(job, ending)], force=force)
+        return verdict
+
+    def commit_many(
+        self, endings: Sequence[tuple[ClaimedJob, Ending]], *, force: bool = False
+    ) -> list[Commit]:
+        """The same for many jobs in one round trip, each by itself.
+
+        A call that raised may be made again: what it has done is not done twice.
+        """
+        here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
+        verdicts = {}
+        if here:
+            args: list[str | int] = [
+                self.worker_name,
+                self._stream_ttl,
+                int(force),
+                events_key(""),
+                tokens_channel(""),
+            ]
+            for job, ending in here:
+                args += [*job.lease, *ending.fields]
+            for (job, _), reply in zip(here, self._commit(args=args), strict=True):
+                verdicts[job] = Commit.of(reply)
+                if verdicts[job] is not Commit.NEEDS_RQ:
+                    self.forget(job)
+        return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
+
+    def publish_end(self, pipeline: Pipeline, event: TerminalEvent, ttl: int | None = None) -> None:
+        """Write the terminal event of a job that ends otherwise than by `commit`.
+
+        Args:
+            ttl: seconds that the result is kept, if there is one.
+        """
+        keep_for = ttl if ttl and ttl > 0 else self._stream_ttl
+        write_stream_end(pipeline, event, keep_for=keep_for)
+
+    def tell_cancelled(self, job_id: str) -> None:
+        """Write the terminal event of a job that was cancelled by another, unless that one has.
+
+        RQ's cancel takes a running job from its worker and writes none. `omlx_producer.cancel`
+        writes it, for a job that had come back to its queue while its worker was away.
+        """
+
+        def write(pipeline: Pipeline) -> None:
+            tokens, over = read_stream_end(pipeline, job_id)
+            status = pipeline.hget(job_key, "status")
+            pipeline.multi()
+            if status == b"canceled" and not over:
+                self.publish_end(
+                    pipeline, CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
+                )
+
+        job_key = Job.key_for(job_id)
+        self.connection.transaction(write, job_key, events_key(job_id))
+
+    def renew(self, jobs: Iterable[ClaimedJob] | None = None) -> dict[str, str]:
+        """Renew leases, all by default; returns those that are gone and the jobs' statuses."""
+        held = list(jobs) if jobs is not None else self.jobs()
+        if not held:
+            return {}
+        leases = [part for job in held for part in job.lease]
+        return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
+
+    def give_back(self, jobs: Iterable[ClaimedJob]) -> int:
+        """Put jobs back at the front of their queues, the oldest in front."""
+        held = sorted(jobs, key=lambda job: job.claimed_at, reverse=True)
+        if not held:
+            return 0
+        returned = int(self._give_back(args=[part for job in held for part in job.lease]))
+        for job in held:
+            self.forget(job)
+        return returned
+
+    def sweep(self) -> list[str]:
+        """Put expired leases of others back at the front of their queues."""
+        # After an outage longer than a lease, one's own are not those of a dead worker.
+        self.renew()
+        args: list[str | int] = [
+            SWEEP_LOCK_MILLISECONDS,
+            GRACE_SECONDS,
+            EXECUTION_PREFIX,
+            *self._queues,
+        ]
+        lock = f"{SWEEP_LOCK}:{self._queues[0]}"
+        return [job.decode() for job in self._sweep(keys=[lock], args=args)]
+
+    def _lost(self, reply: list[bytes], asked: Iterable[ClaimedJob]) -> dict[str, str]:
+        """Read what append.lua and renew.lua tell; jobs to be stopped are passed on."""
+        texts = [item.decode() for item in reply]
+        told = dict(zip(texts[::2], texts[1::2], strict=True))
+        for job in asked:
+            if told.get(job.id) == "stop":
+                del told[job.id]
+                if job.treatment != "stop":
+                    job.treatment = "stop"
+                    self._on_stop(job)
+        return told

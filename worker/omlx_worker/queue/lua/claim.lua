@@ -1,0 +1,177 @@
+-- Take up to `limit` jobs over all queues, the first queue first, and start them.
+--
+-- A job whose workers have died is a suspect, and a suspect runs alone (why: omlx_worker.queue.quarantine). A
+-- worker that holds nothing takes it and nothing else. A worker that holds jobs reserves it and
+-- takes nothing more until they are over; others pass over a suspect that is reserved, unless they
+-- hold nothing themselves. Reservations end by themselves when their worker does not ask again.
+--
+-- KEYS       names of queues, best first (names, not keys)
+-- ARGV[1]    limit
+-- ARGV[2]    worker name
+-- ARGV[3]    lease in seconds
+-- ARGV[4]    grace in seconds, see `extend`
+-- ARGV[5]    prefix of event streams
+-- ARGV[6]    longest payload in bytes; of a longer one only its length is told
+-- ARGV[7]    crashes that make a job a suspect
+-- ARGV[8]    crashes that convict a job, if it was alone at the last
+-- ARGV[9]    how many jobs the worker holds
+-- ARGV[10]   the job that it has run alone so far, or ''
+-- ARGV[11..12] queue and id of the suspect that it has reserved, or '' and ''
+-- ARGV[13]   id of this claim, the same when it is made again because its answer was lost; execution
+--            ids begin with it
+--
+-- Returns nil while workers are suspended, else
+--   {queue and id of the suspect that is reserved now, or '' and '', jobs}, and for each job
+--   {job, execution, queue, started at, tokens already in its stream, data, bytes of data, timeout,
+--    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
+
+local limit, worker = tonumber(ARGV[1]), ARGV[2]
+local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local longest, suspicious, convicting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local held, alone = tonumber(ARGV[9]), ARGV[10]
+local time, date = now()
+local looks_left, bytes_left = 1000, longest
+local claimed = {}
+
+-- What the first call of a repeated claim took, its worker does not know of.
+local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
+local taken = redis.call('LRANGE', last_claim, 0, -1)
+if taken[1] == claim then
+  for i = #taken - 2, 2, -3 do
+    if holds(taken[i], taken[i + 1], taken[i + 2]) then
+      put_back(taken[i], taken[i + 1], taken[i + 2])
+    end
+  end
+end
+if taken[1] then redis.call('DEL', last_claim) end
+if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
+
+local function remember(queue, job, execution)
+  if #claimed == 0 then
+    redis.call('RPUSH', last_claim, claim)
+    redis.call('EXPIRE', last_claim, math.ceil(lease))
+  end
+  redis.call('RPUSH', last_claim, queue, job, execution)
+end
+
+local function filled(value) return value and value ~= '' and value ~= '0' and value ~= '[]' end
+
+local function read(job)
+  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, ALONE, STOP,
+    'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
+    'webhooks', 'retries_left', 'repeats_left', 'data')
+end
+
+-- An id that must not run: not one of RQ's, no such job any more, ended, or pushed twice.
+local function is_stale(job, fields)
+  if not string.match(job, '^[%w_-]+$') then return true end
+  if fields.err then return true end
+  local state = fields[1]
+  if not state then return redis.call('EXISTS', job_key(job)) == 0 end
+  if state == 'finished' or state == 'canceled' or state == 'stopped' then return true end
+  if state ~= 'started' then return false end
+  local executions = redis.pcall('ZRANGE', executions_key(job), 0, -1)
+  for _, queue in ipairs(KEYS) do
+    for _, execution in ipairs(executions) do
+      if holds(queue, job, execution) then return true end
+    end
+  end
+  return false
+end
+
+local function crashes(fields)
+  local count = tonumber(fields[3] or '') or 0
+  return count > 0 and math.floor(math.min(count, 1000)) or 0
+end
+
+-- What is to be done with a job. Only those that run, alone or not, can harm others.
+local function treatment(fields)
+  if fields[5] then return 'stop' end
+  if crashes(fields) >= convicting and fields[4] == '1' then return 'fail' end
+  return crashes(fields) >= suspicious and 'alone' or 'run'
+end
+
+-- How many tokens an interrupted run left in the stream. A stream that has ended is of an earlier
+-- run (requeued, retried, repeated): this run starts a new one.
+local function streamed(job)
+  local tokens, part = string.match(last_id(events .. job) or '', '^(%d+)-(%d+)$')
+  if part == '0' then return tonumber(tokens) end
+  redis.call('DEL', events .. job)
+  return 0
+end
+
+local function start(queue, job, fields)
+  local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
+  remember(queue, job, execution)
+  local data, how = fields[12] or '', treatment(fields)
+  local bytes = #data
+  if bytes > longest then data = '' end
+  bytes_left = bytes_left - #data
+  redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
+    'started_at', date, 'last_heartbeat', date)
+  if how == 'alone' then redis.call('HSET', key, ALONE, '1') end
+  redis.call('PERSIST', key)
+  redis.call('HSET', execution_key(job, execution), 'id', execution,
+    'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
+  extend(queue, job, execution, time, lease, grace)
+  local needs_rq = filled(fields[6]) or filled(fields[7]) or filled(fields[8])
+    or filled(fields[9]) or filled(fields[10]) or filled(fields[11])
+  claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
+    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how}
+end
+
+local function take(queue, job, fields, index)
+  start(queue, job, fields)
+  if index == 0 then redis.call('LPOP', queue_key(queue))
+  else redis.call('LREM', queue_key(queue), 1, job) end
+end
+
+local function reserve(job)
+  local owner = redis.call('GET', trial_key(job))
+  if owner and owner ~= worker then return false end
+  redis.call('SET', trial_key(job), worker, 'EX', math.ceil(lease))
+  return true
+end
+
+local function take_alone(queue, job, fields, index)
+  take(queue, job, fields, index)
+  redis.call('DEL', trial_key(job))
+  return {'', '', claimed}
+end
+
+local wanted_queue, wanted = ARGV[11], ARGV[12]
+if wanted ~= '' then
+  local fields = read(wanted)
+  local index = redis.call('LPOS', queue_key(wanted_queue), wanted)
+  if index and not is_stale(wanted, fields) and treatment(fields) == 'alone' and reserve(wanted) then
+    if held > 0 then return {wanted_queue, wanted, claimed} end
+    return take_alone(wanted_queue, wanted, fields, index)
+  elseif redis.call('GET', trial_key(wanted)) == worker then
+    redis.call('DEL', trial_key(wanted))
+  end
+end
+
+local reserved_queue, reserved = '', ''
+for _, queue in ipairs(KEYS) do
+  local index = 0
+  while #claimed < limit and looks_left > 0 and bytes_left > 0 and reserved == '' do
+    local job = redis.call('LINDEX', queue_key(queue), index)
+    if not job then break end
+    local fields = read(job)
+    if is_stale(job, fields) then
+      looks_left = looks_left - 1
+      redis.call('LREM', queue_key(queue), 1, job)
+    elseif treatment(fields) ~= 'alone' then
+      take(queue, job, fields, index)
+    elseif held + #claimed == 0 then
+      return take_alone(queue, job, fields, index)
+    elseif reserve(job) then
+      reserved_queue, reserved = queue, job
+    else
+      looks_left = looks_left - 1
+      index = index + 1
+    end
+  end
+end
+if alone ~= '' and #claimed > 0 then redis.call('HDEL', job_key(alone), ALONE) end
+return {reserved_queue, reserved, claimed}
