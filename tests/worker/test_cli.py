@@ -17,7 +17,7 @@ from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
-from omlx_worker import cli, demo
+from omlx_worker import build, cli, demo
 from omlx_worker.build import ModelNotLoaded, load_engine
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
@@ -38,8 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(settings: WorkerSettings) -> FakeEngine:
         return FakeEngine(settings.max_batch, step_seconds=0.001)
 
-    monkeypatch.setattr(cli, "load_engine", load)
-    monkeypatch.setattr(demo, "load_engine", load)
+    monkeypatch.setattr(build, "load_engine", load)
 
 
 def invoke(*arguments: str) -> Result:
@@ -113,8 +112,8 @@ def test_a_data_folder_below_a_file_is_told_with_the_remedy(tmp_path: Path) -> N
 def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_path: Path) -> None:
     code = (
         "import signal, sys, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from omlx_worker import cli; "
-        "cli.load_engine = lambda _: (print('loading', flush=True), time.sleep(60)); "
+        "from omlx_worker import build, cli; "
+        "build.load_engine = lambda _: (print('loading', flush=True), time.sleep(60)); "
         "cli.main(sys.argv[1:])"
     )
     with subprocess.Popen(
@@ -135,9 +134,9 @@ def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_p
 
 def test_an_unknown_model_exits_with_2(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(settings: WorkerSettings) -> Any:
-        raise cli.ModelNotLoaded(f"there is no model at {settings.model}")
+        raise ModelNotLoaded(f"there is no model at {settings.model}")
 
-    monkeypatch.setattr(cli, "load_engine", load)
+    monkeypatch.setattr(build, "load_engine", load)
     result = invoke("run", "--model", "/nowhere", "--redis-url", redis_url)
     assert result.exit_code == 2
     assert "omlx-worker: there is no model at /nowhere" in result.stderr
