@@ -155,7 +155,7 @@ class Ragged:
         model = as_ragged(network, drafts=depth > 0)
         assert model is not None
         self._model = model
-        self._batch = Batch(model, depth, varies=auto)
+        self._batch = Batch(model, depth)
         self._pacing = Pacing(AutoPolicy(depth), depth) if auto else None
         self._rows: list[str] = []
         # The batch takes the head's cache only where it drafts.

@@ -40,10 +40,10 @@ class Loaded:
     def demo(cls) -> Loaded:
         return cls.at(resolve(DEMO))
 
-    def decoder(self, depth: int = 0, *, varies: bool = False) -> RaggedDecoder:
+    def decoder(self, depth: int = 0) -> RaggedDecoder:
         model = as_ragged(self.network, drafts=depth > 0)
         assert model is not None
-        return RaggedDecoder(model, depth, varies=varies)
+        return RaggedDecoder(model, depth)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """What mlx-lm generates for one prompt alone."""

@@ -68,7 +68,7 @@ def test_whatever_may_be_replayed_is_kept_in_one_of_two_widths(kept: int, asked:
 
 
 def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> None:
-    decoder = qwen.decoder(DEEPEST, varies=True)
+    decoder = qwen.decoder(DEEPEST)
     decoder.add(row("a", [1, 2, 3], 1000))
     while decoder.prefill("a", 16):
         pass
@@ -104,7 +104,7 @@ def test_texts_are_the_same_whatever_depth_each_row_has_in_each_step(
     prompts = [demo.tokenizer.encode(prompt)[:40] for prompt in heldout_prompts[:4]]
     rows = [Row(str(n), prompt, 60, sampling) for n, prompt in enumerate(prompts)]
     wanted = run(demo.decoder(), rows)
-    rng, decoder = random.Random(seed), demo.decoder(DEEPEST, varies=True)
+    rng, decoder = random.Random(seed), demo.decoder(DEEPEST)
     step, depth, judged = decoder.step, 0, set[int]()
 
     def changing(_: Mapping[str, int] | None = None) -> Any:

@@ -148,7 +148,7 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
 ) -> None:
     model = as_ragged(talkative.network, drafts=depth > 0)
     assert model is not None
-    batch = Batch(model, depth, varies=depth > 0)
+    batch = Batch(model, depth)
     before = settled()
     mx.reset_peak_memory()
     projected = batch.bytes_for([(0, 60)] * 8)

@@ -223,7 +223,7 @@ class Company(Player):
     """Rows to hold against their undisturbed runs, and visitors who come and go."""
 
     def __init__(self, loaded: Loaded, rows: list[Row]) -> None:
-        super().__init__(loaded.decoder(3, varies=True))
+        super().__init__(loaded.decoder(3))
         self.rows = rows
         self.visitors: list[str] = []
         self.suspended: set[str] = set()

@@ -56,7 +56,6 @@ def load_engine(settings: WorkerSettings) -> Engine:
             settings.model,
             max_rows=settings.max_batch,
             depth=settings.depth,
-            varies=settings.mode in ("auto", "hybrid"),
             ratio=settings.acceptance == "ratio",
         )
     except loader.ModelError as error:

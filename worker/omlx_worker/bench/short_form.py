@@ -142,7 +142,7 @@ class ShortForm:
 
     def _require_room(self) -> None:
         deepest = max((DEEPEST if d == AUTO else int(d) for d in self._depths), default=0)
-        decoder = self._decoder(deepest, varies=AUTO in self._depths)
+        decoder = self._decoder(deepest)
         room = MemoryBudget(budget(), self.weight_bytes, decoder.bytes_for)
         longest = self.wanted.context + 2 * self.wanted.tokens + (DEEPEST + 1) * LEARNING_STEPS
         sizes = [(self.wanted.context, longest)]
@@ -160,13 +160,13 @@ class ShortForm:
 
     def _own_side(self, depth: int | str) -> DecoderSide:
         if depth == AUTO:
-            return DecoderSide(self._decoder(DEEPEST, varies=True), AUTO, AutoPolicy(DEEPEST))
+            return DecoderSide(self._decoder(DEEPEST), AUTO, AutoPolicy(DEEPEST))
         return DecoderSide(self._decoder(int(depth)), f"K={depth}")
 
-    def _decoder(self, depth: int, *, varies: bool = False) -> Decoder:
+    def _decoder(self, depth: int) -> Decoder:
         ragged = as_ragged(self._network, drafts=depth > 0)
         if ragged is not None:
-            return RaggedDecoder(ragged, depth, varies=varies)
+            return RaggedDecoder(ragged, depth)
         return GeneratorDecoder(self._network, max(self.wanted.rows))
 
 

@@ -13,9 +13,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
-from omlx_worker.engine.ragged.buffers import NOTED
 from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
-from omlx_worker.engine.ragged.unread import MOST_UNREAD
 
 IN_FLIGHT = 3
 """Copies of what every step rewrites: the last one's, the one's under way, and its successor's."""
@@ -74,10 +72,9 @@ class Footprint:
 
     Args:
         depth: drafts a step, at most.
-        remembers: whether hidden states are kept for a head that is left out at times.
     """
 
-    def __init__(self, model: RaggedModel, depth: int, *, remembers: bool) -> None:
+    def __init__(self, model: RaggedModel, depth: int) -> None:
         # Nothing of these is evaluated, so nothing is allocated.
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
@@ -88,11 +85,8 @@ class Footprint:
         state = sum(_bytes(cache.arrays) for cache in recurrent)
         # Kept inputs: of the convolution, and as much again for keys, values and gates.
         kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
-        tail = TAIL * self._position
-        if remembers:
-            tail += (TAIL + NOTED + MOST_UNREAD) * model.hidden * model.dtype.size
-        # Counts, and the drafts' own weights.
-        self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
+        # Tails, counts, and the drafts' own weights.
+        self._slot = TAIL * self._position + state + kept + 4 * model.vocabulary * (1 + depth)
         # Ten arrays in float32 over a window, at once: what all the rules together come to.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state

@@ -48,16 +48,10 @@ class RaggedQwen35:
         self._fused = [fused.Fused.of(layer, self.dtype) for layer in layers]
         self.vocabulary: int = self._args.vocab_size
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        doubled = self._head is not None and not self._head.takes_normed
-        self.hidden: int = self._args.hidden_size * (2 if doubled else 1)
 
     @property
     def drafts(self) -> bool:
         return self._head is not None
-
-    @property
-    def head_layers(self) -> int:
-        return len(self._head_layers)
 
     # Prefill: one row, mlx-lm's own caches.
 
@@ -69,12 +63,6 @@ class RaggedQwen35:
         self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
     ) -> None:
         """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
-        hidden = self.read(tokens, caches)
-        if self._head is not None:
-            self.read_by_head(following, hidden, caches[len(self._text.layers) :])
-
-    def read(self, tokens: mx.array, caches: Sequence[KVCache | ArraysCache]) -> mx.array:
-        """Read ``[1, T]`` tokens without the head; returns what `read_by_head` takes of them."""
         x = self._text.model.embed_tokens(tokens)
         for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
             if layer.is_linear:
@@ -82,19 +70,11 @@ class RaggedQwen35:
                 x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
             else:
                 x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
-        return self._outputs(x, self._text.model.norm)
-
-    def read_by_head(
-        self, following: mx.array, hidden: mx.array, caches: Sequence[KVCache]
-    ) -> None:
-        """Let the head read positions of one row into its caches.
-
-        Args:
-            following: ``[1, T]``, the token after each.
-            hidden: ``[1, T, hidden]``, the backbone's output there.
-        """
-        assert self._head is not None
-        self._head(self._text.model.embed_tokens(following), self._taken(hidden), caches)
+        if self._head is not None:
+            hidden = self._taken(self._outputs(x, self._text.model.norm))
+            # Nothing takes the output, so only the head's keys and values are computed.
+            behind = len(self._text.layers)
+            self._head(self._text.model.embed_tokens(following), hidden, caches[behind:])
 
     def _read(self, net: Any, own: fused.Fused, x: mx.array, cache: ArraysCache) -> mx.array:
         if own.net is not None:

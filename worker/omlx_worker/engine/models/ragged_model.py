@@ -16,7 +16,6 @@ class RaggedModel(Protocol):
 
     dtype: mx.Dtype
     vocabulary: int
-    hidden: int
     weight_bytes: int
 
     @property
@@ -26,18 +25,7 @@ class RaggedModel(Protocol):
 
     def new_prompt_cache(self) -> list[Any]: ...
 
-    @property
-    def head_layers(self) -> int:
-        """How many of the caches, the last of them, are the head's."""
-        ...
-
     def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None: ...
-
-    def read(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array: ...
-
-    def read_by_head(
-        self, following: mx.array, hidden: mx.array, caches: Sequence[Any]
-    ) -> None: ...
 
     def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
 

@@ -155,11 +155,6 @@ class AttentionCache:
             # An index in the place of the slice would copy what is written once more.
             array[row : row + 1, :, : part.shape[2]] = part
 
-    def body(self, slot: int, length: int) -> tuple[mx.array, mx.array]:
-        """The first keys and values of a slot's body, in the form that `write` takes."""
-        (keys, values), row = self._place(slot)
-        return keys[row : row + 1, :, :length], values[row : row + 1, :, :length]
-
     def read(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
         """Copy a slot's history, body and tail, in the form that `write` takes.
 

@@ -23,7 +23,6 @@ from omlx_worker.engine.footprint import Footprint
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import TAIL, Spans, spans_of
-from omlx_worker.engine.ragged.backlog import Backlog
 from omlx_worker.engine.ragged.change_of_depth import fit
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
 from omlx_worker.engine.ragged.programs import Programs
@@ -31,7 +30,6 @@ from omlx_worker.engine.ragged.sampling import Knobs, Plan, knobs
 from omlx_worker.engine.ragged.seats import Seats, Slot
 from omlx_worker.engine.ragged.snapshot import Snapshot
 from omlx_worker.engine.ragged.step import CompiledStep, RowStep, Verdict, compiled
-from omlx_worker.engine.ragged.unread import Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +50,22 @@ class Batch:
 
     Attributes:
         depth: drafts per row and step, at most; rows may have a lower limit of their own.
-        varies: whether steps may be asked for fewer drafts than that.
         reads: how many times the host waited for the device to read an outcome.
     """
 
-    def __init__(self, model: RaggedModel, depth: int = 0, *, varies: bool = False) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         self.depth = depth if model.drafts else 0
-        self.varies = varies and self.depth > 0
         self.reads = 0
         self._model = model
-        self._seats = Seats(model, remembers=self.varies)
+        self._seats = Seats(model)
         self._buffers = self._seats.buffers
-        self._footprint = Footprint(model, self.depth, remembers=self.varies)
+        self._footprint = Footprint(model, self.depth)
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._knobs: Knobs = {}
         self._depths: Mapping[str, int] = {}
-        self._steps: Programs[tuple[Plan, int, Spans, bool], CompiledStep] = Programs()
+        self._steps: Programs[tuple[Plan, int, Spans], CompiledStep] = Programs()
         self._in_flight: _Flight | None = None
-        self._backlog = Backlog(model, self._seats) if self.varies else None
 
     def __len__(self) -> int:
         return len(self._seats.taken)
@@ -93,15 +88,11 @@ class Batch:
         """How many times the pipeline was drained to join, fold, rearrange or suspend."""
         return self._seats.drains
 
-    def join(
-        self, row: Row, prompt: Sequence[Sequence[mx.array]], unread: Unread | None = None
-    ) -> None:
+    def join(self, row: Row, prompt: Sequence[Sequence[mx.array]]) -> None:
         """Add a row whose history, but for its last token, was prefilled.
 
         Args:
             prompt: for every layer what its cache's `write` takes; empty for a one-token history.
-            unread: what the head has yet to read of it, whose layers' arrays are empty then; only
-                where the depth varies.
         """
         history = row.history
         length = len(history) - 1
@@ -110,7 +101,7 @@ class Batch:
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
-        slot = Slot(row, length, length, row.max_tokens - len(row.generated), unread)
+        slot = Slot(row, length, length, row.max_tokens - len(row.generated))
         self._enter(slot, Snapshot([list(part) for part in prompt], state))
 
     def suspend(self, row_id: str) -> bool:
@@ -121,8 +112,6 @@ class Batch:
         index = self._seats.find(row_id)
         if index is None:
             return False
-        if self._backlog:
-            self._backlog.before_leaving(index, self._seats.at(index))
         self._suspended[row_id] = self._seats.take_out(index)
         # Rows are suspended for others to have their memory, and those are waiting for it.
         self._seats.compact(at_once=True)
@@ -134,10 +123,7 @@ class Batch:
 
     def suspended_bytes(self, row_id: str) -> int:
         suspended = self._suspended.get(row_id)
-        if suspended is None:
-            return 0
-        slot, snapshot = suspended
-        return snapshot.nbytes + (slot.unread.nbytes if slot.unread else 0)
+        return suspended[1].nbytes if suspended else 0
 
     def leave(self, row_id: str) -> None:
         """Drop a row, suspended or not; what a step in flight still samples for it is dropped."""
@@ -156,7 +142,7 @@ class Batch:
             depths: how many tokens to draft for each row, for the next step to judge; rows not
                 named, and all rows by default, get as many as they may have.
         """
-        if self.varies and depths is not None and depths != self._depths:
+        if depths is not None and depths != self._depths:
             self._depths = dict(depths)
             self._seats.changed = True
         landed, self._in_flight = self._in_flight, self._dispatch()
@@ -175,32 +161,24 @@ class Batch:
             return None
         self._seats.compact()
         depth = max(self._depth_of(slot.row) for _, slot in self._seats.taken)
-        self._mind_the_head(depth)
         buffers = self._buffers
         buffers.state = fit(buffers.state, buffers.caches, depth, self.depth)
         width = 1 + (buffers.state["drafts"].shape[1] if "drafts" in buffers.state else 0)
         # The window's tokens, and the head's own for every draft but the first.
         reach = width + max(depth - 1, 0)
         if any(slot.offset + reach > TAIL for _, slot in self._seats.taken):
-            if self._backlog:
-                self._backlog.before_fold()
             self._seats.fold()
         if self._seats.changed:
             self._replan()
-        leaves_latest = self.varies and width == 1 and not depth
-        step = self._step_for(self._plan, depth, leaves_latest)
-        set_aside = buffers.set_memory_aside() if leaves_latest else {}
-        verdict, state, written = step(buffers.state, self._knobs, buffers.arrays)
-        buffers.state = state | set_aside
-        if leaves_latest:
-            buffers.note_latest()
+        step = self._step_for(self._plan, depth)
+        verdict, buffers.state, written = step(buffers.state, self._knobs, buffers.arrays)
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
         rows = self._seats.taken
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(verdict.arrays, buffers.state, buffers.latest, written)
+        mx.async_eval(verdict.arrays, buffers.state, written)
         return _Flight(rows, width, verdict)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
@@ -222,23 +200,11 @@ class Batch:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _step_for(self, plan: Plan, depth: int, leaves_latest: bool) -> CompiledStep:
+    def _step_for(self, plan: Plan, depth: int) -> CompiledStep:
         def build(on_trace: Callable[[], None]) -> CompiledStep:
-            return compiled(self._model, plan, depth, on_trace, leaves_latest=leaves_latest)
+            return compiled(self._model, plan, depth, on_trace)
 
-        key = (plan, depth, spans_of(self._buffers.caches), leaves_latest)
-        return self._steps.get(key, build)
-
-    # The head, where steps may leave it out.
-
-    def _mind_the_head(self, depth: int) -> None:
-        """Let the head catch up before a step that drafts; note where it stops otherwise."""
-        if self._backlog is None:
-            return
-        if depth:
-            self._backlog.catch_up()
-        else:
-            self._backlog.leave_out(self._in_flight.width if self._in_flight else 1)
+        return self._steps.get((plan, depth, spans_of(self._buffers.caches)), build)
 
     # Rows, tails and settings: between steps.
 

@@ -15,7 +15,6 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Buffers
 from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of
 from omlx_worker.engine.ragged.snapshot import Snapshot
-from omlx_worker.engine.ragged.unread import Unread
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch is rearranged, so that it
@@ -29,16 +28,12 @@ class Slot:
     Attributes:
         cursor: at most this; exact once every dispatched step is read.
         remaining: tokens that may still be wanted, at most this; likewise.
-        unread: what an MTP head has yet to read of its body, if anything.
-        missed_from: the first position of its tail that the head may have missed, if it has any.
     """
 
     row: Row
     body_length: int
     cursor: int
     remaining: int
-    unread: Unread | None = None
-    missed_from: int | None = None
     left: bool = False
 
     @property
@@ -50,18 +45,15 @@ class Slot:
 class Seats:
     """The slots of a batch.
 
-    Args:
-        remembers: see `Buffers`.
-
     Attributes:
         slots: the row of each, None for an empty one.
         changed: whether rows have come, gone or moved; for the caller to reset.
         drains: how many times the pipeline was drained.
     """
 
-    def __init__(self, model: RaggedModel, *, remembers: bool) -> None:
+    def __init__(self, model: RaggedModel) -> None:
         self.slots: list[Slot | None] = []
-        self.buffers = Buffers(model, remembers=remembers)
+        self.buffers = Buffers(model)
         self.changed = False
         self.drains = 0
         self._excess = 0

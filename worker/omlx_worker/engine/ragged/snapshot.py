@@ -12,9 +12,6 @@ from omlx_worker.engine.ragged.layer_cache import LayerCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.step import Arrays, State
 
-_OF_TAILS = frozenset({"hidden", "following"})
-"""What the state keeps of tail positions; a suspended row's tail is empty."""
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -52,7 +49,7 @@ def take(
         else [_row(array, slot) for array in cache.arrays]
         for cache in caches
     ]
-    kept = {name: _row(array, slot) for name, array in state.items() if name not in _OF_TAILS}
+    kept = {name: _row(array, slot) for name, array in state.items()}
     kept["body_lengths"] = kept["cursors"]
     return Snapshot(layers, kept)
 

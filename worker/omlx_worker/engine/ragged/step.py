@@ -10,15 +10,9 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, what they were drawn by; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
-``hidden``        ``[S, TAIL, hidden]``, the backbone's output at each tail position, and
-``following``     ``[S, TAIL]``, the token after it: what the head has yet to read whenever steps
-                  were run without drafts; only where the depth may change from step to step
 
-Writing one position of two such long arrays costs a small model's step a thirtieth of its time. So
-one over single tokens, without drafts, is given neither and leaves what belongs there behind:
-
-``latest``        ``[S, 1, hidden]``, for ``hidden``; the tokens for ``following`` are ``pending``
-``place``         ``[S, 1]`` int32, the tail position of both
+The head's keys and values of the committed tokens are in its caches after every step, whether the
+step drafts or not, so that the next one may draft.
 """
 
 from __future__ import annotations
@@ -104,22 +98,17 @@ def compiled(
     plan: Plan,
     depth: int,
     on_trace: Callable[[], None],
-    *,
-    leaves_latest: bool = False,
 ) -> CompiledStep:
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
 
     Args:
-        leaves_latest: whether it leaves ``latest`` and ``place`` behind, see above.
         on_trace: called whenever the step is traced anew, for a new bucket of shapes.
     """
 
     def step(state: State, knobs: Knobs, layers: Arrays) -> Outcome:
         on_trace()
         caches = model.wrap(layers)
-        verdict, after = advance(
-            model, caches, state, knobs, plan, depth, leaves_latest=leaves_latest
-        )
+        verdict, after = advance(model, caches, state, knobs, plan, depth)
         return verdict.arrays, after, [cache.written for cache in caches]
 
     fused: Step = mx.compile(step)
@@ -138,8 +127,6 @@ def advance(
     knobs: Knobs,
     plan: Plan,
     depth: int,
-    *,
-    leaves_latest: bool = False,
 ) -> tuple[Verdict, State]:
     """Judge the drafts in the state, commit what was accepted, and draft for the next step."""
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
@@ -171,12 +158,6 @@ def advance(
         "accepted": accepted,
         "drafted": mx.minimum(knobs["depth"], depth),
     }
-    place = window.index[:, 0]
-    if leaves_latest:
-        after["latest"], after["place"] = hidden, place[..., 0]
-    elif "hidden" in state:
-        after["hidden"] = mx.put_along_axis(state["hidden"], place, hidden, axis=1)
-        after["following"] = mx.put_along_axis(state["following"], place[..., 0], emitted, axis=1)
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
@@ -199,6 +180,9 @@ def advance(
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
+    elif model.drafts:
+        # Nothing takes the output, so only the head's keys and values are computed.
+        model.draft(emitted, hidden, caches, window)
     verdict = Verdict(mx.stack([offered, accepted], axis=1), report(target, emitted, plan))
     return verdict, after
 
