@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from omlx_worker.engine.acceptance import first_draft_acceptance
+from tests.engine.acceptance import first_draft_acceptance
 from tests.engine.checkpoints import (
     split_experts,
     write_qwen,

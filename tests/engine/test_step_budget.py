@@ -1,14 +1,11 @@
-"""What one step costs, counted and not timed: nodes of its graph, submissions, waits, reads.
+"""What one step costs, counted and not timed: the kernels that it launches on CUDA.
 
-A GPU's step is many small kernels, each of a few microseconds of which its work is a fraction,
-so the nodes of the graph are the price of a step. The ceilings are what is there now: lower
-them when a change saves some, and think twice before raising one. Counted on the CPU, where
-MLX spells out norms and rope in operations; other platforms have fewer nodes.
+A GPU's step is many small kernels of a few microseconds each, so their number is its cost.
+Counted on the CPU, with stand-ins for the kernels.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,12 +18,6 @@ from omlx_worker.engine.kernels import platform, skinny_product
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.engine.checkpoints import write_qwen
 from tests.engine.driving import GREEDY, Loaded, row
-
-VIEWS = {
-    *("Broadcast", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze"),
-    *("Transpose", "Unflatten"),
-}
-"""Nodes that mostly compute nothing."""
 
 ROWS = 2
 
@@ -42,58 +33,6 @@ def decoding(loaded: Loaded, depth: int, sampling: Sampling = GREEDY) -> RaggedD
     for _ in range(4):
         decoder.step()
     return decoder
-
-
-def nodes_of_a_step(
-    decoder: RaggedDecoder, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Counter[str]:
-    """The primitives of what the next step submits."""
-    submit, found = mx.async_eval, Counter[str]()
-
-    def counted(*arrays: Any) -> None:
-        mx.export_to_dot(str(folder / "step.dot"), *_flat(arrays))
-        graph = (folder / "step.dot").read_text()
-        found.update(re.findall(r'\[label ="([^"]+)", shape=rectangle\]', graph))
-        submit(*arrays)
-
-    monkeypatch.setattr(mx, "async_eval", counted)
-    decoder.step()
-    monkeypatch.setattr(mx, "async_eval", submit)
-    return found
-
-
-def _flat(tree: Any) -> list[mx.array]:
-    if isinstance(tree, mx.array):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [array for part in parts for array in _flat(part)]
-
-
-@on_cpu
-@pytest.mark.parametrize(
-    ("sampling", "depth", "nodes", "products"),
-    [
-        (GREEDY, 0, 192, 45),
-        (GREEDY, 1, 355, 61),
-        (GREEDY, 3, 515, 87),
-        (Sampling(0.7, top_p=0.9), 0, 209, 45),
-        (Sampling(0.7, top_p=0.9), 3, 582, 87),
-    ],
-)
-def test_a_step_has_no_more_nodes_than_it_has_today(
-    qwen: Loaded,
-    sampling: Sampling,
-    depth: int,
-    nodes: int,
-    products: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts = nodes_of_a_step(decoding(qwen, depth, sampling), tmp_path, monkeypatch)
-
-    computing = sum(count for name, count in counts.items() if name not in VIEWS)
-    assert computing <= nodes, counts
-    assert counts["Matmul"] <= products, counts
 
 
 @on_cpu
