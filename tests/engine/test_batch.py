@@ -11,7 +11,7 @@ import pytest
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged.attention_cache import TAIL
 from omlx_worker.engine.ragged.layout import MIN_CAPACITY, Layout
-from omlx_worker.engine.ragged.seats import SHRINK_AFTER
+from omlx_worker.engine.ragged.slots import SHRINK_AFTER
 from tests.engine.driving import Loaded, row, run, small_classes
 
 

@@ -110,7 +110,7 @@ class Driver:
         if "drafts" not in self.batch._buffers.state:
             return
         drafts: Any = self.batch._buffers.state["drafts"].tolist()
-        for index, slot in self.batch._seats.taken:
+        for index, slot in self.batch._slots.taken:
             future = self.futures[slot.row.row_id]
             for place in range(len(drafts[index])):
                 right = self.rng.random() < worth
@@ -120,7 +120,7 @@ class Driver:
     def check(self) -> None:
         self._land()
         state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
-        for index, slot in self.batch._seats.taken:
+        for index, slot in self.batch._slots.taken:
             history = self.histories[slot.row.row_id]
             cursor = state["cursors"][index]
             assert cursor == len(history) - 1
@@ -132,7 +132,7 @@ class Driver:
     ) -> None:
         """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
         model = self.decoder._model
-        body = self.batch._seats.at(index).body_length
+        body = self.batch._slots.at(index).body_length
         fresh = model.new_prompt_cache()
         recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.

@@ -11,9 +11,8 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.ragged.change_of_depth import fit
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.step import State
+from omlx_worker.engine.ragged.step import State, fit
 from tests.engine.driving import GREEDY, Loaded, row, run
 
 DEEPEST = 3

@@ -19,10 +19,9 @@ import pytest
 
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import speculation
-from omlx_worker.engine.ragged.change_of_depth import fit
-from omlx_worker.engine.ragged.sampling import Law, Plan, knobs
+from omlx_worker.engine.ragged.sampling import Distribution, Plan, params
 from omlx_worker.engine.ragged.speculation import Drafts
-from omlx_worker.engine.ragged.step import State, advance
+from omlx_worker.engine.ragged.step import State, advance, fit
 from tests.engine.statistics import disagreement
 from tests.engine.table_model import VOCABULARY, TableModel
 
@@ -46,7 +45,7 @@ def draw_pairs(
     for lap in range(ROUNDS):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)
-        settings = knobs(rows, plan)
+        settings = params(rows, plan)
         settings["active"] = mx.ones((ROWS,), mx.int32)
         settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
         zeros = mx.zeros((ROWS,), mx.int32)
@@ -180,7 +179,7 @@ def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_notice
 ) -> None:
     judge = speculation._judge_by_ratio
 
-    def faulty(target: Law, drafts: Drafts, drawn: mx.array, *rest: Any) -> Verdict:
+    def faulty(target: Distribution, drafts: Drafts, drawn: mx.array, *rest: Any) -> Verdict:
         samples = target.pick(drawn)[:, : drafts.tokens.shape[1]]
         return fault(judge(target, drafts, drawn, *rest), samples, drafts.tokens)
 

@@ -54,7 +54,7 @@ class Oracle:
             self.drafted += outcome.drafted
         if "drafts" in batch._buffers.state:
             drafts = batch._buffers.state["drafts"].tolist()
-            for index, slot in batch._seats.taken:
+            for index, slot in batch._slots.taken:
                 after = self._truth[slot.row.row_id][self._emitted[slot.row.row_id] :]
                 for place, token in enumerate(after[: len(drafts[index])]):
                     right = self._rng.random() < self._worth

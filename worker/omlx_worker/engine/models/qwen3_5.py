@@ -24,8 +24,8 @@ from omlx_worker.engine.models.layers import (
     gated_delta_net_of_prompt,
     projected_apart,
 )
+from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
-from omlx_worker.engine.ragged.layer_cache import LayerCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
 

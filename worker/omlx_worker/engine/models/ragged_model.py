@@ -1,4 +1,4 @@
-"""What the ragged batch asks of a model."""
+"""The interface between the ragged batch and a model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.attention_cache import Window
-from omlx_worker.engine.ragged.layer_cache import LayerCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+
+LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):
-    """What the batch asks of a model: prefill one row, decode windows of many."""
+    """Prefills one row, decodes windows of many. `RaggedQwen35` documents the methods."""
 
     dtype: mx.Dtype
     vocabulary: int

@@ -1,4 +1,4 @@
-"""The decoder of ragged families: prompts read a chunk at a time, then rows join the batch."""
+"""The decoder of ragged families: reads prompts in chunks, then rows join the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omlx_worker.engine.ragged.step import RowStep
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose history is being read; its last token is left for the first step."""
+    """A row whose history is being read, except the last token, which the first step reads."""
 
     row: Row
     history: list[int]
@@ -58,7 +58,7 @@ class RaggedDecoder:
             chunk = history[done : min(done + tokens, len(history) - 1)]
             following = history[done + 1 : done + 1 + len(chunk)]
             self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
-            # Awaited: whoever reads prompts between steps has to know what a chunk takes.
+            # Wait, so that the caller can time the chunk.
             mx.eval([cache.state for cache in reading.caches])
             reading.done += len(chunk)
         if reading.left == 0:

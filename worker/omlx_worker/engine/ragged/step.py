@@ -4,36 +4,45 @@ The state is a dictionary of arrays with a leading axis of slots:
 
 ``pending``       the token sampled last, not in the cache yet
 ``cursors``       tokens in the cache, which is the pending token's position
-``body_lengths``  how many of them lie in the attention bodies
+``body_lengths``  how many of them are in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
-``drafted``       how many of ``drafts`` the row may have accepted; 0 until its first step
+``drafted``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
-``weights``       ``[S, K, V]``, what they were drawn by; only under the ``ratio`` rule
+``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 
-The head's keys and values of the committed tokens are in its caches after every step, whether the
-step drafts or not, so that the next one may draft.
+Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
+that any later step may draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import Window, spans_of
-from omlx_worker.engine.ragged.layer_cache import LayerCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
+from omlx_worker.engine.ragged.sampling import (
+    Draw,
+    Params,
+    Plan,
+    ReadDraw,
+    Sampled,
+    distribution,
+    report,
+)
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
+
+_OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
 Outcome = tuple[list[mx.array], State, Arrays]
-Step = Callable[[State, Knobs, Arrays], Outcome]
+Step = Callable[[State, Params, Arrays], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,8 @@ class Verdict:
     """A step's outcome on the device.
 
     Attributes:
-        counts: ``[S, 2]`` int32: drafts judged and drafts accepted, of each row.
-        draw: ``[S, W]``, of which a row's first ``accepted + 1`` tokens count.
+        counts: ``[S, 2]`` int32: drafts judged and drafts accepted of each row.
+        draw: ``[S, W]``; a row's first ``accepted + 1`` tokens are committed.
     """
 
     counts: mx.array
@@ -71,12 +80,12 @@ class Verdict:
         return [self.counts, *self.draw.arrays]
 
     def read(self) -> ReadVerdict:
-        """Wait for the device and bring the outcome to the host."""
+        """Wait for the device and copy the outcome to the host."""
         counts: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
         return ReadVerdict(counts, self.draw.read())
 
 
-CompiledStep = Callable[[State, Knobs, Arrays], tuple[Verdict, State, Arrays]]
+CompiledStep = Callable[[State, Params, Arrays], tuple[Verdict, State, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ class ReadVerdict:
     draw: ReadDraw
 
     def at(self, row: Row, index: int) -> RowStep:
-        """What the step added to a row at its index in the batch."""
+        """What the step added to the row at this index of the batch."""
         drafted, accepted = self.counts[index]
         tokens = [self.draw.at(row, index, column) for column in range(accepted + 1)]
         return RowStep(row.row_id, tokens, drafted)
@@ -102,19 +111,19 @@ def compiled(
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
 
     Args:
-        on_trace: called whenever the step is traced anew, for a new bucket of shapes.
+        on_trace: called on every trace, that is, for every new bucket of shapes.
     """
 
-    def step(state: State, knobs: Knobs, layers: Arrays) -> Outcome:
+    def step(state: State, params: Params, layers: Arrays) -> Outcome:
         on_trace()
         caches = model.wrap(layers)
-        verdict, after = advance(model, caches, state, knobs, plan, depth)
+        verdict, after = advance(model, caches, state, params, plan, depth)
         return verdict.arrays, after, [cache.written for cache in caches]
 
     fused: Step = mx.compile(step)
 
-    def run(state: State, knobs: Knobs, layers: Arrays) -> tuple[Verdict, State, Arrays]:
-        (counts, *drawn), after, written = fused(state, knobs, layers)
+    def run(state: State, params: Params, layers: Arrays) -> tuple[Verdict, State, Arrays]:
+        (counts, *drawn), after, written = fused(state, params, layers)
         return Verdict(counts, Draw(*drawn)), after, written
 
     return run
@@ -124,7 +133,7 @@ def advance(
     model: RaggedModel,
     caches: list[LayerCache],
     state: State,
-    knobs: Knobs,
+    params: Params,
     plan: Plan,
     depth: int,
 ) -> tuple[Verdict, State]:
@@ -144,19 +153,19 @@ def advance(
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)
-    target = law(model.logits(hidden), history, knobs, plan)
+    target = distribution(model.logits(hidden), history, params, plan)
     positions = cursors[:, None] + mx.arange(1, width + 1)
     offered = state["drafted"]
-    emitted, accepted = judge(target, drafts, offered, positions, knobs, plan)
+    emitted, accepted = judge(target, drafts, offered, positions, params, plan)
 
-    committed = cursors + (1 + accepted) * knobs["active"]
+    committed = cursors + (1 + accepted) * params["active"]
     pending = mx.take_along_axis(emitted, accepted[:, None], axis=1)[:, 0]
     after = {
         "pending": pending,
         "cursors": committed,
         "body_lengths": body_lengths,
         "accepted": accepted,
-        "drafted": mx.minimum(knobs["depth"], depth),
+        "drafted": mx.minimum(params["depth"], depth),
     }
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
@@ -174,7 +183,7 @@ def advance(
             window=window,
             cursors=committed,
             body_lengths=body_lengths,
-            knobs=knobs,
+            params=params,
             plan=plan,
         )
         after["drafts"] = proposed.tokens
@@ -187,11 +196,38 @@ def advance(
     return verdict, after
 
 
+def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:
+    """The state of the last step, in the shapes of a step that drafts ``depth`` tokens.
+
+    A step is traced for every shape it meets: how many drafts it judges and how many positions it
+    may replay. Left as they are, each pair of depths adds two traces and a short probe of another
+    depth five, which takes as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
+    or padded to ``depth``, and kept inputs are padded to the width of such a step or, if more may
+    be replayed, of the deepest. A change of depth wastes the drafts that are cut.
+
+    Args:
+        state: without drafts, the step's window is one token.
+        caches: changed in place.
+        deepest: the most that any step drafts.
+    """
+    if depth and "drafts" not in state:
+        return state
+    for cache in caches:
+        if isinstance(cache, RecurrentCache):
+            cache.fit(1 + depth, 1 + deepest)
+    if "drafts" not in state or state["drafts"].shape[1] == depth:
+        return state
+    rest = {name: array for name, array in state.items() if name not in _OF_DRAFTS}
+    if depth:
+        rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
+    return rest | {"drafted": mx.minimum(state["drafted"], depth)}
+
+
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:
     """Token counts of the history before each position's sample, ``[S, W, V]``.
 
-    ``counts`` include the window's first token, which is pending and so already history; the
-    drafts after it are counted from their own position on.
+    ``counts`` include the window's first token, which is pending and so already history. Each
+    draft after it counts from its own position on.
     """
     drafts = tokens[:, 1:, None] == mx.arange(counts.shape[-1])
     seen = mx.cumsum(drafts.astype(counts.dtype), axis=1)
