@@ -111,7 +111,7 @@ class _Chunks:
         ]
 
 
-class PrefillPace:
+class ChunkSize:
     """Finds chunk sizes from what chunks and steps have taken.
 
     Args:
