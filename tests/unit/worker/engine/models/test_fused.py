@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from omlx_worker.engine.kernels import net_inputs, platform
-from omlx_worker.engine.models.fused import side_by_side
+from omlx_worker.engine.kernels.cuda.products import fuse, product
+from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
+from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.metal.products import Product
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded, row, run
 
@@ -73,18 +79,19 @@ def test_weights_that_were_changed_are_put_side_by_side_anew() -> None:
 
 
 @on_cpu
-def test_fused_layers_decode_what_mlx_lm_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_layers_decode_what_mlx_lm_does(tmp_path: Path) -> None:
     loaded = Loaded.at(write_qwen(tmp_path))
     rows = [row("a", [1, 2, 3, 4, 5], 24), row("b", list(range(40)), 24)]
     wanted = {r.row_id: loaded.greedy(r.prompt, 24) for r in rows}
-    monkeypatch.setattr(platform, "backend", lambda: "cuda")
-    monkeypatch.setattr(net_inputs, "runs", lambda *_: False)
-    monkeypatch.setattr("omlx_worker.engine.kernels.delta_kernel.runs", lambda *_: False)
+    fused: list[int] = []
 
-    decoder = loaded.decoder(2)
+    def counted(layers: Sequence[Any], *, gated: bool = False) -> Product | None:
+        fused.append(len(layers))
+        return fuse(layers, gated=gated)
 
-    assert decoder._model._fused[3].attention is not None
-    assert all(own.mlp is not None for own in decoder._model._fused)
-    assert run(decoder, rows) == wanted
+    model = as_ragged(loaded.network, kernels=Kernels(product=product, fuse=counted))
+
+    assert model is not None
+    # An MLP each in four layers and the head's, and attention in one of them and the head's.
+    assert sorted(fused) == [2] * 5 + [3] * 2
+    assert run(RaggedDecoder(model, 2), rows) == wanted

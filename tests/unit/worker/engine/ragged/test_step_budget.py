@@ -14,7 +14,8 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.kernels import platform, skinny_product
+from omlx_worker.engine.kernels.device import for_cuda
+from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row
@@ -24,9 +25,8 @@ ROWS = 2
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="counted on the CPU")
 
 
-def decoding(loaded: Loaded, depth: int, sampling: Sampling = GREEDY) -> RaggedDecoder:
+def decoding(decoder: RaggedDecoder, sampling: Sampling = GREEDY) -> RaggedDecoder:
     """A batch that is well under way."""
-    decoder = loaded.decoder(depth)
     for index in range(ROWS):
         decoder.add(row(str(index), [1 + index, 2, 3], 400, sampling))
         decoder.prefill(str(index), 8)
@@ -61,8 +61,10 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
     heads = {"linear_num_value_heads": 16, "linear_value_head_dim": 32}
     loaded = Loaded.at(write_qwen(tmp_path, vocab_size=320, **heads))
     loaded.network.set_dtype(mx.bfloat16)
-    decoder = decoding(loaded, depth)
-    decoder.batch._steps = type(decoder.batch._steps)()  # compiled afresh, by the stand-ins
+    model = as_ragged(loaded.network, drafts=depth > 0, kernels=for_cuda(32, 32))
+    assert model is not None
+    decoder = decoding(RaggedDecoder(model, depth))
+    decoder.batch._steps = type(decoder.batch._steps)()  # compiled afresh, and counted
     launched.clear()
 
     decoder.step()
@@ -73,10 +75,10 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
 
 
 def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Take the way of CUDA, with kernels that only say which they are and what they shape."""
+    """Replace CUDA's kernels by some that only say which they are and what they shape."""
     launched = Counter[str]()
 
-    def kernel(name: str, input_names: list[str], output_names: list[str], **_: Any) -> Any:
+    def kernel(name: str, input_names: list[str], output_names: list[str], *_: str) -> Any:
         def launch(inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
             assert len(inputs) == len(input_names)
             assert len(output_shapes) == len(output_names)
@@ -90,9 +92,5 @@ def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return launch
 
-    monkeypatch.setattr(platform, "backend", lambda: "cuda")
     monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
-    for module, name in ((platform, "kernel"), (skinny_product, "_kernel")):
-        # Past their caches, which outlive this test.
-        monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
     return launched

@@ -1,7 +1,7 @@
-"""From a gated delta net's projections to what its rule takes, as one CUDA kernel.
+"""A gated delta net's convolution, norms and gates as one CUDA kernel, and its output's as another.
 
-Convolution, activation, norms of queries and keys, and the gates: a dozen kernels of MLX's, each
-of a few microseconds of which its work is a fraction. Numbers are rounded where theirs are.
+MLX runs a dozen kernels for the first, each of a few microseconds of which its work is a fraction.
+Numbers are rounded where MLX's operations round them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
-from omlx_worker.engine.kernels import platform
-from omlx_worker.engine.kernels.delta_rule import Inputs
-
-_INPUTS = ("projected", "conv", "kernel", "A_log", "dt_bias")
-_PAST = ("past", "accepted")
-OUTPUTS = ("queries", "keys", "values", "decay", "beta", "conv_out")
+from omlx_worker.engine.kernels.cuda.products import fuse
+from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Project, Projected
+from omlx_worker.engine.kernels.source import launch, source
 
 _HISTORY = """
   const int past_width = past_shape[1];
@@ -129,124 +128,87 @@ ROWS = 4
 _IN_A_NAME = str.maketrans({".": "_", "+": "p", "-": "m"})
 
 
-def runs(module: Any, dtype: mx.Dtype) -> bool:
-    """Whether these kernels take a gated delta net, here."""
-    fits = module.head_k_dim % LANES == 0 and module.head_v_dim % LANES == 0
-    return platform.backend() == "cuda" and fits and dtype in (mx.bfloat16, mx.float16, mx.float32)
-
-
 def body(*, replays: bool) -> str:
-    """What one lane of `prepare`'s kernel does, with or without a window before this one."""
+    """The source for one lane of `prepare`, with or without a window before this one."""
     return _BODY.replace("HISTORY", _HISTORY if replays else _NO_HISTORY)
 
 
 def gated_norm_body(epsilon: float) -> str:
-    """What one lane of `gated_norm`'s kernel does.
+    """The source for one lane of `gated`.
 
-    The epsilon is part of the source: an array of one number lies in memory that MLX shares with
-    the host. With eight rows on one NVIDIA H200 the kernel took 9.9 us reading it, 2.4 without.
+    It contains the epsilon: MLX keeps an array of one number in memory shared with the host. With
+    eight rows on one NVIDIA H200 the kernel took 9.9 us reading it, 2.4 without.
     """
     return _GATED_NORM.replace("EPSILON", f"{epsilon!r}f")
 
 
-def prepare(
-    module: Any,
-    projected: mx.array,
-    conv: mx.array,
-    past: mx.array | None,
-    accepted: mx.array,
-    *,
-    commit_first: bool,
-) -> tuple[Inputs, mx.array]:
-    """Convolve, normalise and gate.
-
-    Args:
-        projected: ``[S, W, qkv + z + b + a]``, all projections side by side.
-        conv: ``[S, taps, channels]``, the convolution's inputs that were committed.
-        past: the last window's projections, the convolution's inputs first, of which the
-            accepted drafts' count; None where none of it can be accepted.
-        commit_first: whether the window's first position is committed, or all of it.
-
-    Returns:
-        What the rule takes, and ``conv`` up to what is committed.
-    """
-    slots, width, total = projected.shape
-    taps, channels = module.conv_kernel_size - 1, module.conv_dim
-    key_heads, heads, dk, dv = _heads(module)
-    run = platform.kernel(
-        "cuda",
-        "net_inputs" if past is None else "net_inputs_replaying",
-        _INPUTS if past is None else _INPUTS + _PAST,
-        OUTPUTS,
-        body(replays=past is not None),
-    )
-    dtype = projected.dtype
-    units = -(-(2 * key_heads + heads) // ROWS) * ROWS
-    given = [projected, conv, module.conv1d.weight, module.A_log, module.dt_bias]
-    queries, keys, values, decay, beta, conv_out = run(
-        inputs=given if past is None else [*given, past, accepted],
-        template=[
-            ("T", dtype),
-            ("TA", module.A_log.dtype),
-            ("TB", module.dt_bias.dtype),
-            ("Dk", dk),
-            ("Dv", dv),
-            ("Hk", key_heads),
-            ("H", heads),
-            ("Taps", taps),
-            ("Channels", channels),
-            ("Projected", total),
-            ("B", total - 2 * heads),
-            ("A", total - heads),
-            ("Lanes", LANES),
-            ("CommitFirst", commit_first),
-        ],
-        grid=(LANES, units, slots * width),
-        threadgroup=(LANES, ROWS, 1),
-        output_shapes=[
-            (slots, width, key_heads, dk),
-            (slots, width, key_heads, dk),
-            (slots, width, heads, dv),
-            (slots, width, heads),
-            (slots, width, heads),
-            (slots, taps, channels),
-        ],
-        output_dtypes=[dtype, dtype, dtype, mx.float32, dtype, dtype],
-    )
-    return Inputs(queries, keys, values, decay, beta), conv_out
+def net_inputs(module: Any, project: Project) -> NetOperations:
+    """`NetKernels` of a net whose projections can be fused, else the plain form."""
+    fused = None
+    if type(module) is GatedDeltaNet:
+        own = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
+        fused = fuse(own)
+    if fused is None:
+        return NetOperations(module, project)
+    return NetKernels(module, lambda _, x: (fused(x),))
 
 
-def gated_norm(module: Any, outputs: mx.array, projected: mx.array) -> mx.array:
-    """Norm ``outputs`` ``[S, W, H, Dv]`` and gate them: ``[S, W, H * Dv]``."""
-    slots, width, heads, dv = outputs.shape
-    epsilon = module.norm.eps
-    run = platform.kernel(
-        "cuda",
-        # MLX keeps compiled kernels by name.
-        "net_gated_norm_" + float(epsilon).hex().translate(_IN_A_NAME),
-        ("outputs", "projected", "weight"),
-        ("mixed",),
-        gated_norm_body(epsilon),
-    )
-    units = -(-heads // ROWS) * ROWS
-    (mixed,) = run(
-        inputs=[outputs, projected, module.norm.weight],
-        template=[
-            ("T", outputs.dtype),
-            ("H", heads),
-            ("Dv", dv),
-            ("Projected", projected.shape[-1]),
-            ("Gate", module.conv_dim),
-            ("Lanes", LANES),
-        ],
-        grid=(LANES, units, slots * width),
-        threadgroup=(LANES, ROWS, 1),
-        output_shapes=[(slots, width, heads * dv)],
-        output_dtypes=[outputs.dtype],
-    )
-    result: mx.array = mixed
-    return result
+class NetKernels(NetOperations):
+    """mlx-lm's `GatedDeltaNet` in two kernels; its projections are one array: qkv, z, b and a."""
+
+    def prepare(
+        self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
+    ) -> tuple[Inputs, mx.array]:
+        net, (given,) = self._module, projected
+        (slots, width, total), dtype = given.shape, given.dtype
+        heads, key_heads, dk, dv = net.num_v_heads, net.num_k_heads, net.head_k_dim, net.head_v_dim
+        inputs = {"projected": given, "conv": conv, "kernel": net.conv1d.weight}
+        inputs |= {"A_log": net.A_log, "dt_bias": net.dt_bias}
+        if past is not None and accepted is not None:
+            inputs |= {"past": past, "accepted": accepted}
+        types = {"T": dtype, "TA": net.A_log.dtype, "TB": net.dt_bias.dtype}
+        sizes = {"Dk": dk, "Dv": dv, "Hk": key_heads, "H": heads}
+        sizes |= {"Taps": conv.shape[1], "Channels": net.conv_dim}
+        begins = {"Projected": total, "B": total - 2 * heads, "A": total - heads}
+        *window, conv_out = launch(
+            "cuda",
+            "net_inputs" if past is None else "net_inputs_replaying",
+            source("cuda", body(replays=past is not None)),
+            inputs,
+            {
+                "queries": ((slots, width, key_heads, dk), dtype),
+                "keys": ((slots, width, key_heads, dk), dtype),
+                "values": ((slots, width, heads, dv), dtype),
+                "decay": ((slots, width, heads), mx.float32),
+                "beta": ((slots, width, heads), dtype),
+                "conv_out": (conv.shape, dtype),
+            },
+            {**types, **sizes, **begins, "Lanes": LANES, "CommitFirst": accepted is not None},
+            grid=(LANES, _padded(2 * key_heads + heads), slots * width),
+            threadgroup=(LANES, ROWS, 1),
+        )
+        return Inputs(*window), conv_out
+
+    def log_decay(self, projected: Projected) -> mx.array:
+        return log_decay(self._module, projected[0][..., -self._module.num_v_heads :])
+
+    def gated(self, out: mx.array, projected: Projected) -> mx.array:
+        net, (given,) = self._module, projected
+        slots, width, heads, dv = out.shape
+        sizes = {"H": heads, "Dv": dv, "Projected": given.shape[-1], "Gate": net.conv_dim}
+        (mixed,) = launch(
+            "cuda",
+            "net_gated_norm_" + float(net.norm.eps).hex().translate(_IN_A_NAME),
+            source("cuda", gated_norm_body(net.norm.eps)),
+            {"outputs": out, "projected": given, "weight": net.norm.weight},
+            {"mixed": ((slots, width, heads * dv), out.dtype)},
+            {"T": out.dtype, **sizes, "Lanes": LANES},
+            grid=(LANES, _padded(heads), slots * width),
+            threadgroup=(LANES, ROWS, 1),
+        )
+        return mixed
 
 
-def _heads(module: Any) -> tuple[int, int, int, int]:
-    return module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim
+def _padded(vectors: int) -> int:
+    """Vectors in whole blocks."""
+    return -(-vectors // ROWS) * ROWS

@@ -1,24 +1,27 @@
 """Products of a few rows with a bfloat16 matrix, on CUDA, at the speed of reading the matrix.
 
 A step multiplies as many rows as its windows have tokens, often fewer than 16, for which cuBLAS
-leaves much of the memory's bandwidth unused. Here every block owns 16 rows of the matrix, its
-warps share out their length, and tensor cores take 16 x 8 pieces straight from registers. The
-order along the length is permuted, for both factors alike, so that each lane loads 16 bytes at
-a time. Sums are float32, rounded once, like cuBLAS's.
+leaves much of the memory's bandwidth unused. Here each block owns 16 rows of the matrix, its warps
+divide their length, and tensor cores take 16 x 8 pieces straight from registers. The order along
+the length is permuted, for both factors alike, so that each lane loads 16 bytes at a time. Sums
+are float32, rounded once, like cuBLAS's.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.kernels import platform
+from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
+from omlx_worker.engine.kernels.metal import products as plain
+from omlx_worker.engine.kernels.metal.products import Product
+from omlx_worker.engine.kernels.source import launch
 
 MOST_ROWS = 16
-"""Products of more rows are left to MLX, whose own are faster there."""
+"""MLX computes products of more rows, where its own are faster."""
 
 WARPS = 8
 
@@ -105,59 +108,63 @@ _BODY = """
 """
 
 
-def takes(linear: Any, x: mx.array) -> bool:
-    """Whether a product ``[..., length]`` with a layer's weight may be computed here."""
+def product(layer: Any, *, gated: bool = False) -> Product:
+    """A layer's product: by this kernel for few rows of bfloat16 if it fits, else by MLX."""
+    general = plain.product(layer, gated=gated)
+    if not fits(layer):
+        return general
+
+    def run(x: mx.array, added: mx.array | None = None) -> mx.array:
+        if x.size // x.shape[-1] > MOST_ROWS or x.dtype != mx.bfloat16:
+            return general(x, added)
+        return multiply(layer.weight, x, added, gated=gated)
+
+    return run
+
+
+def fuse(layers: Sequence[Any], *, gated: bool = False) -> Product | None:
+    """Layers as one product, if they are of one kind."""
+    whole = side_by_side(layers)
+    return None if whole is None else product(whole, gated=gated)
+
+
+def fits(layer: Any) -> bool:
+    """Whether the kernel takes a layer's weight."""
     return (
-        platform.backend() == "cuda"
-        and type(linear) in (nn.Linear, nn.Embedding)
-        and "bias" not in linear
-        and x.dtype == mx.bfloat16
-        and linear.weight.dtype == mx.bfloat16
-        and x.size // x.shape[-1] <= MOST_ROWS
-        and x.shape[-1] % 32 == 0
-        and linear.weight.shape[0] % 32 == 0
+        type(layer) in (nn.Linear, nn.Embedding)
+        and "bias" not in layer
+        and layer.weight.dtype == mx.bfloat16
+        and all(size % 32 == 0 for size in layer.weight.shape)
     )
 
 
-def product(
+def multiply(
     weight: mx.array, x: mx.array, added: mx.array | None = None, *, gated: bool = False
 ) -> mx.array:
-    """``x @ weight.T``, plus ``added`` where given.
+    """``x @ weight.T``, plus ``added`` if given.
 
     Args:
         weight: ``[features, length]`` bfloat16.
-        x: ``[..., length]`` bfloat16, at most 32 rows.
+        x: ``[..., length]`` bfloat16, at most `MOST_ROWS` rows.
         added: shaped as the result.
         gated: the weight's first half gates its second: the result is ``silu(first) * second``.
     """
     flat = x.reshape(-1, x.shape[-1])
     features = weight.shape[0] // (2 if gated else 1)
     eights = -(-flat.shape[0] // 8)
-    eights = 4 if eights == 3 else eights
     pieces = 2 if gated or eights > 1 else 1
     block_rows = 16 if gated else 16 * pieces
-    shape = (*x.shape[:-1], features)
-    names = ("x", "weight") if added is None else ("x", "weight", "added")
-    run = _kernel(names)
-    (out,) = run(
-        inputs=[flat, weight] if added is None else [flat, weight, added],
-        template=[("Eights", eights), ("Warps", WARPS), ("Gated", gated)],
+    inputs = {"x": flat, "weight": weight} | ({} if added is None else {"added": added})
+    term = "0.0f" if added is None else "static_cast<float>(added[at])"
+    (out,) = launch(
+        "cuda",
+        "skinny_product" if added is None else "skinny_product_added",
+        "  using bf16 = __nv_bfloat16;\n" + _BODY.replace("ADDED", term),
+        inputs,
+        {"y": ((*x.shape[:-1], features), mx.bfloat16)},
+        {"Eights": eights, "Warps": WARPS, "Gated": gated},
         grid=(32 * WARPS * -(-features // block_rows), 1, 1),
         threadgroup=(32 * WARPS, 1, 1),
-        output_shapes=[shape],
-        output_dtypes=[mx.bfloat16],
-    )
-    result: mx.array = out
-    return result
-
-
-@cache
-def _kernel(names: tuple[str, ...]) -> Any:
-    added = "static_cast<float>(added[at])" if "added" in names else "0.0f"
-    return mx.fast.cuda_kernel(
-        name="skinny_product_added" if "added" in names else "skinny_product",
-        input_names=list(names),
-        output_names=["y"],
-        source="  using bf16 = __nv_bfloat16;\n" + _BODY.replace("ADDED", added),
         header=_HEADER,
     )
+    return out
