@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from demo_model_corpus import END_OF_TEXT, TURN_END, TURN_START
 from tokenizers import Tokenizer
+
+from scripts.demo_model.corpus import END_OF_TEXT, TURN_END, TURN_START
 
 FULL_ATTENTION_INTERVAL = 4
 LAYERS = 8

@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-import demo_model_evaluation as on_mlx
 import mlx.core as mx
 import numpy as np
 import torch
-from demo_model_files import TEXT_CONFIG
-from demo_model_net import DemoModel
 from mlx_lm import load
 from safetensors.torch import load_file
 from transformers.models.qwen3_5 import Qwen3_5TextModel
+
+from scripts.demo_model import evaluation as on_mlx
+from scripts.demo_model.files import TEXT_CONFIG
+from scripts.demo_model.net import DemoModel
 
 LENGTH, TOLERANCE = 256, 1e-3
 

@@ -3,24 +3,24 @@
 A Qwen3.5 of 7.55M parameters, its MTP head included, trained from scratch on permissively licensed
 Python. Everything is seeded: two runs differ by the rounding of a GPU's reductions alone.
 
-    python scripts/train_demo_model.py corpus       # download, filter, split; tokenizer, prompts
-    python scripts/train_demo_model.py train        # on a GPU; writes model.safetensors
-    python scripts/train_demo_model.py distil       # on a GPU; refits the head to the backbone
-    python scripts/train_demo_model.py tune         # on a GPU; fits backbone and head to each other
-    python scripts/train_demo_model.py blend TUNED  # moves the checkpoint part of that way
-    python scripts/train_demo_model.py verify       # against transformers and mlx-lm, float32
-    python scripts/train_demo_model.py --evaluate   # acceptance of drafts; needs mlx-lm only
+    python -m scripts.demo_model.train corpus       # download, filter, split; tokenizer, prompts
+    python -m scripts.demo_model.train train        # on a GPU; writes model.safetensors
+    python -m scripts.demo_model.train distil       # on a GPU; refits the head to the backbone
+    python -m scripts.demo_model.train tune         # on a GPU; fits backbone and head to each other
+    python -m scripts.demo_model.train blend TUNED  # moves the checkpoint part of that way
+    python -m scripts.demo_model.train verify       # against transformers and mlx-lm, float32
+    python -m scripts.demo_model.train --evaluate   # acceptance of drafts; needs mlx-lm only
 
 The shipped weights were made with Python 3.11.7's library in the corpus, torch 2.11.0 and
 transformers 5.17.0, on one NVIDIA H200, by
 
-    python scripts/train_demo_model.py train --minutes 8.4
+    python -m scripts.demo_model.train train --minutes 8.4
 
 which came to --steps 2941 (0.156 s each; 385 million tokens, 4.4 times the corpus). The losses on
 the held-out files, in nats a token: 1.4051 on t+1, 1.5435 on the head's t+2, 1.6321 on the t+3 of
 its second application. Then the head alone, the backbone's tensors staying bit for bit the same, by
 
-    python scripts/train_demo_model.py distil --minutes 4.8
+    python -m scripts.demo_model.train distil --minutes 4.8
 
 on the same hardware, which came to --steps 2350 after 12 rounds of 4,096 sampled texts. Run it on
 what `train` wrote: it starts from the checkpoint that it finds. On texts that the model sampled
@@ -38,11 +38,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import demo_model_corpus as corpus_of
-from demo_model_files import TEXT_CONFIG, write_model_files
 
-MODEL_FOLDER = Path(__file__).parents[1] / "worker" / "omlx_worker" / "demo_model"
-CORPUS_FOLDER = Path(__file__).parents[1] / ".corpus"
+from scripts.demo_model import corpus as corpus_of
+from scripts.demo_model.files import TEXT_CONFIG, write_model_files
+
+MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "omlx_worker" / "demo_model"
+CORPUS_FOLDER = Path(__file__).parents[2] / ".corpus"
 SEED = 20
 
 
@@ -53,7 +54,7 @@ SEED = 20
 def main(context: click.Context, evaluate: bool, model: Path) -> None:
     """Train, check and measure the demo model."""
     if evaluate:
-        from demo_model_evaluation import evaluate as measure
+        from scripts.demo_model.evaluation import evaluate as measure
 
         measure(model)
     elif context.invoked_subcommand is None:
@@ -101,7 +102,7 @@ def train(
     steps: int | None, minutes: float | None, rows: int, length: int, compiled: bool, output: Path
 ) -> None:
     """Train from scratch; write model.safetensors and the losses."""
-    import demo_model_training as training
+    from scripts.demo_model import training
 
     if (steps is None) == (minutes is None):
         raise click.UsageError("give one of --steps and --minutes")
@@ -129,7 +130,7 @@ def train(
 @click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
 def distil(**options: Any) -> None:
     """Fit the head's distributions to the backbone's; write model.safetensors and the figures."""
-    import demo_model_distillation as distillation
+    from scripts.demo_model import distillation
 
     distillation.distil(CORPUS_FOLDER, MODEL_FOLDER, seed=SEED, **options)
 
@@ -149,7 +150,7 @@ def distil(**options: Any) -> None:
 @click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
 def tune(**options: Any) -> None:
     """Fit backbone and head to each other; write model.safetensors and the figures."""
-    import demo_model_tuning as tuning
+    from scripts.demo_model import tuning
 
     tuning.tune(CORPUS_FOLDER, MODEL_FOLDER, seed=SEED, **options)
 
@@ -160,7 +161,7 @@ def tune(**options: Any) -> None:
 @click.option("--output", type=Path, default=MODEL_FOLDER, show_default=True)
 def blend(tuned: Path, share: float, output: Path) -> None:
     """Move the checkpoint some of the way to what `tune` wrote to the folder TUNED."""
-    import demo_model_tuning as tuning
+    from scripts.demo_model import tuning
 
     tuning.blend(CORPUS_FOLDER, MODEL_FOLDER, tuned, output, share, SEED)
 
@@ -168,7 +169,7 @@ def blend(tuned: Path, share: float, output: Path) -> None:
 @main.command()
 def verify() -> None:
     """Compare the checkpoint's logits in transformers, mlx-lm and the trainer's own classes."""
-    from demo_model_verification import verify as compare
+    from scripts.demo_model.verification import verify as compare
 
     compare(MODEL_FOLDER)
 

@@ -23,7 +23,7 @@ TEMPERATURES = (0.0, 0.6)
 
 
 class MtpHead(nn.Module):
-    """The head of a Qwen3.5 checkpoint; see `demo_model_net.MtpHead`."""
+    """The head of a Qwen3.5 checkpoint; see `net.MtpHead`."""
 
     def __init__(self, args: TextModelArgs) -> None:
         super().__init__()

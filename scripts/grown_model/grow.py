@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Grow the demo model to the cost of a 0.8B or a 4B Qwen3.5 while it goes on saying the same.
 
-    python scripts/grow_demo_model.py --size 4b --out PATH
-    python scripts/grow_demo_model.py --size 0.8b --out PATH --check
+    python -m scripts.grown_model.grow --size 4b --out PATH
+    python -m scripts.grown_model.grow --size 0.8b --out PATH --check
 
 Random weights accept no drafts and small models cost nothing; a grown model does both. What its
 outputs do not depend on is random, the rest is the demo model's, laid out so that nothing has
@@ -21,13 +20,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from grown_layout import Layout, Map, grown_layers
-from grown_model_check import compare
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.loader import DEMO, load, resolve
+from scripts.grown_model.check import compare
+from scripts.grown_model.layout import Layout, Map, grown_layers
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {

@@ -16,13 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from demo_model_distillation import SAMPLED_ROWS as CHECKED_ROWS
-from demo_model_distillation import acceptance, distance, head_distance, with_states
-from demo_model_files import TEXT_CONFIG
-from demo_model_loops import distinct_trigrams, in_loop, looping_share, unlikelihood
-from demo_model_net import DemoModel, token_loss
-from demo_model_sampling import PREFIX, Sampler
-from demo_model_training import (
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from scripts.demo_model.distillation import SAMPLED_ROWS as CHECKED_ROWS
+from scripts.demo_model.distillation import acceptance, distance, head_distance, with_states
+from scripts.demo_model.files import TEXT_CONFIG
+from scripts.demo_model.loops import distinct_trigrams, in_loop, looping_share, unlikelihood
+from scripts.demo_model.net import DemoModel, token_loss
+from scripts.demo_model.sampling import PREFIX, Sampler
+from scripts.demo_model.training import (
     LARGEST_GRADIENT,
     held_out_losses,
     load_tokens,
@@ -31,8 +34,6 @@ from demo_model_training import (
     update,
     windows,
 )
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 8, 4096
 CHECKED_SAMPLES = 1024

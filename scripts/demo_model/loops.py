@@ -5,8 +5,9 @@ accepted, so loops flatter the acceptance of greedy decoding beside that of samp
 """
 
 import torch
-from demo_model_sampling import PREFIX, row_temperatures
 from torch import Tensor
+
+from scripts.demo_model.sampling import PREFIX, row_temperatures
 
 WINDOW = 16
 """Tokens that have to come again, one after the other, before it counts as a loop."""

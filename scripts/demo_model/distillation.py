@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from demo_model_files import TEXT_CONFIG
-from demo_model_net import DemoModel, MtpHead
-from demo_model_sampling import PREFIX, TEMPERATURES, Sampler, row_temperatures
-from demo_model_training import load_tokens, update
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from scripts.demo_model.files import TEXT_CONFIG
+from scripts.demo_model.net import DemoModel, MtpHead
+from scripts.demo_model.sampling import PREFIX, TEMPERATURES, Sampler, row_temperatures
+from scripts.demo_model.training import load_tokens, update
 
 TEXT_LENGTH = 4096
 """Tokens of a corpus text by itself."""

@@ -4,10 +4,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from demo_model_net import DemoModel
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.models.qwen3_5 import Qwen3_5TextModel
+
+from scripts.demo_model.net import DemoModel
 
 TEMPERATURES = (0.0, 0.6, 0.6, 1.0)
 """Of sampled rows, in turn."""

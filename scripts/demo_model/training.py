@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo_model_corpus import END_OF_TEXT
-from demo_model_files import TEXT_CONFIG
-from demo_model_net import DEPTH_WEIGHTS, DemoModel, token_loss
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+
+from scripts.demo_model.corpus import END_OF_TEXT
+from scripts.demo_model.files import TEXT_CONFIG
+from scripts.demo_model.net import DEPTH_WEIGHTS, DemoModel, token_loss
 
 WARMUP_STEPS, DECAY_SHARE, LOG_EVERY = 100, 0.6, 50
 MUON_RATE, ADAM_RATE, WEIGHT_DECAY, LARGEST_GRADIENT = 4e-3, 3e-3, 0.1, 1.0
