@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts" / "bench"))
-
-report = pytest.importorskip("report", reason="plots need matplotlib")
+report = pytest.importorskip("scripts.bench.report", reason="plots need matplotlib")
 
 
 def measured(side: str, laps: list[float], **more: Any) -> dict[str, Any]:
@@ -30,7 +27,7 @@ def result(device: str, *decoding: dict[str, Any]) -> dict[str, Any]:
         "system": "Linux",
         "versions": {"mlx": "1"},
         "weights": 10**9,
-        "command": "python scripts/bench/against_mlx_lm.py",
+        "command": "python -m scripts.bench.against_mlx_lm",
         "decoding": list(decoding),
         "reading": [],
     }

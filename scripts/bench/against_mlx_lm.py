@@ -1,14 +1,13 @@
-#!/usr/bin/env python
 """Measure this engine's batch against mlx-lm's generators: same process, checkpoint and prompts.
 
-    python scripts/bench/against_mlx_lm.py --json results.json
-    python scripts/bench/against_mlx_lm.py --model PATH --rows 1 8 32 --contexts 256 8192
+    python -m scripts.bench.against_mlx_lm --json results.json
+    python -m scripts.bench.against_mlx_lm --model PATH --rows 1 8 32 --contexts 256 8192
 
 All sides of one setting take turns, in another order each lap, and a ratio is the median over the
 laps of a side's tokens per second to those of mlx-lm's BatchGenerator in the same lap, so that what
 else the machine is doing falls on all alike. ``--alone`` leaves mlx-lm out, to hold depths against
 one another in many laps. ``--grow 4b`` makes the model in memory with
-`scripts/grow_demo_model.py`. ``--then`` measures more settings in the same process, with options
+`scripts.grown_model.grow`. ``--then`` measures more settings in the same process, with options
 of their own: ``--then "rows=8,32 contexts=8192 depths=0,3 laps=2"``. Figures are written as they
 come, and a side that fails loses only its own. On Linux, preload OpenBLAS for products that gain
 from more rows: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
@@ -28,15 +27,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from measuring import Measured, measure
 from mlx.utils import tree_flatten
-from reading import Reading, read_by_mlx_lm, read_by_ragged
-from sides import MlxLmBatch, Prompt, Ragged, Side, StreamGenerate
 
 from omlx_worker.bench.machine import described
 from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from scripts.bench.measuring import Measured, measure
+from scripts.bench.reading import Reading, read_by_mlx_lm, read_by_ragged
+from scripts.bench.sides import MlxLmBatch, Prompt, Ragged, Side, StreamGenerate
+from scripts.grown_model.grow import grow
 
 DEEPEST = 3
 """Drafts that ``auto`` may choose."""
@@ -70,9 +70,6 @@ def model_of(args: argparse.Namespace) -> tuple[nn.Module, Any, str]:
     network, tokenizer, config = load(resolve(args.model))
     name = args.model
     if args.grow:
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-        from grow_demo_model import grow
-
         network, _ = grow(network, config, args.grow)
         name = f"{args.model}, grown to the cost of {args.grow}"
     if args.dtype:
@@ -87,7 +84,7 @@ def model_of(args: argparse.Namespace) -> tuple[nn.Module, Any, str]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEMO)
-    parser.add_argument("--grow", help="a size of scripts/grow_demo_model.py")
+    parser.add_argument("--grow", help="a size of scripts.grown_model.grow")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32])

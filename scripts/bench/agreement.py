@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Hold this engine's greedy text against mlx-lm's, at every depth: how often they part, and why.
 
-    python scripts/bench/agreement.py --grow 4b
+    python -m scripts.bench.agreement --grow 4b
 
 In exact arithmetic they never do. In bfloat16 two tokens may be so near to each other that the
 order of a sum decides; for every text that parts the lead of mlx-lm's token over the other, by
@@ -18,13 +17,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from against_mlx_lm import model_of
 from mlx_lm.generate import generate_step
 
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from scripts.bench.against_mlx_lm import model_of
 
 CHUNK = 512
 
@@ -64,7 +63,7 @@ def parting(network: nn.Module, prompt: list[int], ours: list[int], theirs: list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEMO)
-    parser.add_argument("--grow", help="a size of scripts/grow_demo_model.py")
+    parser.add_argument("--grow", help="a size of scripts.grown_model.grow")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
     parser.add_argument("--prompts", type=int, default=16)

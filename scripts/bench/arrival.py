@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """How long running rows wait while a long prompt arrives: gaps between their tokens.
 
-    python scripts/bench/arrival.py                       the demo model, a prompt of 3,600 tokens
-    python scripts/bench/arrival.py --model PATH --prompt-tokens 32768
+    python -m scripts.bench.arrival                       the demo model, a prompt of 3,600 tokens
+    python -m scripts.bench.arrival --model PATH --prompt-tokens 32768
 
 The worker's own scheduler and engine, without Redis. Gaps are compared within one run: of the
 steps before the prompt came, and of those while it was read.

@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Real rows through omlx-submit run: function signatures, the demo model, two workers on one Redis.
 
-    python scripts/bench/bulk_rows.py                    2,000 rows of up to 32 tokens
-    python scripts/bench/bulk_rows.py --rows 200 --workers 1
+    python -m scripts.bench.bulk_rows                    2,000 rows of up to 32 tokens
+    python -m scripts.bench.bulk_rows --rows 200 --workers 1
 
 The prompts are signatures from packages that the demo model was not trained on. Every fourth row
 is a chat. When the client has ended, every result is parsed by OpenAI's own types, held against

@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Measure the ragged batch: tokens per second and acceptance by rows, depth and temperature.
 
-    python scripts/bench/engine.py                      the demo model, everything
-    python scripts/bench/engine.py --rows 1 8 --depths 0 3 --model PATH
+    python -m scripts.bench.engine                      the demo model, everything
+    python -m scripts.bench.engine --rows 1 8 --depths 0 3 --model PATH
 
 All depths of one line are measured in turns, several laps of each, and the ratio is the median
 over the laps of a depth's tokens per second to those of depth 0 in the same lap, so that what

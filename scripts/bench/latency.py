@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Measure what the queue adds to the time to the first token, on an idle worker over the loopback.
 
-    python scripts/bench/latency.py                     200 jobs, an engine of 5 ms a step
-    python scripts/bench/latency.py --jobs 1000 --step 0.002
+    python -m scripts.bench.latency                     200 jobs, an engine of 5 ms a step
+    python -m scripts.bench.latency --jobs 1000 --step 0.002
 
 The worker is a process of its own, with an engine that only sleeps; before every job it is idle. A
 job's time runs from the call of `Producer.submit` to the first event of its stream in the same
@@ -24,12 +23,9 @@ from redis import Redis
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
-
-from omlx_producer import Producer  # noqa: E402
-from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
-from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
+from omlx_producer import Producer
+from omlx_worker.queue.embedded import EmbeddedRedis
+from tests.worker.running import ALIAS, SCRIPT
 
 PAUSE_SECONDS = 0.05
 START_SECONDS = 60.0

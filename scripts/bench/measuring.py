@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from sides import MlxLmBatch, Prompt, Ragged, Side
 
 from omlx_worker.bench.laps import in_turn
+from scripts.bench.sides import MlxLmBatch, Prompt, Ragged, Side
 
 BASE = MlxLmBatch.name
 

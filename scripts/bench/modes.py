@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Compare the worker's modes through Redis: jobs in, results out, real worker processes.
 
-    python scripts/bench/modes.py                       the demo model, 1 to 16 jobs at once
-    python scripts/bench/modes.py --model PATH --jobs 1 8
+    python -m scripts.bench.modes                       the demo model, 1 to 16 jobs at once
+    python -m scripts.bench.modes --model PATH --jobs 1 8
 
 One worker a mode, all alive on one server of the script's own, one of them busy at a time. In a
 lap so many clients submit a job, wait for its result, and submit the next. Modes take turns, in

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Turn results of `against_mlx_lm.py` into one Markdown page with plots.
 
-    python scripts/bench/report.py docs/benchmarks/results/*.json --out docs/benchmarks
+    python -m scripts.bench.report docs/benchmarks/results/*.json --out docs/benchmarks
 
 The page is README.md in that directory; ``notes.md`` beside it, if there is one, comes first.
 """

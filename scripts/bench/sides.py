@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from given_caches import given
 from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import KVCache
 from mlx_lm.sample_utils import make_sampler
@@ -24,6 +23,7 @@ from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.batch import Batch
+from scripts.bench.given_caches import given
 
 FOREVER = 1 << 30
 

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """What one would write without this project: a job that generates with mlx-lm, on a stock worker.
 
-python scripts/bench/stock_job.py redis://127.0.0.1:6379/0 QUEUE MODEL
+python -m scripts.bench.stock_job redis://127.0.0.1:6379/0 QUEUE MODEL
 """
 
 from __future__ import annotations

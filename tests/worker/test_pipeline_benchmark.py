@@ -1,4 +1,4 @@
-"""`scripts/bench/pipeline.py` end to end, with an engine that sleeps in the place of a model."""
+"""`scripts.bench.pipeline` end to end, with an engine that sleeps in the place of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.worker.running import wait_for
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "pipeline.py"
+ROOT = Path(__file__).parents[2]
 QUICK = ("--step", "0.002", "--tokens", "12")
 SIDES = {"in process", "plain loop", "worker"}
 
@@ -20,9 +20,9 @@ SIDES = {"in process", "plain loop", "worker"}
 @contextmanager
 def pipeline(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """The benchmark as a process; killed when the block ends before it does."""
-    command = [sys.executable, str(SCRIPT), *QUICK, *map(str, arguments)]
+    command = [sys.executable, "-m", "scripts.bench.pipeline", *QUICK, *map(str, arguments)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pipeline_lap import CpuClock, Lap, Watched
 from redis.asyncio import Redis
 
 from omlx_producer import Producer
 from omlx_producer.client import JobHandle
 from omlx_producer.protocol import DoneEvent, GenerationRequest, TokensEvent
 from omlx_producer.stream import AsyncTokenStream
+from scripts.bench.pipeline.lap import CpuClock, Lap, Watched
 
 SLOW_SECONDS = 0.25
 """How long the slow consumer thinks about each event: far longer than a step takes."""

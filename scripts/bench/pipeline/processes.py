@@ -10,16 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline_lap import CpuClock
 from redis import Redis
 from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer.protocol import GenerationRequest
+from scripts.bench.pipeline.lap import CpuClock
 
 STOCK_QUEUE = "stock"
-STOCK_SCRIPT = Path(__file__).with_name("stock_job.py")
 POLL_SECONDS = 0.005
 LEASE_SECONDS = 30
 
@@ -65,7 +64,7 @@ def sleeping_worker(script: Path, url: str, step: float, max_batch: int) -> Runn
 
 
 def stock_worker(url: str, model: str) -> Running:
-    return _process(str(STOCK_SCRIPT), url, STOCK_QUEUE, model)
+    return _process("-m", "scripts.bench.stock_job", url, STOCK_QUEUE, model)
 
 
 class StockSide:
@@ -83,7 +82,7 @@ class StockSide:
         began = time.perf_counter()
         jobs = [
             self._queue.enqueue(
-                "stock_job.generate",
+                "scripts.bench.stock_job.generate",
                 kwargs={"prompt": request.prompt, "tokens": request.max_completion_tokens},
                 job_timeout=600,
             )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from pipeline_lap import Lap, Watched
-
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import PrefillPace
@@ -19,6 +17,7 @@ from omlx_worker.decode.loop import Decoding
 from omlx_worker.engine.interface import Emission, Engine, Row
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import ClaimedJob
+from scripts.bench.pipeline.lap import Lap, Watched
 
 PREFILL_CHUNK = 2048
 

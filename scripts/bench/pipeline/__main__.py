@@ -1,9 +1,8 @@
-#!/usr/bin/env python
 """Measure the whole path, Redis to Redis: the real worker and real clients beside the bare engine.
 
-    python scripts/bench/pipeline.py --json pipeline.json          the demo model, 1 to 64 jobs
-    python scripts/bench/pipeline.py --mode mtp --mtp-depth 1 --jobs 1 32
-    python scripts/bench/pipeline.py --step 0.02                   an engine that only sleeps
+    python -m scripts.bench.pipeline --json pipeline.json          the demo model, 1 to 64 jobs
+    python -m scripts.bench.pipeline --mode mtp --mtp-depth 1 --jobs 1 32
+    python -m scripts.bench.pipeline --step 0.02                   an engine that only sleeps
 
 One worker process, a Redis server of the script's own that keeps an append-only file, and clients
 in this process, which also holds the engine that the worker is compared with. All sides of a lap
@@ -32,28 +31,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
-
-from pipeline_clients import WorkerSide  # noqa: E402
-from pipeline_engines import InProcessSide, PlainLoopSide  # noqa: E402
-from pipeline_page import MEANING, page, show  # noqa: E402
-from pipeline_processes import (  # noqa: E402
+from omlx_producer import Producer
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.bench.machine import described
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.loader import DEMO, load_engine, resolve
+from omlx_worker.queue.embedded import EmbeddedRedis
+from scripts.bench.pipeline.clients import WorkerSide
+from scripts.bench.pipeline.engines import InProcessSide, PlainLoopSide
+from scripts.bench.pipeline.page import MEANING, page, show
+from scripts.bench.pipeline.processes import (
     Running,
     StockSide,
     queue_worker,
     sleeping_worker,
     stock_worker,
 )
-
-from omlx_producer import Producer  # noqa: E402
-from omlx_producer.protocol import GenerationRequest  # noqa: E402
-from omlx_worker.bench.machine import described  # noqa: E402
-from omlx_worker.engine.interface import Engine  # noqa: E402
-from omlx_worker.engine.loader import DEMO, load_engine, resolve  # noqa: E402
-from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
-from tests.worker.fake_engine import FakeEngine  # noqa: E402
-from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
+from tests.worker.fake_engine import FakeEngine
+from tests.worker.running import ALIAS, SCRIPT
 
 LOAD_SECONDS = 600.0
 ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "LD_PRELOAD")
