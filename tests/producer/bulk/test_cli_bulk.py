@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from omlx_worker.queue.embedded import free_port
 from tests.producer.bulk.bulk_runs import (
     batch_line,
     count_lines,
@@ -25,7 +26,6 @@ from tests.producer.bulk.bulk_runs import (
     write_rows,
 )
 from tests.producer.fake_worker import announce
-from tests.redis_server import free_port
 from tests.worker.running import ALIAS, wait_for, worker_process
 
 
