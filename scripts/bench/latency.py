@@ -25,7 +25,7 @@ from rich.table import Table
 
 from omlx_producer import Producer
 from omlx_worker.queue.embedded import EmbeddedRedis
-from tests.worker.running import ALIAS, SCRIPT
+from tests.helpers.workers import ALIAS, SCRIPT
 
 PAUSE_SECONDS = 0.05
 START_SECONDS = 60.0

@@ -47,8 +47,8 @@ from scripts.bench.pipeline.processes import (
     sleeping_worker,
     stock_worker,
 )
-from tests.worker.fake_engine import FakeEngine
-from tests.worker.running import ALIAS, SCRIPT
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.workers import ALIAS, SCRIPT
 
 LOAD_SECONDS = 600.0
 ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "LD_PRELOAD")
