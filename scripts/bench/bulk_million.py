@@ -1,12 +1,12 @@
-"""A million rows through omlx-submit run: how much memory the client and Redis take.
+"""How much memory do the client and Redis take for a million rows through omlx-submit run?
 
     python -m scripts.bench.bulk_million                  about 20 minutes on two idle CPU cores
     python -m scripts.bench.bulk_million --rows 20000     a quick look
 
-The client, the server and the scripts that claim and end jobs are the real ones. The engine is
-simulated: a stub claims jobs and ends them at once with the same short text. Memory is the
-client's resident set, from `ps`, and the server's `used_memory`; the run fails when either goes
-over its bound. A resumed run, which finds all rows done, is measured too.
+The client, the server, and the Lua that claims and ends jobs are the real ones. A stub takes the
+engine's place: it ends claimed jobs at once with the same short text. Memory is the client's
+resident set, from `ps`, and the server's `used_memory`; the run fails when either exceeds its
+bound. The script then resumes the run, which finds all rows done.
 """
 
 from __future__ import annotations

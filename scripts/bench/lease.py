@@ -1,13 +1,12 @@
-"""Measure claim and commit: jobs per second through the lease, the engine stubbed, beside stock RQ.
+"""How many jobs a second do claim and commit take, the engine stubbed, beside stock RQ?
 
     python -m scripts.bench.lease                       10,000 jobs, claims of 1, 16 and 64
     python -m scripts.bench.lease --jobs 2000 --batches 64
 
-Every job is claimed, ended with a result of some hundred bytes and a terminal event, and left in
-RQ's finished registry. Claims and commits run on two threads, as in the worker. Enqueuing is not
-counted. Stock RQ runs its SimpleWorker, which does not fork, on a function that does nothing; its
-jobs are as many as it ends in about five seconds. The server runs on this machine and keeps an
-append-only file, synced every second.
+Every job is claimed, ended with a result of some hundred bytes and a terminal event, and stays in
+RQ's finished registry. Claims and commits run on two threads, as in the worker. The time to enqueue
+does not count. Stock RQ runs its SimpleWorker, which does not fork, on a function that does
+nothing. The server runs on this machine with an append-only file, synced every second.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Measure the whole path, Redis to Redis: the real worker and real clients beside the bare engine.
+"""What does the queue cost? The worker through Redis, and the same engine in one process.
 
     python -m scripts.bench.pipeline --json pipeline.json          the demo model, 1 to 64 jobs
     python -m scripts.bench.pipeline --mode mtp --mtp-depth 1 --jobs 1 32
     python -m scripts.bench.pipeline --step 0.02                   an engine that only sleeps
 
-One worker process, a Redis server of the script's own that keeps an append-only file, and clients
-in this process, which also holds the engine that the worker is compared with. All sides of a lap
-take turns with the same prompts and the same number of tokens; ratios are taken within each lap.
-The depth of drafts is fixed, so that both do the same work. With ``--step`` the engine sleeps in
-the place of a device that computes, and what is left is the path alone.
+One worker process, a Redis server with an append-only file, and clients in this process, which also
+holds the engine that the worker is compared with. Sides take turns with the same prompts and number
+of tokens, at a fixed draft depth, and a ratio is taken within a lap. With ``--step`` the engine
+sleeps, as the processor does while a GPU computes, so only the queue's cost is left.
 
-On Linux, preload OpenBLAS as for engine.py, and leave it one core less than there are: its threads
-wait for each other actively, and whatever else runs then stops all of them:
-
-    OPENBLAS_NUM_THREADS=1 LD_PRELOAD=.../openblas-pthread/libblas.so.3 python scripts/bench/...
+On Linux, preload OpenBLAS and leave it one core less than there are, because its threads spin while
+they wait: OPENBLAS_NUM_THREADS=1 LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
 
 from __future__ import annotations
@@ -22,35 +19,30 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from omlx_producer import Producer
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.bench.machine import described
+from omlx_worker.bench.machine import describe
+from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.interface import Engine
-from omlx_worker.engine.loader import DEMO, load_engine, resolve
+from omlx_worker.engine.loader import DEMO, load_engine
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.pipeline.clients import WorkerSide
 from scripts.bench.pipeline.engines import InProcessSide, PlainLoopSide
-from scripts.bench.pipeline.page import MEANING, page, show
-from scripts.bench.pipeline.processes import (
-    Running,
-    StockSide,
-    queue_worker,
-    sleeping_worker,
-    stock_worker,
-)
+from scripts.bench.pipeline.report import MEANING, show
+from scripts.bench.pipeline.stock import STOCK_QUEUE, StockSide
+from scripts.bench.processes import Process, running, wait_until_served, worker
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.workers import ALIAS, SCRIPT
 
-LOAD_SECONDS = 600.0
+LEASE_SECONDS = 30
+STOCK_WORKER = ("-m", "scripts.bench.stock_job")
 ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "LD_PRELOAD")
 SLOW_AMONG = 32
 """Where a lap with a slow consumer is added, as one of so many."""
@@ -59,8 +51,7 @@ SLOW_AMONG = 32
 def requests_of(count: int, args: argparse.Namespace) -> list[GenerationRequest]:
     """Held-out prompts, the same in every lap: new lengths would be compiled by the first side
     that meets them."""
-    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
-    texts = [json.loads(line)["prompt"][: args.prompt_characters] for line in lines]
+    texts = [text[: args.prompt_characters] for text in heldout_texts()]
     chosen = itertools.islice(itertools.cycle(texts), count)
     return [
         GenerationRequest(
@@ -121,39 +112,31 @@ class Sides:
     def _start(self) -> None:
         args, enter = self._args, self._stack.enter_context
         server = enter(EmbeddedRedis(Path(enter(TemporaryDirectory()))))
-        worker = enter(self._worker_process(server.url))
+        process = enter(self._worker_process(server.url))
         producer = enter(Producer(server.url))
         if not args.step:
-            stock = enter(stock_worker(server.url, args.model))
+            stock = enter(running(*STOCK_WORKER, server.url, STOCK_QUEUE, args.model))
             self._stock = StockSide(producer.connection, stock.pid)
         engine = self._engine()
         self._stack.callback(engine.close)
-        _wait_until_served(producer, worker)
+        wait_until_served(producer, [ALIAS], [process])
         redis = producer.connection.info("server")["process_id"]
-        self._worker = WorkerSide(producer, server.url, worker=worker.pid, redis=redis)
+        self._worker = WorkerSide(producer, server.url, worker=process.pid, redis=redis)
         self._in_process, self._plain = InProcessSide(engine), PlainLoopSide(engine)
 
-    def _worker_process(self, url: str) -> Running:
+    def _worker_process(self, url: str) -> AbstractContextManager[Process]:
         args = self._args
         if args.step:
-            return sleeping_worker(SCRIPT, url, args.step, args.max_batch)
-        return queue_worker(url, args.model, ALIAS, args.mode, args.depth, args.max_batch)
+            sleep = (f"--step-seconds={args.step}", f"--max-rows={args.max_batch}")
+            return running(str(SCRIPT), url, *sleep, f"--lease-seconds={LEASE_SECONDS}")
+        options = {"model": args.model, "mode": args.mode, "mtp-depth": args.depth}
+        return worker(url, ALIAS, {**options, "max-batch": args.max_batch})
 
     def _engine(self) -> Engine:
         args = self._args
         if args.step:
             return FakeEngine(args.max_batch, args.step)
         return load_engine(args.model, max_rows=args.max_batch, depth=args.depth)
-
-
-def _wait_until_served(producer: Producer, worker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + LOAD_SECONDS
-    while ALIAS not in producer.models():
-        if worker.poll() is not None:
-            sys.exit(f"the worker has ended with code {worker.returncode}; see what it wrote above")
-        if time.monotonic() > deadline:
-            sys.exit(f"the worker did not load the model within {LOAD_SECONDS:g} s")
-        time.sleep(0.1)
 
 
 def measure(args: argparse.Namespace, into: dict[str, Any]) -> Iterator[None]:
@@ -184,7 +167,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--stock-jobs", type=int, default=1, help="jobs a lap for the stock worker")
     parser.add_argument("--json", type=Path, help="write the figures here, after every lap")
-    parser.add_argument("--markdown", type=Path, help="write a section for a page here")
     args = parser.parse_args()
     args.max_batch = args.max_batch or max(args.jobs)
     args.depth = 0 if args.mode == "batched" else args.mtp_depth
@@ -203,8 +185,10 @@ def description(args: argparse.Namespace) -> dict[str, Any]:
         "depth": 0 if args.step else args.depth,
         "step": args.step,
         "tokens_a_job": args.tokens,
-        "command": " ".join([*environment, "python", "scripts/bench/pipeline.py", *sys.argv[1:]]),
-        **described(),
+        "command": " ".join(
+            [*environment, "python", "-m", "scripts.bench.pipeline", *sys.argv[1:]]
+        ),
+        **describe(),
         "points": [],
     }
 
@@ -219,8 +203,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted; this is what was measured", file=sys.stderr)
     finally:
-        if args.markdown:
-            args.markdown.write_text(page(results))
         show(results)
 
 

@@ -1,7 +1,7 @@
-"""The engine in the benchmark's process, driven in two ways that know no Redis, thread or client.
+"""The engine in the benchmark's process, driven in two ways, without Redis, threads or clients.
 
-``in process``: the worker's own scheduler says what is due, so that the engine does the same work
-as in the worker. ``plain loop``: prompts are read whole, in turn, whatever rows wait meanwhile.
+`InProcessSide`: under the worker's scheduler, so the engine does the same work as in the worker.
+`PlainLoopSide`: prompts are read whole, in turn, while other rows wait.
 """
 
 from __future__ import annotations
@@ -10,20 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
-from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.loop import Decoding
 from omlx_worker.engine.interface import Emission, Engine, Row
-from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
+from scripts.bench.in_process import PREFILL_CHUNK, InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
-
-PREFILL_CHUNK = 2048
 
 
 class PlainLoopSide:
-    """The engine alone: every prompt read in its turn, with one step after each, then steps."""
+    """The engine alone: each prompt read in its turn, with one step after it, then steps."""
 
     name = "plain loop"
 
@@ -31,7 +24,7 @@ class PlainLoopSide:
         self._engine = engine
 
     def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
-        rows = _rows(self._engine, requests)
+        rows = [self._engine.prepare(request, str(n))[0] for n, request in enumerate(requests)]
         return _timed(rows, self._emissions(rows))
 
     def _emissions(self, rows: Sequence[Row]) -> Iterator[list[Emission]]:
@@ -51,28 +44,15 @@ class InProcessSide:
     name = "in process"
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
-        pace = PrefillPace(PREFILL_CHUNK)
-        self._decoding = Decoding(engine, budget, Counters(), pacing=None, pace=pace)
+        self._engine = InProcess(engine)
 
     def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
-        rows = _rows(self._engine, requests)
-        return _timed(rows, self._emissions(rows, requests))
+        rows = [self._engine.add(request, str(n)) for n, request in enumerate(requests)]
+        return _timed(rows, self._emissions())
 
-    def _emissions(
-        self, rows: Sequence[Row], requests: Sequence[GenerationRequest]
-    ) -> Iterator[list[Emission]]:
-        for row, request in zip(rows, requests, strict=True):
-            name = row.row_id
-            claim = ClaimedJob(name, name, "omlx:m:default", 0.0, 0, b"", None, False)
-            self._decoding.add(ActiveJob(claim, request, [row], streams=True))
-        while (emissions := self._decoding.act()) is not None:
-            yield emissions
-
-
-def _rows(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Row]:
-    return [engine.prepare(request, str(n))[0] for n, request in enumerate(requests)]
+    def _emissions(self) -> Iterator[list[Emission]]:
+        while True:
+            yield self._engine.act()
 
 
 def _timed(rows: Sequence[Row], emissions: Iterator[list[Emission]]) -> Lap:

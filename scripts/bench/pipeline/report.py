@@ -1,4 +1,4 @@
-"""The figures of `pipeline.py` in words: a table for a terminal, a section for a page."""
+"""The table of a pipeline benchmark, for a terminal."""
 
 from __future__ import annotations
 
@@ -170,22 +170,3 @@ def show(results: Figures) -> None:
     console.print(_note(results))
     if sentences := _processor_time(results):
         console.print("Processor time:", "; ".join(sentences))
-
-
-def page(results: Figures) -> str:
-    """A section in Markdown."""
-    head = _head(results)
-    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"], *_rows(results)]
-    versions = ", ".join(f"{package} {number}" for package, number in results["versions"].items())
-    mode = f"{results['mode']}, depth {results['depth']}"
-    parts = [
-        f"### The whole path: {results['model']}, {mode}, on {results['cores']} cores of an "
-        f"{results['device']}",
-        f"{results['system']}, {versions}; {results['tokens_a_job']} tokens a job. "
-        f"{_note(results)}",
-        f"```\n{results['command']}\n```",
-        "\n".join("| " + " | ".join(line).replace("\n", "<br>") + " |" for line in lines),
-    ]
-    if sentences := _processor_time(results):
-        parts.append(f"Processor time: {'; '.join(sentences)}.")
-    return "\n\n".join(parts) + "\n"
