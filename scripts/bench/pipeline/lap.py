@@ -53,6 +53,9 @@ class Lap:
             unwatched: tokens of jobs whose consumers were not.
         """
         gaps = [gap for job in watched for gap in job.gaps()]
+        if len(gaps) < 2:
+            # All tokens came in one or two events.
+            gaps = 2 * (gaps or [math.nan])
         cuts = statistics.quantiles(gaps, n=100, method="inclusive")
         return cls(
             (sum(job.tokens for job in watched) + unwatched) / max(job.ended for job in watched),

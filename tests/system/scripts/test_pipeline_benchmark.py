@@ -22,7 +22,13 @@ def pipeline(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """The benchmark as a process; killed when the block ends before it does."""
     command = [sys.executable, "-m", "scripts.bench.pipeline", *QUICK, *map(str, arguments)]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background has its children ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process
