@@ -192,7 +192,7 @@ def plot(title: str, measured: Lines, path: Path) -> None:
     axes.axhline(1.0, color="grey", linewidth=1, linestyle="--", label="BatchGenerator")
     axes.set(xlabel="rows", ylabel="tokens/s, x BatchGenerator", ylim=(0, None))
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
