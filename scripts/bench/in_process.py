@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.loop import Decoding
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Emission, Engine, Row
-from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
 
 PREFILL_CHUNK = 2048
 
@@ -24,15 +23,14 @@ class InProcess:
     def __init__(self, engine: Engine, chunk: int = PREFILL_CHUNK) -> None:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
-        pace = PrefillPace(chunk)
-        self._loop = Decoding(engine, budget, Counters(), pacing=None, pace=pace)
+        chunks = ChunkSize(chunk)
+        self._loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
 
     def add(self, request: GenerationRequest, name: str) -> Row:
         """Submit a request of one choice; returns its row."""
-        rows = self._engine.prepare(request, name)
-        claim = ClaimedJob(name, name, "omlx:m:default", 0.0, 0, b"", None, False)
-        self._loop.add(ActiveJob(claim, request, rows, streams=True))
-        return rows[0]
+        [row] = self._engine.prepare(request, name)
+        self._loop.add([DecodeRow(row)])
+        return row
 
     def act(self) -> list[Emission]:
         """Read a chunk of a prompt or run a step; returns the tokens that came out of it."""

@@ -45,8 +45,10 @@ class Traffic:
 
     def step(self, reason: Any = None) -> None:
         """Report a token of every row, and wait until it is written."""
-        rows = [row.row_id for job in self.jobs for row in job.rows]
-        emissions = [Emission(row_id, [7], "x", finish_reason=reason) for row_id in rows]
+        rows = [row for job in self.jobs for row in job.rows]
+        for row in rows:
+            row.tokens.append(7)
+        emissions = [Emission(row.row_id, [7], "x", finish_reason=reason) for row in rows]
         self.outbox.add(emissions)
         self.mailbox.put(Stepped(emissions))
         self.wait()

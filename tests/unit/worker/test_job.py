@@ -23,7 +23,14 @@ def active(n: int = 1, streams: bool = True, **fields: Any) -> ActiveJob:
 
 
 def emit(job: ActiveJob, text: str, *tokens: int, choice: int = 0, reason: Any = None) -> None:
-    job.feed(Emission(f"j:{choice}", list(tokens), text, None, reason))
+    feed(job, Emission(f"j:{choice}", list(tokens), text, None, reason))
+
+
+def feed(job: ActiveJob, emission: Emission) -> None:
+    """One step of a row, as the decode thread and the traffic thread take it in."""
+    row = next(row for row in job.rows if row.row_id == emission.row_id)
+    row.tokens += emission.tokens
+    job.feed(emission)
 
 
 def taken(job: ActiveJob) -> TokensEvent:
@@ -90,7 +97,7 @@ def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
     second = active(n=2)
     second.resume(sent, final_text({10: "xyx", 20: ""}))
     assert second.sent == 6
-    assert [row.generated for row in second.rows] == [(10, 11, 12), (20, 21, 22)]
+    assert [row.tokens for row in second.rows] == [[10, 11, 12], [20, 21, 22]]
     assert second.take_event() is None
     emit(second, "zz", 13)
     emit(second, "late", 23, reason="stop", choice=1)
@@ -108,9 +115,9 @@ def test_log_probabilities_of_the_first_run_are_part_of_the_result() -> None:
     entries = [TokenLogprob(token=t, token_id=i, logprob=-1.0, top=[]) for i, t in enumerate("ab")]
     fields = {"prompt": "abc", "logprobs": True}
     first, second = active(**fields), active(**fields)
-    first.feed(Emission("j:0", [0], "a", entries[:1]))
+    feed(first, Emission("j:0", [0], "a", entries[:1]))
     second.resume([taken(first)], final_text({0: "a"}))
-    second.feed(Emission("j:0", [1], "b", entries[1:], "length"))
+    feed(second, Emission("j:0", [1], "b", entries[1:], "length"))
     assert taken(second).choices[0].logprobs == entries[1:]
     assert second.choices[0].logprobs == entries
 
@@ -168,7 +175,7 @@ def test_usage_says_how_drafts_fared_by_position() -> None:
     job = active(prompt="hi")
     for drafted, accepted in ((0, 0), (3, 3), (3, 1), (1, 0)):
         tokens = list(range(accepted + 1))
-        job.feed(Emission("j:0", tokens, "x", None, None, drafted=drafted, accepted=accepted))
+        feed(job, Emission("j:0", tokens, "x", None, None, drafted=drafted, accepted=accepted))
 
     speculation = job.usage().speculation
     assert (speculation.steps, speculation.drafted) == (4, 7)
@@ -183,7 +190,7 @@ def test_log_probabilities_are_in_events_and_in_the_answer(chat: bool) -> None:
     job = active(logprobs=True, top_logprobs=1, **fields)
     for number, token in enumerate(("é", "b")):
         entry = TokenLogprob(token=token, token_id=number, logprob=-0.5, top=[("c", 9, -1.0)])
-        job.feed(Emission("j:0", [number], token, [entry], "stop" if number else None))
+        feed(job, Emission("j:0", [number], token, [entry], "stop" if number else None))
     logprobs = taken(job).choices[0].logprobs
     assert logprobs is not None
     assert [entry.token for entry in logprobs] == ["é", "b"]

@@ -16,9 +16,9 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
+from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
-from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
@@ -100,6 +100,7 @@ class DecoderSide:
         self.drafting = Drafting()
         self._decoder = decoder
         self._pacing = Pacing(policy or FixedPolicy(decoder.depth), decoder.depth)
+        self._clock = StepClock()
         self._rows: list[str] = []
 
     def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
@@ -111,7 +112,7 @@ class DecoderSide:
         for row_id in self._rows:
             while self._decoder.prefill(row_id, CHUNK):
                 pass
-        self._pacing.disturb()
+        self._clock.interrupt()
         waiting = set(self._rows)
         while waiting:
             waiting -= {step.row_id for step in self._step()}
@@ -130,8 +131,9 @@ class DecoderSide:
         changes = self._decoder.changes
         steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
         if self._decoder.changes != changes:
-            self._pacing.disturb(CHANGE_STEPS)
-        self._pacing.after([_as_emission(step) for step in steps])
+            self._clock.traced()
+        seconds, alone = self._clock.step()
+        self._pacing.after([_as_emission(step) for step in steps], seconds if alone else None)
         self.drafting.add(steps)
         return steps
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.depth.fixed import Decision, FixedPolicy, RowView, StepReport
-from omlx_worker.decode.loop import Decoding
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
 from omlx_worker.engine.interface import Emission, Row, Sampling
-from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
 from tests.helpers.fake_engine import FakeEngine
 
 
@@ -37,23 +35,21 @@ def a_byte_a_token(sizes: Sequence[tuple[int, int]]) -> int:
     return sum(reading + longest for reading, longest in sizes)
 
 
-def job(name: str, priority: str, prompt: int, tokens: int) -> ActiveJob:
-    claim = ClaimedJob(name, name, f"omlx:m:{priority}", 0.0, 0, b"", None, False)
-    row = Row(name, [1] * prompt, tokens, Sampling())
-    return ActiveJob(claim, GenerationRequest(model="m", prompt="x"), [row], streams=True)
+def row(name: str, level: int, prompt: int, tokens: int) -> list[DecodeRow]:
+    return [DecodeRow(Row(name, [1] * prompt, tokens, Sampling()), level)]
 
 
 def decoding(
     engine: FakeEngine,
     limit: int,
     pacing: Pacing | None = None,
-    pace: PrefillPace | None = None,
-) -> Decoding:
+    chunks: ChunkSize | None = None,
+) -> DecodeLoop:
     budget = MemoryBudget(limit, 0, a_byte_a_token)
-    return Decoding(engine, budget, Counters(), pacing=pacing, pace=pace or PrefillPace(512))
+    return DecodeLoop(engine, budget, Counters(), pacing=pacing, chunks=chunks or ChunkSize(512))
 
 
-def act_until(decoding: Decoding, condition: Callable[[], bool]) -> None:
+def act_until(decoding: DecodeLoop, condition: Callable[[], bool]) -> None:
     for _ in range(500):
         if condition():
             return
@@ -64,12 +60,12 @@ def act_until(decoding: Decoding, condition: Callable[[], bool]) -> None:
 def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
     engine = Suspending()
     worker = decoding(engine, limit=100)
-    worker.add(job("bulk", "bulk", prompt=10, tokens=10))
-    worker.add(job("mid", "default", prompt=20, tokens=40))
+    worker.add(row("bulk", BULK, prompt=10, tokens=10))
+    worker.add(row("mid", DEFAULT, prompt=20, tokens=40))
     act_until(worker, lambda: worker.counters.batch == 2 and worker.counters.steps > 3)
-    worker.add(job("high", "high", prompt=1, tokens=4))
+    worker.add(row("high", HIGH, prompt=1, tokens=4))
     act_until(worker, lambda: worker.counters.pauses == 1)
-    worker.add(job("too-long-now", "high", prompt=5, tokens=60))
+    worker.add(row("too-long-now", HIGH, prompt=5, tokens=60))
     act_until(worker, lambda: "too-long-now" in engine.states)
     assert "mid" not in engine.states, "they do not fit together"
     assert engine.let_go == []
@@ -79,9 +75,9 @@ def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
 def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
     engine = Suspending()
     worker = decoding(engine, limit=2035)
-    worker.add(job("reading", "default", prompt=1000, tokens=10))
+    worker.add(row("reading", DEFAULT, prompt=1000, tokens=10))
     worker.act()
-    worker.add(job("high", "high", prompt=10, tokens=10))
+    worker.add(row("high", HIGH, prompt=10, tokens=10))
     act_until(worker, lambda: "high" in engine.states)
     assert engine.states["reading"].unread == 0
 
@@ -102,7 +98,7 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
             told.append(report.seconds is not None)
 
     worker = decoding(Traced(), limit=1000, pacing=Pacing(Listening(0), 0))
-    worker.add(job("a", "default", prompt=1, tokens=20))
+    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]
 
@@ -133,7 +129,7 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     policy, engine = Asked(), FakeEngine(max_rows=3)
     worker = decoding(engine, limit=10_000, pacing=Pacing(policy, 0))
     for name in "abcd":
-        worker.add(job(name, "default", prompt=3, tokens=20))
+        worker.add(row(name, DEFAULT, prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
     expected = [(rows, coming, False) for rows, coming in ((1, 2), (2, 1), (3, 0), (3, 0), (3, 0))]
     assert policy.asked == expected, "and the fourth has no place yet"
@@ -142,9 +138,9 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
 def test_the_policy_is_told_that_a_prompt_is_being_read() -> None:
     policy = Asked()
     pacing = Pacing(policy, 0)
-    worker = decoding(FakeEngine(max_rows=2), limit=10_000, pacing=pacing, pace=PrefillPace(8))
-    worker.add(job("a", "default", prompt=3, tokens=20))
-    worker.add(job("b", "default", prompt=20, tokens=20))
+    worker = decoding(FakeEngine(max_rows=2), limit=10_000, pacing=pacing, chunks=ChunkSize(8))
+    worker.add(row("a", DEFAULT, prompt=3, tokens=20))
+    worker.add(row("b", DEFAULT, prompt=20, tokens=20))
     act_until(worker, lambda: len(policy.asked) == 6)
     reading = [asked for _, _, asked in policy.asked]
     assert not reading[0]
@@ -153,13 +149,13 @@ def test_the_policy_is_told_that_a_prompt_is_being_read() -> None:
 
 
 def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
-    class Pace(PrefillPace):
+    class Pace(ChunkSize):
         def stepped(self, seconds: float | None, depth: int = 0) -> None:
             told.append(seconds is not None)
 
     told: list[bool] = []
     pacing = Pacing(Asked(flips=True), 1)
-    worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, pace=Pace(8))
-    worker.add(job("a", "default", prompt=1, tokens=20))
+    worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, chunks=Pace(8))
+    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]
