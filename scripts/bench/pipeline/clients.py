@@ -1,6 +1,6 @@
 """The clients of one lap: one process, an asyncio task with a subscription of its own a job.
 
-Their connections are open before the clock starts, as those of a program that runs for long.
+Their connections are open before the clock starts, as in a long-running program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omlx_producer.stream import AsyncTokenStream
 from scripts.bench.pipeline.lap import CpuClock, Lap, Watched
 
 SLOW_SECONDS = 0.25
-"""How long the slow consumer thinks about each event: far longer than a step takes."""
+"""The slow consumer sleeps this long after each event; a step takes far less."""
 
 
 class WorkerSide:
@@ -42,7 +42,7 @@ class WorkerSide:
         return asyncio.run(self._lap(requests, slow))
 
     async def _lap(self, requests: Sequence[GenerationRequest], slow: bool) -> Lap:
-        # A subscription each, and what reads their streams: more than a pool has by itself.
+        # A subscription and a stream reader each: more than the default pool allows.
         connections = 2 * len(requests)
         async with Redis.from_url(self._url, max_connections=connections + 1) as connection:
             await asyncio.gather(*(connection.ping() for _ in range(connections)))
@@ -62,7 +62,7 @@ class WorkerSide:
             dawdler.cancel()
             with suppress(asyncio.CancelledError):
                 await dawdler
-            # Its row was as long as the others', and the next lap shall find the worker idle.
+            # Its row is as long as the others'; the next lap must find the worker idle.
             unwatched = jobs[0].result(timeout=60)["usage"]["completion_tokens"]
         return Lap.of(watched, computed, unwatched)
 

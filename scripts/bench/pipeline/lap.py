@@ -1,4 +1,4 @@
-"""What one lap of one side came to: jobs that began together, each with the times of its tokens."""
+"""Figures of one lap of one side: jobs that begin together, and when their tokens arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USER, _SYSTEM = 13, 14
 
 @dataclass
 class Watched:
-    """One job as whoever reads its tokens sees it; ``arrivals`` in seconds since the lap began.
+    """One job as its consumer sees it; ``arrivals`` in seconds since the lap began.
 
     Attributes:
         tokens: of all arrivals, of which one may bring several.
@@ -36,7 +36,7 @@ class Lap:
         tokens_per_second: of all jobs, from the first submit to the last job's end.
         first: seconds to a job's first token, the median over jobs.
         gap_p50, gap_p99: seconds between two arrivals of tokens of the same job, over all jobs.
-        cpu: seconds that processes have computed meanwhile, by name; empty where it cannot be told.
+        cpu: seconds that each process computed, by name; empty where the system does not tell.
     """
 
     tokens_per_second: float
@@ -47,10 +47,10 @@ class Lap:
 
     @classmethod
     def of(cls, watched: Sequence[Watched], cpu: dict[str, float], unwatched: int = 0) -> Lap:
-        """What was watched comes to.
+        """The figures of watched jobs.
 
         Args:
-            unwatched: tokens of jobs whose consumers were not.
+            unwatched: tokens of jobs that nobody watched.
         """
         gaps = [gap for job in watched for gap in job.gaps()]
         if len(gaps) < 2:
@@ -70,7 +70,7 @@ class Lap:
 
 
 class CpuClock:
-    """What processes compute between two moments, as far as the system tells (Linux does)."""
+    """CPU seconds of processes between two moments. Linux only."""
 
     def __init__(self, **processes: int) -> None:
         self._processes = processes

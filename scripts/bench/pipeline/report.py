@@ -30,13 +30,10 @@ MEANING = {
 
 NOTE = (
     "Medians over {laps} laps, with their ranges; ratios are taken within each lap. The worker and "
-    "the engine in process both do what the worker's scheduler says; the plain loop reads each "
-    "prompt whole, whoever waits for it. {sharing}"
+    "the engine in process follow the worker's scheduler; the plain loop reads each prompt whole. "
+    "{sharing}"
 )
-COMPUTES = (
-    "The worker, Redis and the clients share {cores} cores with the engine, which computes on the "
-    "same ones: where a GPU computes they do not."
-)
+COMPUTES = "The worker, Redis and the clients share {cores} cores with the engine's computation."
 SLEEPS = (
     "The engine only sleeps, as the processor does while a GPU computes, so this is the path "
     "alone; the worker, Redis and the clients share {cores} cores."
@@ -45,7 +42,7 @@ SLEEPS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of a lap, and what it should be.
+    """One figure of a lap, and its goal.
 
     Attributes:
         sides: those that the lap must have.
@@ -147,7 +144,7 @@ def _note(results: Figures) -> str:
 
 
 def _processor_time(results: Figures) -> list[str]:
-    """Who computed how much, in words, for each number of jobs."""
+    """The share of CPU time of each process, for each number of jobs."""
     found = []
     for point in _points(results):
         laps = [lap[WORKER]["cpu"] for lap in point["laps"]]

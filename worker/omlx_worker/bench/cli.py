@@ -119,7 +119,6 @@ def _tell(benchmark: Benchmark, path: Path | None, complete: bool) -> None:
         "complete": complete,
         **machine,
         "decoding": [measured.to_json() for measured in benchmark.figures],
-        "reading": [],
         "auto": {str(rows): depth for rows, depth in benchmark.chosen().items()},
     }
     try:

@@ -81,15 +81,12 @@ class Side(Protocol):
 
     def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         """Read prompts; afterwards every step yields tokens of every row."""
-        ...
 
     def step(self) -> int:
         """Run a step and return the number of tokens it yielded."""
-        ...
 
     def stop(self) -> None:
         """Remove all rows."""
-        ...
 
 
 class DecoderSide:
