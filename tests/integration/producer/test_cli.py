@@ -14,8 +14,9 @@ from click.testing import CliRunner, Result
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
 from omlx_producer.protocol import parse_event
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker
-from tests.helpers.redis_server import RedisServer, free_port
+from tests.helpers.redis_server import RedisServer
 
 Run = Callable[..., Result]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce
-from tests.helpers.redis_server import free_port
 
 
 def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:

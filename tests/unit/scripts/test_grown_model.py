@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,13 +9,10 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
+from scripts.grown_model.check import compare
+from scripts.grown_model.grow import SIZES, grow, save
+from scripts.grown_model.layout import grouped, grown_layers, turned
 from tests.helpers.decoding import Loaded
-
-sys.path.append(str(Path(__file__).parents[3] / "scripts"))
-
-from grow_demo_model import SIZES, grow, save
-from grown_layout import grouped, grown_layers, turned
-from grown_model_check import compare
 
 
 @pytest.fixture(scope="module")

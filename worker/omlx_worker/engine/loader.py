@@ -60,7 +60,7 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
     )
     prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path), ratio=ratio)
-    decoder = _decoder(network, max_rows, depth)
+    decoder = decoder_of(network, max_rows, depth)
     return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
@@ -110,7 +110,8 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
     return with_head(model_class), args_class
 
 
-def _decoder(network: nn.Module, max_rows: int, depth: int) -> Decoder:
+def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
+    """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`."""
     ragged = as_ragged(network, drafts=depth > 0)
     if depth and (ragged is None or not ragged.drafts):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")

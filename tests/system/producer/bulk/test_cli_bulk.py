@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
     batch_line,
     count_lines,
@@ -25,7 +26,6 @@ from tests.helpers.bulk_runs import (
     write_rows,
 )
 from tests.helpers.fake_worker import announce
-from tests.helpers.redis_server import free_port
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
 

@@ -256,7 +256,7 @@ def test_a_head_that_the_configuration_does_not_mention_is_used(tmp_path: Path) 
 def test_the_demo_models_first_draft_is_accepted_on_heldout_prompts(
     demo: Loaded, heldout_prompts: list[str]
 ) -> None:
-    # A quarter of them; scripts/train_demo_model.py --evaluate measures all.
+    # A quarter of them; scripts.demo_model.train --evaluate measures all.
     prompts = [demo.tokenizer.encode(text) for text in heldout_prompts[::4]]
 
     measured = first_draft_acceptance(demo.network, prompts, tokens=64)
