@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
@@ -127,6 +128,7 @@ _BODY = """
 """
 
 
+@cache
 def body(*, replays: bool, in_place: bool = False) -> str:
     """The source for one lane, with or without positions to replay."""
     code = (_IN_PLACE if in_place else "") + _BODY.replace(

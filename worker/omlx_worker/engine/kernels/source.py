@@ -8,6 +8,7 @@ vector to itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -40,6 +41,7 @@ _PROLOGUES = {
 }
 
 
+@cache
 def source(platform: Platform, body: str) -> str:
     """A body behind a platform's macros."""
     return _PROLOGUES[platform] + body
@@ -62,8 +64,8 @@ def launch(
         name: MLX caches compiled kernels by it.
         outputs: their shapes and types.
     """
-    make: Any = mx.fast.cuda_kernel if platform == "cuda" else mx.fast.metal_kernel
-    made: list[mx.array] = make(name, list(inputs), list(outputs), source, header)(
+    kernel = _kernel(platform, name, tuple(inputs), tuple(outputs), source, header)
+    made: list[mx.array] = kernel(
         inputs=list(inputs.values()),
         template=list(template.items()),
         grid=grid,
@@ -72,3 +74,16 @@ def launch(
         output_dtypes=[dtype for _, dtype in outputs.values()],
     )
     return made
+
+
+@cache
+def _kernel(
+    platform: Platform,
+    name: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    source: str,
+    header: str,
+) -> Any:
+    make: Any = mx.fast.cuda_kernel if platform == "cuda" else mx.fast.metal_kernel
+    return make(name, list(inputs), list(outputs), source, header)

@@ -6,6 +6,7 @@ Numbers are rounded where MLX's operations round them.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -128,11 +129,13 @@ ROWS = 4
 _IN_A_NAME = str.maketrans({".": "_", "+": "p", "-": "m"})
 
 
+@cache
 def body(*, replays: bool) -> str:
     """The source for one lane of `prepare`, with or without a window before this one."""
     return _BODY.replace("HISTORY", _HISTORY if replays else _NO_HISTORY)
 
 
+@cache
 def gated_norm_body(epsilon: float) -> str:
     """The source for one lane of `gated`.
 

@@ -10,6 +10,7 @@ are float32, rounded once, like cuBLAS's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -108,6 +109,13 @@ _BODY = """
 """
 
 
+@cache
+def body(*, adds: bool) -> str:
+    """The source, with or without an array to add."""
+    added = "static_cast<float>(added[at])" if adds else "0.0f"
+    return "  using bf16 = __nv_bfloat16;\n" + _BODY.replace("ADDED", added)
+
+
 def product(layer: Any, *, gated: bool = False) -> Product:
     """A layer's product: by this kernel for few rows of bfloat16 if it fits, else by MLX."""
     general = plain.product(layer, gated=gated)
@@ -155,11 +163,10 @@ def multiply(
     pieces = 2 if gated or eights > 1 else 1
     block_rows = 16 if gated else 16 * pieces
     inputs = {"x": flat, "weight": weight} | ({} if added is None else {"added": added})
-    term = "0.0f" if added is None else "static_cast<float>(added[at])"
     (out,) = launch(
         "cuda",
         "skinny_product" if added is None else "skinny_product_added",
-        "  using bf16 = __nv_bfloat16;\n" + _BODY.replace("ADDED", term),
+        body(adds=added is not None),
         inputs,
         {"y": ((*x.shape[:-1], features), mx.bfloat16)},
         {"Eights": eights, "Warps": WARPS, "Gated": gated},
