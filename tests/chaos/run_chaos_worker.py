@@ -25,9 +25,10 @@ UNREACHED = 75
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
+from omlx_worker.queue.outage import RedisGone  # noqa: E402
+
 from omlx_worker import build, cli  # noqa: E402
 from omlx_worker.control import worker as rq_worker  # noqa: E402
-from omlx_worker.queue.outage import RedisGone  # noqa: E402
 from omlx_worker.queue.quarantine import Trial  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.chaos import plants, points  # noqa: E402

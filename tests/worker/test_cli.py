@@ -95,7 +95,7 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
 def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:
     result = invoke("run", "--redis-url", "redis://u:secret@[::1")
     assert result.exit_code == 2
-    assert "--redis-url: got something that is no URL of a Redis server" in result.stderr
+    assert "--redis-url: not the URL of a Redis server" in result.stderr
     assert "secret" not in result.stderr
 
 

@@ -9,12 +9,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 from rq.job import JobStatus
 
+from omlx_producer.outage import passes
 from omlx_producer.protocol import (
     CancelledEvent,
     events_key,
     tokens_channel,
 )
-from omlx_producer.trouble import passes
 from omlx_worker.queue.ending import Commit, Ending
 from tests.worker.leasing import claim, done, expire, failed, roll_back, table, tokens
 from tests.worker.running import enqueue, events, queue, status

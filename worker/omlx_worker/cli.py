@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from omlx_producer.settings import without_password
-from omlx_producer.trouble import passes
+from omlx_producer.cli.common import fail
+from omlx_producer.connection import INVALID_URL, without_password
+from omlx_producer.outage import passes
 from omlx_worker.bench.cli import bench
 from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, data_folder, preferred_port
 from omlx_worker.settings import WorkerSettings
@@ -28,7 +29,7 @@ BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
 INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
 
 
-@click.group()
+@click.group("omlx-worker")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def main(verbose: bool) -> None:
     """Run generation jobs from a Redis queue on this machine."""
@@ -80,14 +81,14 @@ def run(**options: Any) -> None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = str(problem["loc"][0]) if problem["loc"] else "settings"
-        _fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
+        fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
     with contextlib.ExitStack() as stack:
         url = settings.redis_url
         if settings.embedded_redis:
             try:
                 url = stack.enter_context(_embedded(settings, "redis_url" in given)).url
             except ServerError as error:
-                _fail(UNREACHABLE, str(error))
+                fail(UNREACHABLE, str(error))
             click.echo(f"Redis is at {url}", err=True)
         try:
             code = serve(settings, url)
@@ -112,7 +113,7 @@ def demo(max_batch: int, max_tokens: int) -> None:
     try:
         run_demo(max_batch=max_batch, max_tokens=max_tokens)
     except ServerError as error:
-        _fail(UNREACHABLE, str(error))
+        fail(UNREACHABLE, str(error))
 
 
 main.add_command(bench)
@@ -127,25 +128,20 @@ def serve(settings: WorkerSettings, url: str) -> int:
         connection = connect(url)
         connection.ping()
     except ValueError:
-        # The reason may quote a part of the URL that is a password.
-        _fail(
-            USAGE,
-            "--redis-url: got something that is no URL of a Redis server; give one such as "
-            "redis://127.0.0.1:6379/0",
-        )
+        fail(USAGE, INVALID_URL)
     except RedisError as error:
-        _fail(UNREACHABLE, _unreachable(url, error))
+        fail(UNREACHABLE, _unreachable(url, error))
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)
         worker.work(burst=settings.burst)
     except (ModelNotLoaded, NameTaken) as error:
-        _fail(USAGE, str(error))
+        fail(USAGE, str(error))
     except Exception as error:
         if passes(error):
-            _fail(UNREACHABLE, _unreachable(url, error))
+            fail(UNREACHABLE, _unreachable(url, error))
         logging.getLogger("omlx_worker").exception("the worker ends")
-        _fail(BROKEN, f"the worker can not go on: {error}")
+        fail(BROKEN, f"the worker can not go on: {error}")
     finally:
         connection.close()
     return worker.exit_code
@@ -153,7 +149,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
 
 def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
     if url_given:
-        _fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
+        fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
     return EmbeddedRedis(settings.redis_dir or data_folder(), port=preferred_port())
 
 
@@ -162,8 +158,3 @@ def _unreachable(url: str, error: Exception) -> str:
         f"Redis at {without_password(url)} can not be used ({error}); start a server there, "
         "name another with --redis-url, or pass --embedded-redis"
     )
-
-
-def _fail(code: int, sentence: str) -> NoReturn:
-    click.echo(f"omlx-worker: {sentence}", err=True)
-    sys.exit(code)

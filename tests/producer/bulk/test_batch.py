@@ -15,7 +15,7 @@ from redis.lock import Lock
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, is_batch_id
-from omlx_producer.bulk.feeding import BatchFeed, BatchSink, Feeder, LockLost
+from omlx_producer.bulk.batch_feeder import BatchFeed, BatchSink, Feeder, LockLost
 from omlx_producer.bulk.row import BadRow, RowResult
 from tests.producer.bulk.bulk_runs import (
     errors,
@@ -26,7 +26,7 @@ from tests.producer.bulk.bulk_runs import (
     write_rows,
 )
 from tests.producer.bulk.conftest import Run
-from tests.producer.bulk.test_runner import rows
+from tests.producer.bulk.test_feed import rows
 from tests.worker.running import ALIAS, running_worker, wait_for, worker_process
 
 

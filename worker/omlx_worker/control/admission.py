@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from omlx_producer.trouble import passes
+from omlx_producer.outage import passes
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.job import ActiveJob

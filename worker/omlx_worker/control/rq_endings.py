@@ -23,8 +23,8 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
 
 from omlx_producer.cancel import STOP_FIELD
+from omlx_producer.outage import passes
 from omlx_producer.protocol import FailedEvent
-from omlx_producer.trouble import passes
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.queue.claim import ClaimedJob
 from omlx_worker.queue.ending import Ending

@@ -26,7 +26,7 @@ from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
-from omlx_producer.trouble import passes
+from omlx_producer.outage import passes
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.claim import ClaimedJob
 from omlx_worker.queue.lease import LeaseTable

@@ -16,14 +16,15 @@ from types import FrameType
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
+from omlx_producer.outage import Outage
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
+from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.control.signals import StopSignals
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
@@ -50,7 +51,6 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
-from omlx_worker.queue.outage import Outage, RedisGone
 from omlx_worker.queue.quarantine import MAX_CRASHES, Trial
 
 log = logging.getLogger("omlx_worker.worker")
@@ -59,6 +59,10 @@ log = logging.getLogger("omlx_worker.worker")
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 UNREACHABLE = 3
+
+
+class RedisGone(ConnectionError):
+    """Redis was away for longer than ``redis_grace``."""
 
 
 class GenerationWorker(RecordedWorker):
@@ -173,13 +177,13 @@ class GenerationWorker(RecordedWorker):
             pacing=self.service.pacing,
         )
         self._publisher.start()
-        self._signals.install()
-        try:
-            self._logging_level = logging_level
-            while self._turn(burst):
-                self._listen(POLL_SECONDS)
-        finally:
-            self._shut_down()
+        self._logging_level = logging_level
+        with self._signals.caught():
+            try:
+                while self._turn(burst):
+                    self._listen(POLL_SECONDS)
+            finally:
+                self._shut_down()
         if self._error is not None:
             raise self._error
         return self._admission.served
@@ -189,7 +193,7 @@ class GenerationWorker(RecordedWorker):
         self._check_grace()
         if self._error is not None or self._signals.at_once:
             return False
-        if self._signals.drain and self._drain_ends is None:
+        if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
             self._drain_ends = time.monotonic() + self._drain_timeout
             self.service.submit(Drain())
@@ -298,11 +302,11 @@ class GenerationWorker(RecordedWorker):
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first time: drain. The second time: stop at once."""
-        self._signals.told(signum)
+        self._signals.receive(signum)
 
     def stop(self) -> None:
         """Drain, from any thread."""
-        self._signals.told(signal.SIGTERM)
+        self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
         """End both threads and give back what is left."""
@@ -324,4 +328,3 @@ class GenerationWorker(RecordedWorker):
             log.warning("Redis does not answer (%s); leases will run out by themselves", error)
             self._unreachable = True
         log.info("in all: %s", self.service.counters)
-        self._signals.restore()

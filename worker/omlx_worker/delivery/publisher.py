@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
+from omlx_producer.outage import Outage, passes
 from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
-from omlx_producer.trouble import passes
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
@@ -40,7 +40,6 @@ from omlx_worker.messages import (
 from omlx_worker.queue.claim import ClaimedJob
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.outage import Outage
 
 log = logging.getLogger("omlx_worker.delivery.publisher")
 

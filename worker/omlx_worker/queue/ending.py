@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
+from omlx_producer.outage import passes
 from omlx_producer.protocol import TerminalEvent
-from omlx_producer.trouble import passes
 
 log = logging.getLogger("omlx_worker.queue.lease")
 

@@ -16,6 +16,7 @@ from redis import Redis
 from redis.client import Pipeline
 from rq.job import Job
 
+from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
     CancelledEvent,
     TerminalEvent,
@@ -23,7 +24,6 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_producer.stream_end import read_stream_end, write_stream_end
 from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
 from omlx_worker.queue.lua import load
