@@ -22,6 +22,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+LONGEST_SENTENCE = 1000
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel = 2
@@ -69,6 +71,12 @@ class JobCancelled(JobError):
 
 class JobTimeout(OmlxQueueError, TimeoutError):
     """The job did not finish within the timeout; it goes on."""
+
+
+def one_line(text: str) -> str:
+    """A sentence that can be stored and shown, whatever it quotes."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
 
 
 def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: str) -> str:

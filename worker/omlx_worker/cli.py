@@ -22,7 +22,7 @@ from omlx_producer.cli.common import fail
 from omlx_producer.connection import INVALID_URL, without_password
 from omlx_producer.outage import passes
 from omlx_worker.bench.cli import bench
-from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, data_folder, preferred_port
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
 from omlx_worker.settings import WorkerSettings
 
 BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
@@ -150,7 +150,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
 def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
     if url_given:
         fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
-    return EmbeddedRedis(settings.redis_dir or data_folder(), port=preferred_port())
+    return EmbeddedRedis(settings.redis_dir, port=preferred_port())
 
 
 def _unreachable(url: str, error: Exception) -> str:

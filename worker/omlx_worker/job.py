@@ -14,8 +14,8 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
 )
+from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Emission, Row
 from omlx_worker.queue.claim import ClaimedJob
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +21,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
-from omlx_worker.folders import app_folder
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
+
+
+def app_folder() -> Path:
+    """This program's folder among the user's data. It may not exist yet."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "omlx-queue"
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "omlx-queue"
 
 
 class WorkerSettings(BaseSettings):
@@ -63,7 +72,7 @@ class WorkerSettings(BaseSettings):
         validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
     )
     embedded_redis: bool = False
-    redis_dir: Path | None = None
+    redis_dir: Path = Field(default_factory=lambda: app_folder() / "redis")
     max_batch: int = Field(default=16, ge=1, le=1024)
     mode: Mode = "auto"
     mtp_depth: int = Field(default=3, ge=0, le=MAX_DRAFT_DEPTH)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side
-from omlx_worker.sentences import one_line
+from omlx_producer.errors import one_line
+from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Drafting, Side
 
 T = TypeVar("T")
 
@@ -32,8 +31,7 @@ class Measured:
         laps: tokens per second of all rows together, a lap each.
         ratios: of those to `BatchGenerator`'s in the same lap; empty where that cannot run.
         steps, seconds, tokens: of all laps.
-        row_steps: steps, each counted once for every row.
-        judged, kept, depths: see `Drafting`.
+        drafting: the drafts of all laps.
         peak: most bytes in use while decoding, beyond those in use before the lap.
         failed: the error that ended this side's laps, if one did.
     """
@@ -48,10 +46,7 @@ class Measured:
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    row_steps: int = 0
-    judged: Counter[int] = field(default_factory=Counter)
-    kept: Counter[int] = field(default_factory=Counter)
-    depths: Counter[int] = field(default_factory=Counter)
+    drafting: Drafting = field(default_factory=Drafting)
     peak: int = 0
     failed: str = ""
 
@@ -66,17 +61,13 @@ class Measured:
     @property
     def tokens_per_step(self) -> float:
         """Of each row."""
-        return self.tokens / self.row_steps
-
-    @property
-    def accepted(self) -> list[float]:
-        """The share of drafts accepted at each place."""
-        return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]
+        return self.tokens / self.drafting.counts.steps
 
     @property
     def depth(self) -> int:
         """The depth of most steps."""
-        return self.depths.most_common(1)[0][0] if self.depths else 0
+        depths = self.drafting.depths
+        return depths.most_common(1)[0][0] if depths else 0
 
 
 def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
@@ -94,15 +85,11 @@ def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, t
         produced += side.step()
         steps += 1
     seconds = time.perf_counter() - began
-    drafting = side.take_drafting()
     into.laps.append(produced / seconds)
     into.steps += steps
     into.seconds += seconds
     into.tokens += produced
-    into.row_steps += drafting.row_steps
-    into.judged += drafting.judged
-    into.kept += drafting.kept
-    into.depths += drafting.depths
+    into.drafting.merge(side.take_drafting())
     into.peak = max(into.peak, mx.get_peak_memory() - held)
     side.stop()
 

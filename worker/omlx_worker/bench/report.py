@@ -12,9 +12,13 @@ from rich.table import Table
 
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
-from omlx_worker.sentences import in_rows
 
 COLUMNS = ("tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
+
+
+def in_rows(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def print_report(
@@ -58,7 +62,7 @@ def _cells(measured: Measured) -> list[str]:
         ratio,
         f"{measured.ms_per_step:.2f}",
         f"{measured.tokens_per_step:.2f}",
-        " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
+        " ".join(f"{share:.2f}".lstrip("0") for share in measured.drafting.counts.by_position),
         f"{measured.peak / 2**20:.0f}",
     ]
 

@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_worker.decode.clock import StepClock
+from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.engine.engine import Decoder
@@ -31,27 +32,24 @@ AUTO = "auto"
 
 @dataclass
 class Drafting:
-    """What became of drafts.
+    """The drafts of a side.
 
     Attributes:
-        row_steps: steps, each counted once for every row.
-        judged: drafts at each place, the first one 0, of steps that accepted all before it.
-        kept: those of them that were accepted.
-        depths: steps by the drafts that they judged for the row with the most.
+        depths: steps by the most drafts that they judged for a row.
     """
 
-    row_steps: int = 0
-    judged: Counter[int] = field(default_factory=Counter)
-    kept: Counter[int] = field(default_factory=Counter)
+    counts: DraftCounts = field(default_factory=DraftCounts)
     depths: Counter[int] = field(default_factory=Counter)
 
     def add(self, steps: Sequence[RowStep]) -> None:
-        self.row_steps += len(steps)
         for step in steps:
-            self.judged.update(range(min(step.accepted + 1, step.drafted)))
-            self.kept.update(range(step.accepted))
+            self.counts.add(step)
         if steps:
             self.depths[max(step.drafted for step in steps)] += 1
+
+    def merge(self, other: Drafting) -> None:
+        self.counts.merge(other.counts)
+        self.depths += other.depths
 
 
 class Side(Protocol):
@@ -72,7 +70,7 @@ class Side(Protocol):
         ...
 
     def take_drafting(self) -> Drafting:
-        """What became of drafts since the last call."""
+        """The drafts since the last call."""
         ...
 
 
@@ -178,7 +176,7 @@ class BatchGeneratorSide:
             self._generator = None
 
     def take_drafting(self) -> Drafting:
-        taken, self._steps = Drafting(self._steps), 0
+        taken, self._steps = Drafting(DraftCounts(self._steps)), 0
         return taken
 
 
@@ -206,5 +204,5 @@ class StreamSide:
         self._stream = iter(())
 
     def take_drafting(self) -> Drafting:
-        taken, self._steps = Drafting(self._steps), 0
+        taken, self._steps = Drafting(DraftCounts(self._steps)), 0
         return taken

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from redis import Redis
 from rq.job import Job
 
+from omlx_producer.errors import one_line
 from omlx_producer.protocol import (
     GenerationRequest,
     InvalidRequest,
@@ -24,7 +25,6 @@ from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
-from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.control.intake")
 

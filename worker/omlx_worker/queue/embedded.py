@@ -19,8 +19,6 @@ from typing import IO, Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from omlx_worker.folders import app_folder
-
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
@@ -175,8 +173,3 @@ def preferred_port() -> int:
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
     return free_port() if taken else USUAL_PORT
-
-
-def data_folder() -> Path:
-    """Where a worker's own server keeps its data by default."""
-    return app_folder() / "redis"
