@@ -88,5 +88,5 @@ def _wait(outage: Outage, error: RedisError, patience: float = float("inf")) -> 
         raise error
     pause = outage.failed(error)
     if not away:
-        click.echo(f"Redis is in trouble ({error}); waiting for it", err=True)
+        click.echo(f"Redis is unavailable ({error}); waiting for it", err=True)
     time.sleep(pause)

@@ -147,7 +147,7 @@ def test_a_job_that_outlives_its_completion_window_fails_and_says_so(
     with running_worker(redis_url, step_seconds=0.01):
         wait_for(lambda: is_over(job))
     assert status(job) == "failed"
-    assert "was not finished within its completion_window" in events(connection, job.id)[-1].error
+    assert "did not finish within its completion_window" in events(connection, job.id)[-1].error
 
 
 def test_a_job_with_time_left_in_its_completion_window_finishes(

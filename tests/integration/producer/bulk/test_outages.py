@@ -76,7 +76,7 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
 
         assert not drive(feed, signals, allow_writes)
     said = capsys.readouterr().err
-    assert "Redis is in trouble" in said
+    assert "Redis is unavailable" in said
     assert "NOREPLICAS" in said
 
 

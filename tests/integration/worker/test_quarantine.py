@@ -8,7 +8,7 @@ from rq.job import Job
 
 from omlx_producer.cancel import cancel_job
 from omlx_worker.queue.claim import ClaimedJob
-from omlx_worker.queue.quarantine import PROBATION_SECONDS, RUN_FIELDS
+from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, RUN_FIELDS
 from tests.helpers.leases import claim, done, expire, failed, kill, table
 from tests.helpers.workers import enqueue, queue, status
 
@@ -32,7 +32,7 @@ def suspects(connection: Redis, count: int = 1, priority: str = "default") -> li
 
 
 def outlive_probation(job: ClaimedJob, times: float = 1) -> None:
-    job.claimed_at -= times * PROBATION_SECONDS + 1
+    job.claimed_at -= times * QUARANTINE_SECONDS + 1
 
 
 # Who runs alone
