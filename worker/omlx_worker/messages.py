@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from omlx_worker.engine.interface import Emission
 from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 
 # Reasons why a job leaves before it has finished.
@@ -59,7 +59,7 @@ class Admit:
 class Cancel:
     """Drop the rows of a job before the next step. Unknown jobs are ignored."""
 
-    claim: ClaimedJob
+    claim: Claim
     reason: Reason
 
 
@@ -87,7 +87,7 @@ class Stepped:
 class Ended:
     """A job left before it finished, or never started."""
 
-    claim: ClaimedJob
+    claim: Claim
     reason: Reason
 
 
@@ -115,7 +115,7 @@ class StopJob:
 class NeedsRQ:
     """An ending that RQ's handlers must write."""
 
-    claim: ClaimedJob
+    claim: Claim
     ending: Ending
 
 

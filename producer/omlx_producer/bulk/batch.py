@@ -41,8 +41,7 @@ CHUNK = 200
 OPEN, CANCELLING = "open", "cancelling"
 OVER = ("done", "cancelled")
 
-# A hash without `created_at` is not a batch: the batch has expired, and a later write made the hash
-# anew.
+# A hash without `created_at` is what a late write made of an expired batch.
 _OPEN = """
 if redis.call('HEXISTS', KEYS[1], 'created_at') == 0 then return 0 end
 redis.call('HSET', KEYS[1], 'state', ARGV[1], 'rows', ARGV[2])

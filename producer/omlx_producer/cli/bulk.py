@@ -103,10 +103,11 @@ def run(
     redis_url: str | None,
     **sampling: Any,
 ) -> None:
-    """Run the requests of INPUT ("-" is stdin); again, resume.
+    """Run the requests of INPUT ("-" is stdin), or resume.
 
     INPUT is OpenAI Batch JSONL; or JSONL objects, CSV or Parquet for --template; or plain text, one
-    prompt per line. Sampling options apply to rows that do not set them.
+    prompt per line. Sampling options apply to rows that do not set them. Errors go to
+    OUTPUT.errors.jsonl.
 
     Exit codes: 0 all rows are done, 1 some failed, 2 usage, 3 Redis unreachable, 130 interrupted.
     """

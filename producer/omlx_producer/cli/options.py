@@ -10,7 +10,7 @@ import click
 _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
     (("--temperature",), float, "0 takes the most likely token; up to 2."),
-    (("--top-p",), float, "Keep the likeliest tokens up to this probability."),
+    (("--top-p",), float, "Keep the likeliest tokens up to this total probability."),
     (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),
     (("--min-p",), float, "Keep tokens this likely relative to the likeliest."),
     (("--repetition-penalty",), float, "Above 1 makes repeated tokens less likely."),
@@ -64,7 +64,9 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="TIME",
             help="Fail if not finished in this time, as in 24h or 90m.",
         ),
-        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token."),
+        click.option(
+            "--ignore-eos", is_flag=True, default=None, help="Continue after the end token."
+        ),
     ]
     for option in reversed(options):
         command = option(command)

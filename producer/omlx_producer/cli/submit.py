@@ -46,7 +46,7 @@ from omlx_producer.request import text_fields
 @click.option("--detach", is_flag=True, help="Print the job's id and do not wait.")
 @click.option("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="Submitted again with it, find the same job."
+    "--idempotency-key", metavar="KEY", help="A second submission with KEY returns the same job."
 )
 @click.option("--idempotent", is_flag=True, help="Make the idempotency key from the request.")
 @json_option
@@ -67,7 +67,7 @@ def submit(
     redis_url: str | None,
     **sampling: Any,
 ) -> None:
-    """Submit PROMPT ("-" reads stdin) and print its text as it is generated.
+    """Submit PROMPT ("-" is stdin) and print its text.
 
     --json prints events, one per line; with --no-stream, the response body.
     """

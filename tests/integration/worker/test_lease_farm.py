@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from omlx_worker.queue import quarantine as quarantine_module
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
 from tests.helpers.leases import done, failed, kill, table
@@ -56,7 +56,7 @@ class Farm:
                 self.finished.add(job.id)
                 leases.commit(job, done(job.id))
 
-    def check_that_suspects_are_alone(self, held: list[ClaimedJob]) -> None:
+    def check_that_suspects_are_alone(self, held: list[Claim]) -> None:
         for job in held:
             seconds = QUARANTINE_SECONDS * 2 ** max(0, job.crashes - 2)
             if job.treatment == "alone" and self.now < job.claimed_at + seconds:

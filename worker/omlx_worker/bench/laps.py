@@ -1,4 +1,4 @@
-"""Laps: all sides in turns, so that what else the machine is doing falls on all alike."""
+"""Laps: all sides in turns, so that other load on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Drafting, Side
 T = TypeVar("T")
 
 SETTLING_STEPS = 3
-"""Of every lap, before its clock starts."""
+"""Steps of every lap before its clock starts."""
 
 LEARNING_STEPS = 80
-"""In which `auto` finds out what depths cost and what is accepted."""
+"""Steps in which `auto` measures costs and acceptance."""
 
 
 @dataclass
 class Measured:
-    """One side with so many rows.
+    """A side with a number of rows.
 
     Attributes:
-        laps: tokens per second of all rows together, a lap each.
-        ratios: of those to `BatchGenerator`'s in the same lap; empty where that cannot run.
-        steps, seconds, tokens: of all laps.
+        laps: tokens per second of all rows together, for each lap.
+        ratios: of `laps` to `BatchGenerator`'s in the same lap; empty if that cannot run.
+        steps, seconds, tokens: sums over all laps.
         drafting: the drafts of all laps.
-        peak: most bytes in use while decoding, beyond those in use before the lap.
+        peak: most bytes in use while decoding, minus those in use before the lap.
         failed: the error that ended this side's laps, if one did.
     """
 
@@ -71,7 +71,7 @@ class Measured:
 
 
 def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
-    """Run ``settle`` steps that do not count, then as many as make ``tokens`` tokens a row."""
+    """Run ``settle`` steps that do not count, then steps for ``tokens`` tokens per row."""
     mx.clear_cache()
     held = mx.get_active_memory()
     side.start(prompts)

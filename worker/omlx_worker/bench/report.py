@@ -24,7 +24,7 @@ def in_rows(count: int) -> str:
 def print_report(
     figures: Sequence[Measured], chosen: Mapping[int, int], machine: Mapping[str, Any], model: str
 ) -> None:
-    """Print what there is on stdout."""
+    """Print the figures on stdout."""
     console = Console()
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     console.print(f"{model} on {machine['device']}, {machine['system']}, {versions}")
@@ -38,7 +38,7 @@ def print_report(
 
 
 def _table(figures: Sequence[Measured]) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
+    """The figures in at most 80 columns."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)

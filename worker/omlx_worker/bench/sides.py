@@ -1,7 +1,7 @@
-"""What is measured: this engine's decoder at some depth, and mlx-lm's own generators.
+"""The measured sides: this engine's decoder at some depth, and mlx-lm's generators.
 
-All are driven alike: prompts in, then steps. None stops at an end token, so that a side decodes
-the same number of rows throughout. Greedy, so that all of them say the same.
+Each reads prompts, then runs steps. None stops at an end token, so the number of rows stays the
+same. Decoding is greedy, so all sides give the same text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
 
 FOREVER = 1 << 30
-"""Tokens that a row may come to: a lap ends it."""
+"""A limit that no row reaches; the end of a lap removes it."""
 
 BATCH_GENERATOR, STREAM = "BatchGenerator", "generate_step"
 AUTO = "auto"
@@ -58,15 +58,15 @@ class Side(Protocol):
     name: str
 
     def start(self, prompts: Sequence[list[int]]) -> None:
-        """Read prompts; afterwards every step yields tokens of every row."""
+        """Read prompts. Afterwards every step yields tokens of every row."""
         ...
 
     def step(self) -> int:
-        """Run a step; how many tokens came out of it."""
+        """Run a step; returns the number of new tokens."""
         ...
 
     def stop(self) -> None:
-        """Let go of all rows."""
+        """Remove all rows."""
         ...
 
     def take_drafting(self) -> Drafting:
@@ -75,7 +75,7 @@ class Side(Protocol):
 
 
 class DecoderSide:
-    """This project's decoder, at one depth or, with a policy, at the depths that it chooses.
+    """This project's decoder, at one depth, or at the depths of a policy.
 
     Args:
         chunk: prompt tokens read at a time.

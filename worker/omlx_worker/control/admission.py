@@ -14,7 +14,7 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import GivenBack, Reason
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
 
@@ -41,7 +41,7 @@ class Admission:
         max_rows: int,
         *,
         admit: Callable[[ActiveJob], None],
-        end: Callable[[ClaimedJob, Reason], None],
+        end: Callable[[Claim, Reason], None],
     ) -> None:
         self.suspended = False
         self.served = False
@@ -74,7 +74,7 @@ class Admission:
                 break
         return bool(claims)
 
-    def _admit_or_end(self, claim: ClaimedJob) -> bool:
+    def _admit_or_end(self, claim: Claim) -> bool:
         """Returns False for a job that does not fit into the memory now."""
         prepared: ActiveJob | Reason
         try:
@@ -98,5 +98,5 @@ class Admission:
         self._admit(prepared)
         return True
 
-    def _may_pause(self, claim: ClaimedJob) -> bool:
+    def _may_pause(self, claim: Claim) -> bool:
         return claim.queue == self._order.last and not claim.urgent

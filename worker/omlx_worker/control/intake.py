@@ -23,7 +23,7 @@ from omlx_worker.control.payload import TOO_LONG, decode_request, release_memory
 from omlx_worker.engine.interface import Engine, Row
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Failed, Stopped
-from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob, Size
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
 
 log = logging.getLogger("omlx_worker.control.intake")
@@ -55,7 +55,7 @@ class Intake:
         self._connection = connection
         self._objection = objection
 
-    def prepare(self, claim: ClaimedJob) -> ActiveJob | Failed | Stopped:
+    def prepare(self, claim: Claim) -> ActiveJob | Failed | Stopped:
         """Make a job ready to run, or say why it cannot."""
         if claim.treatment == "stop":
             return Stopped(CANCELLED_WHILE_IT_RAN)
@@ -85,7 +85,7 @@ class Intake:
                 return Failed(overdue, retry=False)
         return self._resumed(claim, request, rows)
 
-    def _age(self, claim: ClaimedJob) -> float:
+    def _age(self, claim: Claim) -> float:
         """Seconds from a job's creation to its claim; 0 if its hash does not say."""
         created: Any = self._connection.hget(Job.key_for(claim.id), "created_at")
         try:
@@ -93,7 +93,7 @@ class Intake:
         except (AttributeError, ValueError):
             return 0.0
 
-    def _resumed(self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
+    def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
         """The job, with the tokens that an interrupted run left in its stream."""
         streams = claim.priority != "bulk" if request.stream is None else request.stream
         job = ActiveJob(claim, request, rows, streams=streams)

@@ -25,7 +25,7 @@ from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
 from omlx_producer.protocol import FailedEvent
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
 
@@ -57,7 +57,7 @@ class FencedQueue(Queue):
 
 
 def end_through_rq(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, ending: Ending
 ) -> None:
     """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
     if not leases.holds(claim):
@@ -92,7 +92,7 @@ def end_through_rq(
 
 
 def _succeed(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
 ) -> Ending:
     """Returns the ending. A success callback that raises turns it into a failure."""
     job._status = JobStatus.FINISHED
@@ -116,7 +116,7 @@ def _succeed(
 
 
 def _fail(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
 ) -> None:
     stopped = ending.status == "stopped"
     job._status = JobStatus.FAILED
@@ -141,7 +141,7 @@ def _fail(
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
 
 
-def _watch(pipeline: Pipeline, claim: ClaimedJob) -> None:
+def _watch(pipeline: Pipeline, claim: Claim) -> None:
     """Make the next transaction fail if the lease ends before it.
 
     Raises:
@@ -167,7 +167,7 @@ def _announce(
     return write
 
 
-def _execution(worker: RecordedWorker, claim: ClaimedJob) -> Execution:
+def _execution(worker: RecordedWorker, claim: Claim) -> Execution:
     execution = Execution(claim.execution, claim.id, worker.connection, worker.name)
     execution.created_at = datetime.fromtimestamp(claim.started_at, UTC)
     return execution

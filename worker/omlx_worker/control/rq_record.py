@@ -28,7 +28,7 @@ from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
 from omlx_worker.messages import MainMailbox, Ring, StopJob
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import RUN_FIELDS
@@ -77,7 +77,7 @@ class RecordedWorker(Worker):
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
 
-    def queue_of(self, claim: ClaimedJob) -> Queue:
+    def queue_of(self, claim: Claim) -> Queue:
         return next(queue for queue in self.queues if queue.name == claim.queue)
 
     def _set_connection(self, connection: Redis) -> Redis:

@@ -37,7 +37,7 @@ from omlx_worker.messages import (
     TrafficMailbox,
     TrafficMessage,
 )
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
 
@@ -181,14 +181,14 @@ class Publisher:
                 case status:
                     self._lose(job.claim, status)
 
-    def _start_over(self, claim: ClaimedJob) -> None:
+    def _start_over(self, claim: Claim) -> None:
         """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
         log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
         self._cancel(Cancel(claim, Lost()))
         self._drop(claim)
         self._insist(lambda: self._leases.give_back([claim]))
 
-    def _fail(self, claim: ClaimedJob, sentence: str) -> None:
+    def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
         log.warning("job %s failed: %s", claim.id, sentence)
         event = FailedEvent(job_id=claim.id, n=self._sent(claim), error=sentence)
@@ -203,7 +203,7 @@ class Publisher:
             if claim.id in gone:
                 self._lose(claim, gone[claim.id])
 
-    def _lose(self, claim: ClaimedJob, status: str) -> None:
+    def _lose(self, claim: Claim, status: str) -> None:
         """Drop a job whose lease is gone."""
         self._cancel(Cancel(claim, Lost()))
         self._drop(claim)
@@ -236,7 +236,7 @@ class Publisher:
                     self._drop(end.claim)
         self._finish(endings)
 
-    def _give_back(self, claims: Sequence[ClaimedJob]) -> None:
+    def _give_back(self, claims: Sequence[Claim]) -> None:
         """Publish all tokens of jobs and put them back, so that the next run resumes.
 
         That includes jobs that do not publish their tokens as they come.
@@ -249,7 +249,7 @@ class Publisher:
         if held:
             self._insist(lambda: self._leases.give_back(held))
 
-    def _finish(self, endings: Sequence[tuple[ClaimedJob, Ending]]) -> None:
+    def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
         for claim, _ in endings:
             self._drop(claim)
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
@@ -262,11 +262,11 @@ class Publisher:
             elif verdict is Commit.LOST:
                 log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
 
-    def _sent(self, claim: ClaimedJob) -> int:
+    def _sent(self, claim: Claim) -> int:
         job = self._jobs.get(claim.id)
         return job.sent if job is not None and job.claim is claim else claim.streamed
 
-    def _drop(self, claim: ClaimedJob) -> None:
+    def _drop(self, claim: Claim) -> None:
         job = self._jobs.get(claim.id)
         if job is not None and job.claim is claim:
             del self._jobs[claim.id]

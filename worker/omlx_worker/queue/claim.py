@@ -16,7 +16,7 @@ Treatment = Literal["run", "alone", "stop", "fail"]
 
 
 @dataclass(eq=False, slots=True)
-class ClaimedJob:
+class Claim:
     """A job that this worker holds.
 
     Attributes:

@@ -24,7 +24,7 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import Quarantine
@@ -57,7 +57,7 @@ class LeaseTable:
         seconds: float = 30.0,
         stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
-        on_stop: Callable[[ClaimedJob], None] = lambda _: None,
+        on_stop: Callable[[Claim], None] = lambda _: None,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.connection = connection
@@ -69,7 +69,7 @@ class LeaseTable:
         self._on_stop = on_stop
         self._quarantine = quarantine or Quarantine()
         self._lock = threading.Lock()
-        self._jobs: dict[str, ClaimedJob] = {}
+        self._jobs: dict[str, Claim] = {}
         # A claim without an answer yet. The next call repeats it.
         self._unanswered: str | None = None
         self._claim = load(connection, "claim")
@@ -85,20 +85,20 @@ class LeaseTable:
         with self._lock:
             return len(self._jobs)
 
-    def jobs(self) -> list[ClaimedJob]:
+    def jobs(self) -> list[Claim]:
         """The jobs held, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
-    def get(self, job_id: str) -> ClaimedJob | None:
+    def get(self, job_id: str) -> Claim | None:
         with self._lock:
             return self._jobs.get(job_id)
 
-    def holds(self, job: ClaimedJob) -> bool:
+    def holds(self, job: Claim) -> bool:
         """Whether the job is in the table; Redis may have ended its lease."""
         return self.get(job.id) is job
 
-    def forget(self, job: ClaimedJob) -> None:
+    def forget(self, job: Claim) -> None:
         with self._lock:
             if self._jobs.get(job.id) is job:
                 del self._jobs[job.id]
@@ -106,7 +106,7 @@ class LeaseTable:
 
     # Redis
 
-    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[ClaimedJob] | None:
+    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[Claim] | None:
         """Take up to ``limit`` jobs, best queue first; None while workers are suspended.
 
         Takes none while a suspect runs alone or waits to. Only one thread may call it.
@@ -141,13 +141,13 @@ class LeaseTable:
         if reply is None:
             return None
         queue, suspect, entries = reply
-        claimed = [ClaimedJob.from_reply(fields) for fields in entries]
+        claimed = [Claim.from_reply(fields) for fields in entries]
         quarantine.note((queue.decode(), suspect.decode()), claimed)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
 
-    def append(self, events: Sequence[tuple[ClaimedJob, TokensEvent | None]]) -> dict[str, str]:
+    def append(self, events: Sequence[tuple[Claim, TokensEvent | None]]) -> dict[str, str]:
         """Publish one event for each job; None only checks the lease.
 
         Returns:
@@ -161,7 +161,7 @@ class LeaseTable:
             args += [*job.lease, *ids, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
-    def commit(self, job: ClaimedJob, ending: Ending, *, force: bool = False) -> Commit:
+    def commit(self, job: Claim, ending: Ending, *, force: bool = False) -> Commit:
         """End a job if its lease holds, and drop it from the table.
 
         Args:
@@ -171,7 +171,7 @@ class LeaseTable:
         return verdict
 
     def commit_many(
-        self, endings: Sequence[tuple[ClaimedJob, Ending]], *, force: bool = False
+        self, endings: Sequence[tuple[Claim, Ending]], *, force: bool = False
     ) -> list[Commit]:
         """End many jobs in one round trip, each independently.
 
@@ -223,7 +223,7 @@ class LeaseTable:
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))
 
-    def renew(self, jobs: Iterable[ClaimedJob] | None = None) -> dict[str, str]:
+    def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str]:
         """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""
         held = list(jobs) if jobs is not None else self.jobs()
         if not held:
@@ -231,7 +231,7 @@ class LeaseTable:
         leases = [part for job in held for part in job.lease]
         return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
 
-    def give_back(self, jobs: Iterable[ClaimedJob]) -> int:
+    def give_back(self, jobs: Iterable[Claim]) -> int:
         """Put jobs back at the front of their queues, the oldest first."""
         held = sorted(jobs, key=lambda job: job.claimed_at, reverse=True)
         if not held:
@@ -254,7 +254,7 @@ class LeaseTable:
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
         return [job.decode() for job in self._sweep(keys=[lock], args=args)]
 
-    def _lost(self, reply: list[bytes], asked: Iterable[ClaimedJob]) -> dict[str, str]:
+    def _lost(self, reply: list[bytes], asked: Iterable[Claim]) -> dict[str, str]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""
         texts = [item.decode() for item in reply]
         told = dict(zip(texts[::2], texts[1::2], strict=True))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ClaimOrder:
         """The queue whose jobs may be paused."""
         return self._queues[-1]
 
-    def plan(self, room: int, pausable: int, held: Sequence[ClaimedJob]) -> ClaimPlan | None:
+    def plan(self, room: int, pausable: int, held: Sequence[Claim]) -> ClaimPlan | None:
         """What to claim now, or None.
 
         Args:
@@ -82,7 +82,7 @@ class ClaimOrder:
             return ClaimPlan((late, *others), 1, overdue=True)
         return ClaimPlan(open_queues, room)
 
-    def claimed(self, plan: ClaimPlan, jobs: Sequence[ClaimedJob]) -> None:
+    def claimed(self, plan: ClaimPlan, jobs: Sequence[Claim]) -> None:
         """A plan was carried out and brought these jobs."""
         looked_at = len(plan.queues)
         if len(jobs) >= plan.limit:
@@ -90,7 +90,7 @@ class ClaimOrder:
         had_a_chance = plan.queues[:looked_at]
         self._chance_at.update(dict.fromkeys(had_a_chance, self._clock()))
 
-    def blocked(self, job: ClaimedJob, overdue: bool, held: Sequence[ClaimedJob]) -> None:
+    def blocked(self, job: Claim, overdue: bool, held: Sequence[Claim]) -> None:
         """A job was given back because it does not fit beside the held ones.
 
         Its queue and the queues after it wait until a job leaves. Better queues wait only if the
@@ -98,7 +98,7 @@ class ClaimOrder:
         """
         self._blocked = (job.queue, overdue, frozenset(other.execution for other in held))
 
-    def _still_blocked(self, held: Sequence[ClaimedJob]) -> tuple[str, bool, frozenset[str]] | None:
+    def _still_blocked(self, held: Sequence[Claim]) -> tuple[str, bool, frozenset[str]] | None:
         if self._blocked and not self._blocked[2] <= {job.execution for job in held}:
             self._blocked = None
         return self._blocked

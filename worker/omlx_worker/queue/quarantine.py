@@ -27,7 +27,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 
 # Fields of RQ's job hash that the scripts write.
 RUN_FIELDS = ("omlx_crashes", "omlx_alone")
@@ -49,14 +49,14 @@ class Quarantine:
 
     max_crashes: int = MAX_CRASHES
     seconds: float = QUARANTINE_SECONDS
-    alone: ClaimedJob | None = None
+    alone: Claim | None = None
     reserved: tuple[str, str] = ("", "")
 
     @property
     def suspect_crashes(self) -> int:
         return min(SUSPECT_CRASHES, self.max_crashes - 1)
 
-    def running(self, held: Sequence[ClaimedJob]) -> bool:
+    def running(self, held: Sequence[Claim]) -> bool:
         """Whether a suspect must stay alone.
 
         Args:
@@ -69,7 +69,7 @@ class Quarantine:
         beyond = max(0, min(self.alone.crashes - self.suspect_crashes, 16))
         return time.monotonic() - self.alone.claimed_at < self.seconds * (1 << beyond)
 
-    def note(self, reserved: tuple[str, str], claimed: Sequence[ClaimedJob]) -> None:
+    def note(self, reserved: tuple[str, str], claimed: Sequence[Claim]) -> None:
         """Note what a claim brought."""
         self.reserved = reserved
         if claimed:
