@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -34,10 +35,11 @@ output_option = click.option(
 
 
 def fail(exit_code: int, message: str) -> NoReturn:
-    """End the running command with one sentence on stderr, after the program's name."""
-    program = click.get_current_context().find_root().info_name
+    """End the program with one sentence on stderr, after the program's name."""
+    context = click.get_current_context(silent=True)
+    program = context.find_root().info_name if context else Path(sys.argv[0]).name
     click.echo(f"{program}: {message}", err=True)
-    raise click.exceptions.Exit(exit_code)
+    sys.exit(exit_code)
 
 
 def file_error(error: OSError) -> str:

@@ -20,15 +20,12 @@ from pathlib import Path
 from typing import Any
 
 UNREACHED = 75  # sysexits.h: try again later
-
-UNREACHED = 75
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
-from omlx_worker.queue.outage import RedisGone  # noqa: E402
-
 from omlx_worker import build, cli  # noqa: E402
 from omlx_worker.control import worker as rq_worker  # noqa: E402
+from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.queue.quarantine import Quarantine  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
