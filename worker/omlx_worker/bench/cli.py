@@ -67,7 +67,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 def bench(report: Path | None, **options: Any) -> None:
     """Measure a model on this machine, beside mlx-lm. Needs no Redis.
 
-    All sides take turns with the same prompts. Ctrl-C prints the figures so far.
+    All sides take turns with the same prompts; Ctrl-C prints what there is so far.
     """
     try:
         from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
@@ -86,7 +86,7 @@ def bench(report: Path | None, **options: Any) -> None:
 
 
 def _run(form: ShortForm) -> bool:
-    """Measure, with progress on stderr; returns False if interrupted."""
+    """Measure, with progress on stderr; whether it came to its end."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -97,7 +97,7 @@ def _run(form: ShortForm) -> bool:
                 if not console.is_terminal:
                     click.echo(f"{done}: {number} of {form.laps_in_all} laps done", err=True)
     except KeyboardInterrupt:
-        click.echo("interrupted; these are the figures so far", err=True)
+        click.echo("interrupted; this is what was measured", err=True)
         return False
     return True
 

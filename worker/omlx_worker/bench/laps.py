@@ -1,9 +1,10 @@
-"""Laps: all sides in turns, so that other load on the machine affects all alike."""
+"""Laps: all sides in turns, so that what else the machine is doing falls on all alike."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,27 +13,28 @@ from typing import TypeVar
 import mlx.core as mx
 
 from omlx_producer.errors import one_line
-from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Drafting, Side
+from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side
 
 T = TypeVar("T")
 
 SETTLING_STEPS = 3
-"""Steps of every lap before its clock starts."""
+"""Of every lap, before its clock starts."""
 
 LEARNING_STEPS = 80
-"""Steps in which `auto` measures costs and acceptance."""
+"""In which `auto` finds out what depths cost and what is accepted."""
 
 
 @dataclass
 class Measured:
-    """A side with a number of rows.
+    """One side with so many rows.
 
     Attributes:
-        laps: tokens per second of all rows together, for each lap.
-        ratios: of `laps` to `BatchGenerator`'s in the same lap; empty if that cannot run.
-        steps, seconds, tokens: sums over all laps.
-        drafting: the drafts of all laps.
-        peak: most bytes in use while decoding, minus those in use before the lap.
+        laps: tokens per second of all rows together, a lap each.
+        ratios: of those to `BatchGenerator`'s in the same lap; empty where that cannot run.
+        steps, seconds, tokens: of all laps.
+        row_steps: steps, each counted once for every row.
+        judged, kept, depths: see `Drafting`.
+        peak: most bytes in use while decoding, beyond those in use before the lap.
         failed: the error that ended this side's laps, if one did.
     """
 
@@ -46,7 +48,10 @@ class Measured:
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    drafting: Drafting = field(default_factory=Drafting)
+    row_steps: int = 0
+    judged: Counter[int] = field(default_factory=Counter)
+    kept: Counter[int] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
     peak: int = 0
     failed: str = ""
 
@@ -61,17 +66,21 @@ class Measured:
     @property
     def tokens_per_step(self) -> float:
         """Of each row."""
-        return self.tokens / self.drafting.counts.steps
+        return self.tokens / self.row_steps
+
+    @property
+    def accepted(self) -> list[float]:
+        """The share of drafts accepted at each place."""
+        return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]
 
     @property
     def depth(self) -> int:
         """The depth of most steps."""
-        depths = self.drafting.depths
-        return depths.most_common(1)[0][0] if depths else 0
+        return self.depths.most_common(1)[0][0] if self.depths else 0
 
 
 def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
-    """Run ``settle`` steps that do not count, then steps for ``tokens`` tokens per row."""
+    """Run ``settle`` steps that do not count, then as many as make ``tokens`` tokens a row."""
     mx.clear_cache()
     held = mx.get_active_memory()
     side.start(prompts)
@@ -85,11 +94,15 @@ def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, t
         produced += side.step()
         steps += 1
     seconds = time.perf_counter() - began
+    drafting = side.take_drafting()
     into.laps.append(produced / seconds)
     into.steps += steps
     into.seconds += seconds
     into.tokens += produced
-    into.drafting.merge(side.take_drafting())
+    into.row_steps += drafting.row_steps
+    into.judged += drafting.judged
+    into.kept += drafting.kept
+    into.depths += drafting.depths
     into.peak = max(into.peak, mx.get_peak_memory() - held)
     side.stop()
 

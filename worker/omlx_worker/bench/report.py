@@ -24,7 +24,7 @@ def in_rows(count: int) -> str:
 def print_report(
     figures: Sequence[Measured], chosen: Mapping[int, int], machine: Mapping[str, Any], model: str
 ) -> None:
-    """Print the figures on stdout."""
+    """Print what there is on stdout."""
     console = Console()
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     console.print(f"{model} on {machine['device']}, {machine['system']}, {versions}")
@@ -38,7 +38,7 @@ def print_report(
 
 
 def _table(figures: Sequence[Measured]) -> Table:
-    """The figures in at most 80 columns."""
+    """Narrow enough for a terminal of 80 columns."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -62,7 +62,7 @@ def _cells(measured: Measured) -> list[str]:
         ratio,
         f"{measured.ms_per_step:.2f}",
         f"{measured.tokens_per_step:.2f}",
-        " ".join(f"{share:.2f}".lstrip("0") for share in measured.drafting.counts.by_position),
+        " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
         f"{measured.peak / 2**20:.0f}",
     ]
 

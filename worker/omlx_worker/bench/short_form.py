@@ -30,6 +30,7 @@ from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
+COUNTS = ("judged", "kept", "depths")
 DEEPEST = 3
 """Drafts a step that are tried unless others are asked for, and that `auto` may choose."""
 
@@ -115,7 +116,14 @@ class ShortForm:
 
     def to_json(self) -> list[dict[str, Any]]:
         """The figures as `docs/benchmarks` has them."""
-        return [_as_json(measured) for measured in self.figures]
+        return [
+            {
+                **vars(measured),
+                **{name: dict(sorted(getattr(measured, name).items())) for name in COUNTS},
+                "accepted": measured.accepted,
+            }
+            for measured in self.figures
+        ]
 
     def chosen(self) -> dict[int, int]:
         """By rows, the depth at which `auto` took most of its steps."""
@@ -173,19 +181,6 @@ def heldout_prompts(tokenizer: Any, context: int, count: int) -> list[list[int]]
         tokens = itertools.chain.from_iterable(itertools.cycle(texts[start:] + texts[:start]))
         prompts.append(list(itertools.islice(tokens, context)))
     return prompts
-
-
-def _as_json(measured: Measured) -> dict[str, Any]:
-    figures = dict(vars(measured))
-    drafting = figures.pop("drafting")
-    return {
-        **figures,
-        "row_steps": drafting.counts.steps,
-        "judged": dict(enumerate(drafting.counts.reached)),
-        "kept": dict(enumerate(drafting.counts.accepted)),
-        "depths": dict(sorted(drafting.depths.items())),
-        "accepted": drafting.counts.by_position,
-    }
 
 
 def _weights(network: nn.Module) -> list[mx.array]:

@@ -1,7 +1,7 @@
-"""The measured sides: this engine's decoder at some depth, and mlx-lm's generators.
+"""What is measured: this engine's decoder at some depth, and mlx-lm's own generators.
 
-Each reads prompts, then runs steps. None stops at an end token, so the number of rows stays the
-same. Decoding is greedy, so all sides give the same text.
+All are driven alike: prompts in, then steps. None stops at an end token, so that a side decodes
+the same number of rows throughout. Greedy, so that all of them say the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.engine.engine import Decoder
@@ -24,7 +23,7 @@ from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
 
 FOREVER = 1 << 30
-"""A limit that no row reaches; the end of a lap removes it."""
+"""Tokens that a row may come to: a lap ends it."""
 
 BATCH_GENERATOR, STREAM = "BatchGenerator", "generate_step"
 AUTO = "auto"
@@ -32,24 +31,27 @@ AUTO = "auto"
 
 @dataclass
 class Drafting:
-    """The drafts of a side.
+    """What became of drafts.
 
     Attributes:
-        depths: steps by the most drafts that they judged for a row.
+        row_steps: steps, each counted once for every row.
+        judged: drafts at each place, the first one 0, of steps that accepted all before it.
+        kept: those of them that were accepted.
+        depths: steps by the drafts that they judged for the row with the most.
     """
 
-    counts: DraftCounts = field(default_factory=DraftCounts)
+    row_steps: int = 0
+    judged: Counter[int] = field(default_factory=Counter)
+    kept: Counter[int] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
 
     def add(self, steps: Sequence[RowStep]) -> None:
+        self.row_steps += len(steps)
         for step in steps:
-            self.counts.add(step)
+            self.judged.update(range(min(step.accepted + 1, step.drafted)))
+            self.kept.update(range(step.accepted))
         if steps:
             self.depths[max(step.drafted for step in steps)] += 1
-
-    def merge(self, other: Drafting) -> None:
-        self.counts.merge(other.counts)
-        self.depths += other.depths
 
 
 class Side(Protocol):
@@ -58,24 +60,24 @@ class Side(Protocol):
     name: str
 
     def start(self, prompts: Sequence[list[int]]) -> None:
-        """Read prompts. Afterwards every step yields tokens of every row."""
+        """Read prompts; afterwards every step yields tokens of every row."""
         ...
 
     def step(self) -> int:
-        """Run a step; returns the number of new tokens."""
+        """Run a step; how many tokens came out of it."""
         ...
 
     def stop(self) -> None:
-        """Remove all rows."""
+        """Let go of all rows."""
         ...
 
     def take_drafting(self) -> Drafting:
-        """The drafts since the last call."""
+        """What became of drafts since the last call."""
         ...
 
 
 class DecoderSide:
-    """This project's decoder, at one depth, or at the depths of a policy.
+    """This project's decoder, at one depth or, with a policy, at the depths that it chooses.
 
     Args:
         chunk: prompt tokens read at a time.
@@ -176,7 +178,7 @@ class BatchGeneratorSide:
             self._generator = None
 
     def take_drafting(self) -> Drafting:
-        taken, self._steps = Drafting(DraftCounts(self._steps)), 0
+        taken, self._steps = Drafting(self._steps), 0
         return taken
 
 
@@ -204,5 +206,5 @@ class StreamSide:
         self._stream = iter(())
 
     def take_drafting(self) -> Drafting:
-        taken, self._steps = Drafting(DraftCounts(self._steps)), 0
+        taken, self._steps = Drafting(self._steps), 0
         return taken

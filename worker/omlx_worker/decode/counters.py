@@ -1,76 +1,42 @@
-"""Counts of steps, tokens and drafts: those of a worker, of a job, and of a benchmark."""
+"""Counts of steps, tokens and drafts: those of a job and of the worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Protocol
 
 from omlx_producer.protocol import Speculation
 from omlx_worker.engine.interface import Emission
 
 
-class JudgedStep(Protocol):
-    """A step of one row: how many drafts were judged, and how many of them accepted."""
-
-    @property
-    def drafted(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-
-
 @dataclass(slots=True)
 class DraftCounts:
-    """Sums over the steps of rows. Positions are those of a step's drafts, the first one first.
+    """Sums over the steps of rows.
 
     Attributes:
         steps: steps, each counted once per row.
         drafted: drafts judged.
-        reached: drafts at each position whose predecessors in the step were all accepted.
-        accepted: drafts accepted at each position.
+        accepted: drafts accepted at each position of a step, the first one first.
     """
 
     steps: int = 0
     drafted: int = 0
-    reached: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
-    def add(self, step: JudgedStep) -> None:
+    def add(self, emission: Emission) -> None:
         self.steps += 1
-        if not step.drafted:
-            return
-        self.drafted += step.drafted
-        new = [0] * (step.drafted - len(self.accepted))
-        self.reached += new
-        self.accepted += new
-        for position in range(step.accepted):
+        self.drafted += emission.drafted
+        self.accepted += [0] * (emission.drafted - len(self.accepted))
+        for position in range(emission.accepted):
             self.accepted[position] += 1
-        for position in range(min(step.accepted + 1, step.drafted)):
-            self.reached[position] += 1
-
-    def merge(self, other: DraftCounts) -> None:
-        self.steps += other.steps
-        self.drafted += other.drafted
-        self.reached = _sum(self.reached, other.reached)
-        self.accepted = _sum(self.accepted, other.accepted)
 
     @property
     def acceptance(self) -> float:
         """The accepted share of all drafts."""
         return sum(self.accepted) / self.drafted if self.drafted else 0.0
 
-    @property
-    def by_position(self) -> list[float]:
-        """The accepted share of the drafts at each position that was reached."""
-        return [kept / of for kept, of in zip(self.accepted, self.reached, strict=True) if of]
-
     def to_wire(self) -> Speculation:
         return Speculation(steps=self.steps, drafted=self.drafted, accepted=list(self.accepted))
-
-
-def _sum(some: Sequence[int], more: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(some, more, fillvalue=0)]
 
 
 @dataclass(slots=True)

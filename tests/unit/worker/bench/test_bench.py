@@ -226,9 +226,9 @@ def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_to
     side, measured = Counted(), Measured("counted", 2, 1)
     lap(side, [[1], [2]], measured, settle=2, tokens=5)
     assert side.calls == ["start", *["step"] * 6, "stop"]
-    assert (measured.steps, measured.tokens, measured.drafting.counts.steps) == (4, 12, 8)
+    assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
     assert measured.tokens_per_step == 1.5
-    assert measured.drafting.counts.by_position == [0.5]
+    assert measured.accepted == [0.5]
     assert measured.depth == 1
 
 
@@ -236,14 +236,16 @@ def test_what_is_accepted_at_a_place_is_a_share_of_what_was_before_it() -> None:
     drafting = Drafting()
     for accepted in (0, 1, 3, 3):
         drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), 3)])
-    assert drafting.counts.by_position == [3 / 4, 2 / 3, 2 / 2]
+    measured = Measured("K=3", 1, 1, judged=drafting.judged, kept=drafting.kept)
+    assert measured.accepted == [3 / 4, 2 / 3, 2 / 2]
 
 
 def test_steps_without_drafts_say_nothing_of_what_is_accepted() -> None:
     drafting = Drafting()
     for drafted, accepted in ((1, 1), (0, 0), (2, 1), (0, 0)):
         drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), drafted)])
-    assert drafting.counts.by_position == [1.0, 0.0]
+    measured = Measured("auto", 1, 1, judged=drafting.judged, kept=drafting.kept)
+    assert measured.accepted == [1.0, 0.0]
     assert drafting.depths == {0: 2, 1: 1, 2: 1}
 
 
@@ -252,7 +254,7 @@ def test_auto_chooses_what_it_took_most_steps_at(tiny: Path) -> None:
     for _ in form.run():
         pass
     auto = form.figures[-1]
-    assert form.chosen() == {1: auto.drafting.depths.most_common(1)[0][0]}
+    assert form.chosen() == {1: auto.depths.most_common(1)[0][0]}
 
 
 def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:

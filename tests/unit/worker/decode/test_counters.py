@@ -27,21 +27,3 @@ def test_a_worker_without_drafts_does_not_speak_of_them() -> None:
     assert str(counters) == "8 tokens in 4 steps, mean batch 2.0"
     counters.drafts.add(emission(2, 1))
     assert str(counters).endswith("; 50% of 2 drafts accepted (by position: 1, 0)")
-
-
-def test_acceptance_at_a_position_is_a_share_of_the_drafts_that_reach_it() -> None:
-    counts, more = DraftCounts(), DraftCounts()
-    for accepted in (0, 1):
-        counts.add(emission(3, accepted))
-    for accepted in (3, 3):
-        more.add(emission(3, accepted))
-    more.add(emission(4, 4))
-    counts.merge(more)
-    assert counts.by_position == [4 / 5, 3 / 4, 3 / 3, 1 / 1]
-    assert (counts.steps, counts.drafted) == (5, 16)
-
-
-def test_a_position_that_was_never_reached_has_no_share() -> None:
-    counts = DraftCounts()
-    counts.add(emission(3, 0))
-    assert counts.by_position == [0.0]
