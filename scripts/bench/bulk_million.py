@@ -23,7 +23,7 @@ from pathlib import Path
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -125,7 +125,7 @@ def write_rows(path: Path, rows: int) -> None:
             stream.write(json.dumps({**line, "url": "/v1/completions", "body": body}) + "\n")
 
 
-def ended(job: ClaimedJob) -> Ending:
+def ended(job: Claim) -> Ending:
     """The same short text for every job."""
     usage = Usage(prompt_tokens=8, completion_tokens=12, total_tokens=20)
     text = "    return x\n" * 4

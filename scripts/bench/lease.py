@@ -30,7 +30,7 @@ from rq.serializers import JSONSerializer
 from omlx_producer import DoneEvent, GenerationRequest, Usage
 from omlx_producer.enqueue import Limits, NewJob, enqueue
 from omlx_producer.protocol import PRIORITIES, queue_name
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -71,7 +71,7 @@ def fill(connection: Redis, count: int) -> None:
         enqueue(connection, jobs, Limits(), lambda _: queue)
 
 
-def ending(job: ClaimedJob) -> Ending:
+def ending(job: Claim) -> Ending:
     event = DoneEvent(job_id=job.id, n=64, finish_reasons=["stop"], usage=USAGE)
     return Ending("finished", event, result={"id": f"cmpl-{job.id}", **BODY})
 
@@ -81,7 +81,7 @@ def measure(connection: Redis, count: int, batch: int) -> Lap:
     fill(connection, count)
     queues = [queue_name(ALIAS, priority) for priority in PRIORITIES]
     leases = LeaseTable(connection, "bench", queues)
-    running: SimpleQueue[list[ClaimedJob]] = SimpleQueue()
+    running: SimpleQueue[list[Claim]] = SimpleQueue()
     room = BoundedSemaphore(CLAIMS_AHEAD)
     clock = time.perf_counter
 

@@ -14,9 +14,9 @@ from redis import Redis
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
+from omlx_producer.errors import one_line
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
-from omlx_worker.sentences import one_line
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.workers import (
     enqueue,

@@ -114,7 +114,7 @@ def test_a_worker_started_while_redis_is_full_waits_for_room(
         place.jobs = submit_some(place.connection, Random(2), 3)
         place.connection.config_set("maxmemory", 1)
         worker = place.start_worker()
-        place.wait_for(lambda: "Redis is in trouble" in place.story())
+        place.wait_for(lambda: "Redis is unavailable" in place.story())
         assert worker.alive
         place.connection.config_set("maxmemory", 0)
         place.settle()

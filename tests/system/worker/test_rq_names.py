@@ -62,7 +62,7 @@ def test_the_name_of_a_living_worker_is_refused_with_one_sentence(
         with pytest.raises(NameTaken) as caught:
             newcomer(connection).register_birth()
         other.kill()
-    assert str(caught.value).startswith("name: got 'mac-1', the name of a worker that showed")
+    assert str(caught.value).startswith("name: got 'mac-1', the name of a worker that was alive")
     assert f"process {other.pid} on " in str(caught.value)
     assert connection.hget("rq:worker:mac-1", "pid") == str(other.pid).encode()
 

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
+from omlx_worker.bench.report import in_rows
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.depth.fixed import AutoPolicy
@@ -18,7 +19,6 @@ from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
 from omlx_worker.engine.loader import DEMO, decoder_of, load, resolve
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.sentences import in_rows
 
 DEEPEST = 3
 """Drafts a step that are tried by default, and that `auto` may choose."""

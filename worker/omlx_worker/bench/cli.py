@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from omlx_producer.cli.common import fail
 from omlx_producer.protocol import MAX_DRAFT_DEPTH
 
 if TYPE_CHECKING:
@@ -72,12 +73,12 @@ def bench(report: Path | None, **options: Any) -> None:
         from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
         from omlx_worker.engine.loader import ModelError
     except ImportError as error:
-        _fail(f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
+        fail(USAGE, f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
     logging.getLogger().setLevel(logging.WARNING)
     try:
         benchmark = Benchmark(Options(**options))
     except (BenchError, ModelError) as error:
-        _fail(str(error))
+        fail(USAGE, str(error))
     complete = _run(benchmark)
     _tell(benchmark, report, complete)
     if not complete:
@@ -124,9 +125,4 @@ def _tell(benchmark: Benchmark, path: Path | None, complete: bool) -> None:
     try:
         path.write_text(json.dumps(report, indent=1))
     except OSError as error:
-        _fail(f"--json {path}: {error.strerror or error}; give a file that can be written")
-
-
-def _fail(sentence: str) -> NoReturn:
-    click.echo(f"omlx-worker: {sentence}", err=True)
-    sys.exit(USAGE)
+        fail(USAGE, f"--json {path}: {error.strerror or error}; give a file that can be written")

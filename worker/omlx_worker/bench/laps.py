@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
+from omlx_producer.errors import one_line
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, GREEDY, Drafting, Side
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.sentences import one_line
 
 T = TypeVar("T")
 

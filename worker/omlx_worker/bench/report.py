@@ -12,10 +12,14 @@ from rich.table import Table
 
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
-from omlx_worker.sentences import in_rows
 
 THEIRS = {BATCH_GENERATOR: "mlx-lm batch", STREAM: "mlx-lm stream"}
 COLUMNS = ("tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
+
+
+def in_rows(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def print_report(

@@ -180,7 +180,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
     ("args", "reason"),
     [
         (["run", "rows.jsonl"], "--output: missing"),
-        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "has no place beside --detach"),
+        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "does not go with --detach"),
         (["run", "rows.jsonl", "-o", "o.jsonl"], "no worker has announced one yet"),
         (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: there is no such file"),
         (["run", "rows.dat", "-o", "out.jsonl"], "give --format"),
@@ -191,7 +191,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
             "--template: got '{'",
         ),
         (["run", "rows.jsonl", "-o", "o.jsonl", "--system", "x"], "--system needs --chat"),
-        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "can not be read from stdin"),
+        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "cannot be read from stdin"),
     ],
 )
 def test_usage_ends_with_2_and_one_sentence(
@@ -226,7 +226,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130
-        assert "go on with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
+        assert "continue with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
         assert 20 < count_lines(output) < 200
         # Nothing is left in Redis for workers to go on with.
         assert jobs_in_redis(connection) == 0
@@ -249,7 +249,7 @@ def test_a_second_interrupt_leaves_at_once(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert err.count("go on with: omlx-submit run rows.jsonl -o out.jsonl") == 1
+    assert err.count("continue with: omlx-submit run rows.jsonl -o out.jsonl") == 1
     assert "Traceback" not in err
 
 

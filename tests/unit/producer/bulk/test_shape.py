@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest, ModelInfo
-from omlx_producer.bulk.making import RowMaker, Shape
-from omlx_producer.bulk.readers import Record
+from omlx_producer.bulk.records import Record
 from omlx_producer.bulk.row import BadRow, Row
-from omlx_producer.bulk.template import Template
+from omlx_producer.bulk.shape import RowMaker, Shape, Template
 from tests.helpers.bulk_runs import batch_line
 
 MODELS = {"fake": ModelInfo(model="fake", context_length=1000, longest_token=1)}

@@ -1,44 +1,43 @@
-"""The loop of a run: keep the window full, collect what has ended, make it durable, let it go.
+"""Keeps the window of a run full: enqueues rows, collects their results, deletes their jobs.
 
-A row is in Redis from before its job is made until after its result is durable in the sink, and
-whatever happens in between, running the row again finds the job or makes it.
+A row is in Redis from before its job is enqueued until after its result is durable in the sink.
+Running the row again at any time in between finds the job or makes it.
 
-Rows that have ended are heard of on one stream for the whole run. It is not believed: an entry
-says which job to look at. Every `RECONCILE_SECONDS`, and after any trouble with Redis, all rows of
-the window are looked at, for servers lose data, by a restart so short that redis-py hides it even,
-and tools that know nothing of the stream end jobs.
+One stream per run names the jobs that have ended. An entry is only a hint to look at that job.
+Every `RECONCILE_SECONDS`, and after each outage, all rows of the window are looked at: a server may
+lose data in a restart so short that redis-py hides it, and other tools end jobs without an entry.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import Protocol
 
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from omlx_producer.bulk.ended import EndedStream
 from omlx_producer.bulk.jobs import (
+    EndedStream,
+    delete_jobs,
     job_id_of,
-    let_go,
     read_endings,
     read_origins,
     read_statuses,
     withdraw,
 )
 from omlx_producer.bulk.row import BadRow, Row, RowResult
-from omlx_producer.bulk.sink import Sink
 from omlx_producer.bulk.window import DEFAULT_WINDOW, InFlight, Window
 from omlx_producer.enqueue import JOB_SECONDS, Limits, NewJob, enqueue
-from omlx_producer.outcome import ENDINGS, Outcome
+from omlx_producer.outcome import ENDINGS
 from omlx_producer.protocol import ENDED_SECONDS, Priority, queue_name
 
-# One MULTI of this many jobs holds other clients up for about half a millisecond.
-FEED = 100
+# A MULTI of this many jobs delays other clients by about half a millisecond.
+CHUNK = 100
 LOOK = 200
-# How many results, or seconds, one write to the disk is for.
+# Results, or seconds, per write to the disk.
 GROUP = 256
 GROUP_SECONDS = 0.25
 RECONCILE_SECONDS = 30.0
@@ -46,15 +45,24 @@ WITHDRAW_SECONDS = 0.5
 MAX_LOSSES = 3
 
 
-class Runner:
-    """Runs the rows of one run.
+class Sink(Protocol):
+    """Where results go, and what says which rows are done."""
+
+    def commit(self, results: Sequence[RowResult]) -> None:
+        """Make results durable; their jobs stay in Redis until this returns.
+
+        A commit that was cut off may be repeated. It must count each result once.
+        """
+
+
+class Feed:
+    """Takes the rows of a run through Redis.
 
     Args:
-        run: the run's id, which its jobs carry.
-        rows: what is to run, each row once.
-        sink: where results go.
-        on_results: told of results that are durable.
-        rerun_failures: run rows again whose jobs from an earlier run are still there, failed.
+        run: the id of the run, part of the ids of its jobs.
+        rows: the rows to run, each once.
+        on_results: called with results that are durable.
+        rerun_failures: run a row again if Redis holds its failed job of an earlier run.
     """
 
     def __init__(
@@ -75,7 +83,7 @@ class Runner:
         self._rows: Iterator[Row | BadRow] = iter(rows)
         self._sink = sink
         self._priority: Priority = priority
-        # Results outlive a client that is away for a week; the window bounds how many there are.
+        # Results outlive a client that is away for a week. The window bounds their number.
         self._limits = Limits(job_timeout, ENDED_SECONDS, ENDED_SECONDS)
         self._on_results = on_results
         self._rerun_failures = rerun_failures
@@ -94,17 +102,17 @@ class Runner:
 
     @property
     def in_flight(self) -> int:
-        """Rows that are in Redis and have no result here yet."""
+        """Rows in Redis that have no result here yet."""
         return len(self._window)
 
     @property
     def job_ids(self) -> list[str]:
-        """The jobs of those rows."""
+        """The jobs of the rows in flight."""
         return [flight.job_id for flight in self._window]
 
     @property
     def exhausted(self) -> bool:
-        """Whether all rows have been brought in."""
+        """Whether all rows have entered."""
         return self._exhausted
 
     @property
@@ -113,14 +121,17 @@ class Runner:
         return not self._exhausted or bool(self._window or self._settled or self._durable)
 
     def turn(self, wait: float) -> None:
-        """Do what there is to do, waiting at most so many seconds for rows to end.
+        """Do what is due.
+
+        Args:
+            wait: seconds to wait for rows to end, at most.
 
         Raises:
-            redis.exceptions.RedisError: nothing is lost then; call `recover`, then go on.
+            redis.exceptions.RedisError: nothing is lost; call `recover` and try again.
             OSError: if the sink cannot be written.
         """
-        self._let_go()
-        self._feed()
+        self._delete_durable()
+        self._enter()
         if self._stopping:
             self._withdraw()
         self._collect(wait)
@@ -130,48 +141,48 @@ class Runner:
             self._commit()
 
     def recover(self) -> None:
-        """Trust nothing that was known of Redis: it was away, and may have forgotten."""
+        """Look at everything again: Redis was away and may have lost data."""
         self._ended.rewind()
         self._reconciled_at = float("-inf")
 
-    def stop_feeding(self) -> None:
-        """Take the rows that wait out of Redis and go on only until those that run are over."""
+    def stop(self) -> None:
+        """Withdraw the rows that wait. The feed is done when those that run are over."""
         self._rows = iter(())
         self._exhausted = self._stopping = True
 
     def sweep(self) -> None:
-        """Let go of what earlier runs have left: jobs of rows that are done, edited or removed.
+        """Delete the jobs that earlier runs left behind, of rows that are done, edited or removed.
 
-        Only when this run has gone through all rows.
+        Call only at the end of all rows.
         """
         while self._ended.read(None):
             pass
         strays = list(self._ended.entries)
         origins = read_origins(self._connection, strays)
         with self._connection.pipeline(transaction=False) as pipe:
-            let_go(pipe, origins)
+            delete_jobs(pipe, origins)
             self._ended.delete(pipe, strays)
             pipe.execute()
         self._ended.forget(strays)
         self._ended.drop_if_empty()
 
-    # Feeding
+    # Entering
 
     @property
     def _room(self) -> int:
         return 0 if self._exhausted else self._window.room(len(self._settled))
 
-    def _feed(self) -> None:
-        """Bring in up to `FEED` rows; bad ones are settled and need no room in Redis."""
+    def _enter(self) -> None:
+        """Enqueue up to `CHUNK` rows. Bad rows are settled and take no room in Redis."""
         flights = []
-        for _ in range(FEED):
+        for _ in range(CHUNK):
             if not self._room:
                 break
             row = next(self._rows, None)
             if row is None:
                 self._exhausted = True
             elif isinstance(row, BadRow):
-                self._settle(RowResult(row, "", code=row.code, reason=row.reason))
+                self._settle(RowResult.of_bad(row))
             else:
                 flights.append(self._window.join(job_id_of(self._run, row), row))
         if not flights:
@@ -180,7 +191,7 @@ class Runner:
         self._enqueue([flight for flight in flights if not flight.enqueued])
 
     def _adopt(self, flights: list[InFlight]) -> None:
-        """Find the jobs that an earlier run of these rows has left, and what came of them."""
+        """Find the jobs of these rows from an earlier run, and their results."""
         statuses = read_statuses(self._connection, [flight.job_id for flight in flights])
         ended = []
         for flight, status in zip(flights, statuses, strict=True):
@@ -190,9 +201,9 @@ class Runner:
         self._look_at(ended, rerun_failures=self._rerun_failures)
 
     def _enqueue(self, flights: list[InFlight]) -> None:
-        for start in range(0, len(flights), FEED):
-            chunk = flights[start : start + FEED]
-            # Once: another feeder may have enqueued them while this one slept.
+        for start in range(0, len(flights), CHUNK):
+            chunk = flights[start : start + CHUNK]
+            # Once: another feeder may have enqueued them while this process slept.
             jobs = [NewJob(f.job_id, f.row.request, self._priority, once=True) for f in chunk]
             enqueue(self._connection, jobs, self._limits, self._queue)
             for flight in chunk:
@@ -201,7 +212,7 @@ class Runner:
     # Collecting
 
     def _collect(self, wait: float) -> None:
-        """Read the stream; wait only where there is nothing else to do meanwhile."""
+        """Read the stream; wait only if there is nothing else to do."""
         if self._settled:
             wait = min(wait, GROUP_SECONDS)
         idle = self._window and not self._room
@@ -209,7 +220,7 @@ class Runner:
         self._look_at([job_id for job_id in ended if job_id in self._window])
 
     def _look_at(self, job_ids: list[str], *, rerun_failures: bool = False) -> None:
-        """Settle the rows of jobs that have ended; run those again whose jobs are gone."""
+        """Settle the rows of ended jobs; enqueue again the rows whose jobs are gone."""
         again: list[InFlight] = []
         for job_id, outcome in read_endings(self._connection, job_ids).items():
             flight = self._window[job_id]
@@ -221,7 +232,7 @@ class Runner:
             elif outcome is None or (rerun_failures and outcome.ending != "finished"):
                 again.append(flight)
             else:
-                self._settle(_result(flight.row, outcome))
+                self._settle(RowResult.of_job(flight.row, outcome))
         if again:
             for flight in again:
                 flight.enqueued = False
@@ -229,7 +240,7 @@ class Runner:
             self._enqueue(again)
 
     def _reconcile(self) -> None:
-        """Look at every row of the window, whatever the stream has said."""
+        """Look at every row of the window."""
         ids = [flight.job_id for flight in self._window]
         for start in range(0, len(ids), LOOK):
             chunk = ids[start : start + LOOK]
@@ -265,19 +276,18 @@ class Runner:
         self._sink.commit(self._settled)
         self._durable, self._settled = self._settled, []
         self._on_results(self._durable)
-        self._let_go()
+        self._delete_durable()
 
-    def _let_go(self) -> None:
-        """Remove from Redis what is durable elsewhere. Safe to do twice."""
-        jobs = [(r.job_id, r.row) for r in self._durable if isinstance(r.row, Row)]
-        if jobs:
+    def _delete_durable(self) -> None:
+        """Delete the jobs whose results are durable. Safe to repeat."""
+        if jobs := [(r.job_id, r.row) for r in self._durable if isinstance(r.row, Row)]:
             self._delete(jobs)
         self._durable = []
 
     def _delete(self, jobs: list[tuple[str, Row]]) -> None:
         ids = [job_id for job_id, _ in jobs]
         with self._connection.pipeline(transaction=False) as pipe:
-            let_go(pipe, self._by_queue(jobs))
+            delete_jobs(pipe, self._by_queue(jobs))
             self._ended.delete(pipe, ids)
             pipe.execute()
         self._ended.forget(ids)
@@ -288,11 +298,3 @@ class Runner:
             name = queue_name(row.request.model, self._priority)
             by_queue.setdefault(name, []).append(job_id)
         return by_queue
-
-
-def _result(row: Row, outcome: Outcome) -> RowResult:
-    if outcome.ending == "finished" and isinstance(outcome.body, dict):
-        return RowResult(row, outcome.job_id, body=outcome.body)
-    code = outcome.ending if outcome.ending != "finished" else "no_response"
-    reason = outcome.error or "the job's result is no response body"
-    return RowResult(row, outcome.job_id, code=code, reason=reason)

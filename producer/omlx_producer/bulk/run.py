@@ -1,42 +1,40 @@
-"""A run on this machine: a file of requests in, a file of results out."""
+"""A whole run: a file of requests in, a file of results out; or all its rows left to Redis."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.driving import Interrupts, drive
-from omlx_producer.bulk.index import RowIndex
-from omlx_producer.bulk.making import RowMaker, Shape
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.loop import drive
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.ordering import balanced
 from omlx_producer.bulk.output import OutputFiles, errors_path, require_output, results_path
-from omlx_producer.bulk.planning import Plan, plan_rows
-from omlx_producer.bulk.progress import Style, make_display
-from omlx_producer.bulk.readers import Format, estimate_rows, format_of, read_records
-from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
+from omlx_producer.bulk.progress import BadRowReporter, Style, make_display
+from omlx_producer.bulk.records import Format, estimate_rows, format_of, open_input, read_records
+from omlx_producer.bulk.row import RowResult
 from omlx_producer.bulk.runfile import RunFile
-from omlx_producer.bulk.runner import Runner
+from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.protocol import Priority
-from omlx_producer.trouble import passes
-
-SHOWN_BAD_ROWS = 20
+from omlx_producer.outage import passes
+from omlx_producer.protocol import ModelInfo, Priority
+from omlx_producer.signals import StopSignals
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to run and how; what a run file keeps of it is `settings`.
+class RunOptions:
+    """What to run, and how.
 
     Attributes:
         input: a path, or ``-`` for stdin.
@@ -51,81 +49,74 @@ class Job:
     require_known_model: bool = True
 
     @classmethod
-    def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> Job:
-        """A job on an input, whose format its name says unless it is given.
+    def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
+        """Options for an input. Without ``kind``, its name says which format it has.
 
         Raises:
             InvalidRequest: if there is no such input or no such format.
         """
         kind = kind or format_of(name)
         if name == "-" and kind == "parquet":
-            raise InvalidRequest("-: Parquet can not be read from stdin; give a file")
+            raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
         if name != "-" and not Path(name).is_file():
             raise InvalidRequest(f"{name}: there is no such file; give an input, or - for stdin")
         return cls(name, kind, shape, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `from_settings` makes the job from again, in JSON's types."""
+        """The options in JSON's types, for the run file."""
         name = self.input if self.input == "-" else str(Path(self.input).resolve())
         return {**asdict(self), "input": name}
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], **changes: Any) -> Job:
+    def from_settings(cls, settings: dict[str, Any], **changes: Any) -> RunOptions:
+        """Options from a run file, with some of them changed."""
         known = {**settings, **changes}
         shape = Shape(**known.pop("shape"))
         return cls.of(known.pop("input"), known.pop("kind"), shape, **known)
 
-
-@contextlib.contextmanager
-def open_input(name: str) -> Iterator[IO[bytes]]:
-    """An input as bytes; stdin stays open."""
-    if name == "-":
-        yield sys.stdin.buffer
-        return
-    with Path(name).open("rb") as stream:
-        yield stream
+    def row_maker(self, models: Mapping[str, ModelInfo]) -> RowMaker:
+        """See `RowMaker` for the errors."""
+        return RowMaker(self.kind, self.shape, models, require_known_model=self.require_known_model)
 
 
-def run_job(
+def run_here(
     producer: Producer,
-    job: Job,
+    options: RunOptions,
     output: Path,
     *,
     ordered: bool = False,
     only_failures: bool = False,
     progress: Style = "auto",
 ) -> tuple[bool, int]:
-    """Run a job, or what is missing of it.
+    """Run the rows that have no result yet, or only those that failed.
 
     Returns:
-        whether it went to its end (False: interrupted), and how many rows of the output have
+        whether it reached the end (False: interrupted), and how many rows of the output have
         failed, in this run or an earlier one.
 
     Raises:
-        InvalidRequest: if input or output can not be what they are meant to be.
+        InvalidRequest: if input or output cannot be used.
         redis.exceptions.RedisError: if Redis was away for too long.
-        OSError: if a file can not be read or written.
+        OSError: if a file cannot be read or written.
         KeyboardInterrupt: at the second interrupt.
     """
     require_output(output)
-    _keep_input(job, output)
-    maker = RowMaker(
-        job.kind, job.shape, producer.models(), require_known_model=job.require_known_model
-    )
+    _require_distinct(options, output)
+    maker = options.row_maker(producer.models())
     with (
         RunFile.open(output) as run_file,
         contextlib.closing(RowIndex()) as index,
         contextlib.closing(OutputFiles(output, index)) as files,
-        open_input(job.input) as stream,
+        open_input(options.input) as stream,
     ):
-        if run_file.settings != job.settings:
-            run_file.settings = job.settings
+        if run_file.settings != options.settings:
+            run_file.settings = options.settings
             run_file.save()
         if files.torn:
             click.echo(f"cut off {files.torn} bytes of a line that a kill had torn", err=True)
-        plan, meter = Plan(), Meter(total=_estimate(job, index, only_failures))
-        records = read_records(stream, job.kind)
+        plan, meter = Plan(), Meter(total=_estimate(options, index, only_failures))
+        records = read_records(stream, options.kind)
         rows = plan_rows(records, maker.make, index, plan, only_failures=only_failures)
         display, reporter = make_display(progress), BadRowReporter(errors_path(output))
 
@@ -139,70 +130,72 @@ def run_job(
                 meter.total = max(meter.total or 0, plan.rows) if meter.total else None
             display.update(meter)
 
-        runner = Runner(
+        feed = Feed(
             producer.connection,
             run_file.run,
             balanced(rows),
             files,
-            window=job.window,
-            priority=job.priority,
-            job_timeout=job.job_timeout,
+            window=options.window,
+            priority=options.priority,
+            job_timeout=options.job_timeout,
             on_results=count,
             rerun_failures=only_failures,
         )
-        interrupts = Interrupts()
+        signals = StopSignals()
         try:
-            with interrupts.caught():
-                finished = drive(runner, interrupts, show)
+            with signals.caught():
+                finished = drive(feed, signals, show)
                 if finished:
                     files.finish(ordered=ordered)
                     if not only_failures:
-                        _sweep(runner)
+                        _sweep(feed)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
             display.end(meter)
         return finished, index.count(ok=False)
 
 
-def _sweep(runner: Runner) -> None:
-    """Let go of what earlier runs have left; what an outage keeps from it expires by itself."""
+def detach(producer: Producer, options: RunOptions) -> Batch:
+    """Put all rows into a new batch. Rows that can never run have their error at once.
+
+    Raises:
+        InvalidRequest: if the input cannot be read.
+        redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
+    """
+    maker = options.row_maker(producer.models())
+    batch = Batch.create(
+        producer.connection,
+        priority=options.priority,
+        window=options.window,
+        job_timeout=options.job_timeout,
+    )
+    with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
+        records = read_records(stream, options.kind)
+        batch.upload(plan_rows(records, maker.make, index, Plan()))
+    return batch
+
+
+def _sweep(feed: Feed) -> None:
+    """Delete what earlier runs left behind. What an outage keeps here expires by itself."""
     try:
-        runner.sweep()
+        feed.sweep()
     except RedisError as error:
         if not passes(error):
             raise
 
 
-class BadRowReporter:
-    """Says which lines of the input are bad, the first few of them."""
-
-    def __init__(self, errors: Path) -> None:
-        self._errors = errors
-        self._count = 0
-
-    def report(self, results: list[RowResult]) -> None:
-        for row in (result.row for result in results):
-            if not isinstance(row, BadRow):
-                continue
-            self._count += 1
-            if self._count <= SHOWN_BAD_ROWS:
-                click.echo(row.reason, err=True)
-            elif self._count == SHOWN_BAD_ROWS + 1:
-                click.echo(f"more bad lines are in {self._errors}", err=True)
-
-
-def _keep_input(job: Job, output: Path) -> None:
+def _require_distinct(options: RunOptions, output: Path) -> None:
     """Refuse an output that is the input.
 
     Raises:
         InvalidRequest: with the remedy.
     """
     written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
-    if job.input != "-" and Path(job.input).resolve() in written:
+    if options.input != "-" and Path(options.input).resolve() in written:
         raise InvalidRequest(f"{output}: would write over the input; give another output")
 
 
-def _estimate(job: Job, index: RowIndex, only_failures: bool) -> int | None:
+def _estimate(options: RunOptions, index: RowIndex, only_failures: bool) -> int | None:
     if only_failures:
         return index.count(ok=False)
-    return None if job.input == "-" else estimate_rows(Path(job.input), job.kind)
+    return None if options.input == "-" else estimate_rows(Path(options.input), options.kind)

@@ -1,18 +1,20 @@
-"""From a record of the input to a row: which request it is, checked as for any other job."""
+"""How the records of an input become requests."""
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any
 
-from omlx_producer.bulk.readers import Format, Record
+from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import BadRow, Row, digest_of
-from omlx_producer.bulk.template import Template
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.models import only_model, require_fit, require_known
-from omlx_producer.options import build_fields
 from omlx_producer.protocol import GenerationRequest, ModelInfo
+from omlx_producer.request import text_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
@@ -22,13 +24,13 @@ MAX_ID_CHARACTERS = 512
 
 @dataclass(frozen=True)
 class Shape:
-    """How records become requests.
+    """The options that say how records become requests.
 
     Attributes:
         template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines.
-        id_field: the field of an object that is its custom_id.
-        model: the model for all rows, whatever they name.
-        sampling: fields for rows that do not set them.
+        id_field: the field of an object that holds its custom_id.
+        model: the model of all rows, whatever they name.
+        sampling: fields of the request, for rows that do not set them.
     """
 
     template: str | None = None
@@ -39,15 +41,63 @@ class Shape:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Template:
+    """A prompt with fields in braces, as in ``Summarise: {text}``. ``{{`` and ``}}`` are braces.
+
+    Unlike `str.format` it reads no attributes or items of values, so no template can run code.
+
+    Raises:
+        InvalidRequest: if braces do not match, or a field is more than a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--template: got {text!r} ({error}); write {{field}} for a field and {{{{ or }}}} "
+                "for a brace"
+            ) from None
+        for _, name, spec, conversion in parts:
+            if name is not None and (spec or conversion or not name):
+                raise InvalidRequest(
+                    f"--template: got the field {{{name}...}}; give a name alone, and write "
+                    "{{ or }} for a brace"
+                )
+        self._parts = [(literal, name) for literal, name, _, _ in parts]
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The prompt of one row.
+
+        Raises:
+            InvalidRequest: if the row lacks a field.
+        """
+        return "".join(
+            literal + (self._value(values, name) if name is not None else "")
+            for literal, name in self._parts
+        )
+
+    def _value(self, values: Mapping[str, Any], name: str) -> str:
+        value = values.get(name)
+        if value is None:
+            known = ", ".join(column for column in values if column is not None)
+            raise InvalidRequest(
+                f"{name}: the template needs it and the row has none; the row has {known}"
+            )
+        if isinstance(value, str | datetime.date | datetime.time):
+            return str(value)
+        return json.dumps(value, default=str)
+
+
 class RowMaker:
     """Makes rows of records.
 
     Args:
-        models: the models that are known, by alias.
-        require_known_model: False also takes rows for models that no worker has announced.
+        models: the known models, by alias.
+        require_known_model: False also takes models that no worker has announced.
 
     Raises:
-        InvalidRequest: if the template is none, or no row could have a model that is known.
+        InvalidRequest: if the template is invalid, or no row can have a known model.
     """
 
     def __init__(
@@ -70,7 +120,7 @@ class RowMaker:
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
 
     def make(self, record: Record) -> Row | BadRow:
-        """The row of a record, or what is wrong with it."""
+        """The row of a record; a `BadRow` if it has no valid request."""
         if record.value is None:
             return _bad(record, None, "unparsable", record.problem, own_id=False)
         custom_id = None
@@ -107,11 +157,11 @@ class RowMaker:
             fields = _batch_body(values)
         else:
             text = values if isinstance(values, str) else self._template.render(values or {})
-            fields = build_fields(text, chat=shape.chat, system=shape.system, sampling={})
+            fields = text_fields(text, chat=shape.chat, system=shape.system)
         for name, value in shape.sampling.items():
             if name != "max_completion_tokens" or "max_tokens" not in fields:
                 fields.setdefault(name, value)
-        # Nobody listens to the tokens of a row: they would only cost.
+        # Nobody reads the tokens of a row; publishing them would only cost.
         fields.pop("stream", None)
         if shape.model is not None:
             fields["model"] = shape.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omlx_producer.settings import DEFAULT_REDIS_URL, redis_url, without_password
+from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from omlx_worker.decode.thread import Counters
-from omlx_worker.drafting import DraftCounts
+from omlx_worker.decode.counters import Counters, DraftCounts
 from omlx_worker.engine.interface import Emission
 
 

@@ -11,10 +11,10 @@ import redis
 from omlx_producer import UnknownJob
 from omlx_producer.bulk import batch as batch_module
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch
-from omlx_producer.bulk.feeding import Feeder
+from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.row import BadRow, Row
 from tests.helpers.workers import wait_for
-from tests.integration.producer.bulk.test_runner import rows
+from tests.integration.producer.bulk.test_feed import rows
 
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
 

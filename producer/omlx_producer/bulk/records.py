@@ -1,14 +1,16 @@
-"""Records of an input, one at a time: JSONL, plain text, CSV and Parquet.
+"""Reads the records of an input: JSONL, plain text, CSV or Parquet.
 
-Lines are counted from 1, blank ones included. What can not be read becomes a record with a
-problem, and reading goes on behind it.
+Lines are counted from 1, blank ones included. A line that cannot be read becomes a record with a
+problem, and reading continues after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ _SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-# A prompt of the protocol's greatest length fits, each character escaped.
+# The longest prompt of the protocol fits, with each character escaped.
 MAX_LINE_BYTES = 64 * 2**20
 PARQUET_ROWS = 256
 COUNT_BYTES = 1 << 20
@@ -34,7 +36,7 @@ COUNT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one line or row of an input holds, or why it holds nothing."""
+    """The content of one line or row of an input; None with a problem."""
 
     line: int
     value: str | dict[str, Any] | None
@@ -42,17 +44,17 @@ class Record:
 
 
 def format_of(name: str) -> Format:
-    """The format of an input, by its name; that of stdin is JSONL.
+    """The format of an input, from its name. Stdin is JSONL.
 
     Raises:
-        InvalidRequest: if the name does not say.
+        InvalidRequest: if the suffix is unknown.
     """
     if name == "-":
         return "jsonl"
     suffix = Path(name).suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidRequest(
-            f"{name}: its name does not say what it is; give --format {'|'.join(FORMATS)}"
+            f"{name}: the suffix does not name a format; give --format {'|'.join(FORMATS)}"
         )
     return _SUFFIXES[suffix]
 
@@ -61,14 +63,14 @@ def read_records(stream: IO[bytes], kind: Format) -> Iterator[Record]:
     """The records of an open input.
 
     Raises, while iterating:
-        InvalidRequest: if the input as a whole is none of its kind.
+        InvalidRequest: if the whole input is not of this format.
     """
     readers = {"jsonl": _read_jsonl, "text": _read_text, "csv": _read_csv, "parquet": _read_parquet}
     return readers[kind](stream)
 
 
 def estimate_rows(path: Path, kind: Format) -> int:
-    """About how many rows a file has: lines where rows are lines."""
+    """The number of rows of a file; an estimate where lines may be blank or span cells."""
     if kind == "parquet":
         return int(_open_parquet(path).metadata.num_rows)
     with path.open("rb") as stream:
@@ -80,8 +82,34 @@ def estimate_rows(path: Path, kind: Format) -> int:
     return max(0, lines - 1) if kind == "csv" else lines
 
 
+@contextlib.contextmanager
+def open_input(name: str) -> Iterator[IO[bytes]]:
+    """Open an input as bytes. ``-`` is stdin, which stays open."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(name).open("rb") as stream:
+        yield stream
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        InvalidRequest: if pyarrow is not installed.
+    """
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InvalidRequest(
+            "Parquet needs pyarrow, which is not installed; pip install 'omlx-queue[parquet]'"
+        ) from None
+    return arrow, parquet
+
+
 def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers; None for one that is too long."""
+    """Lines with their numbers; None for a line that is too long."""
     number = 0
     while line := stream.readline(MAX_LINE_BYTES):
         number += 1
@@ -132,12 +160,12 @@ def _parsed(number: int, text: str) -> Record:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    # What is not UTF-8 becomes a lone surrogate, which the request's model refuses for its row.
+    # A byte that is not UTF-8 becomes a lone surrogate, which validation refuses for its row alone.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.DictReader(text, strict=True)
     try:
@@ -179,12 +207,7 @@ def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
 
 
 def _open_parquet(source: Path | IO[bytes]) -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise InvalidRequest(
-            "Parquet needs pyarrow, which is not installed; pip install 'omlx-queue[parquet]'"
-        ) from None
+    _, parquet = import_pyarrow()
     try:
         return parquet.ParquetFile(source)
     except ValueError as error:
@@ -192,4 +215,4 @@ def _open_parquet(source: Path | IO[bytes]) -> Any:
 
 
 def _no_parquet(error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the Parquet input can not be read ({error}); give a whole Parquet file")
+    return InvalidRequest(f"the Parquet input cannot be read ({error}); give a whole Parquet file")

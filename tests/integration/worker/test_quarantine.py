@@ -7,8 +7,8 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer.cancel import cancel_job
-from omlx_worker.queue.claim import ClaimedJob
-from omlx_worker.queue.quarantine import PROBATION_SECONDS, RUN_FIELDS
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, RUN_FIELDS
 from tests.helpers.leases import claim, done, expire, failed, kill, table
 from tests.helpers.workers import enqueue, queue, status
 
@@ -21,7 +21,7 @@ def crash(connection: Redis, times: int, *jobs: Job) -> None:
         kill(connection, leases)
 
 
-def ids(claimed: list[ClaimedJob]) -> list[str]:
+def ids(claimed: list[Claim]) -> list[str]:
     return [job.id for job in claimed]
 
 
@@ -31,8 +31,8 @@ def suspects(connection: Redis, count: int = 1, priority: str = "default") -> li
     return jobs
 
 
-def outlive_probation(job: ClaimedJob, times: float = 1) -> None:
-    job.claimed_at -= times * PROBATION_SECONDS + 1
+def outlive_probation(job: Claim, times: float = 1) -> None:
+    job.claimed_at -= times * QUARANTINE_SECONDS + 1
 
 
 # Who runs alone

@@ -13,7 +13,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from omlx_producer.trouble import passes
+from omlx_producer.outage import Outage, passes
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,40 @@ def test_trouble_that_passes_is_known(error: RedisError) -> None:
 )
 def test_what_does_not_pass_is_known_too_whatever_a_prompt_says(error: Exception) -> None:
     assert not passes(error)
+
+
+def test_trouble_that_passes_is_waited_for() -> None:
+    now = [0.0]
+    outage = Outage(clock=lambda: now[0])
+    assert outage.failed(ResponseError("BUSY Redis is busy running a script")) > 0
+    now[0] = 3.0
+    outage.failed(ConnectionError("refused"))
+    assert outage.seconds == 3
+    outage.answered()
+    assert outage.seconds == 0
+
+
+def test_what_does_not_pass_is_raised() -> None:
+    error = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        Outage().failed(error)
+
+
+def test_pauses_double_up_to_a_bound_and_begin_again() -> None:
+    outage = Outage(first=0.1, longest=1.0)
+    lost = ConnectionError("away")
+    for longest in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert longest / 2 <= outage.failed(lost) <= longest
+    outage.answered()
+    assert outage.failed(lost) <= 0.1
+
+
+def test_two_outages_have_different_pauses() -> None:
+    outages = [Outage(), Outage()]
+    pauses = [[outage.failed(ConnectionError("away")) for _ in range(12)] for outage in outages]
+    assert pauses[0] != pauses[1]
+
+
+def test_an_outage_of_hours_has_a_pause_like_any_other() -> None:
+    outage = Outage(longest=2.0)
+    assert max(outage.failed(ConnectionError("away")) for _ in range(3000)) <= 2.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.bulk import readers
-from omlx_producer.bulk.readers import Record, estimate_rows, format_of, read_records
+from omlx_producer.bulk import records as records_module
+from omlx_producer.bulk.records import Record, estimate_rows, format_of, read_records
 
 
 def read(text: str | bytes, kind: Any = "jsonl") -> list[Record]:
@@ -29,7 +29,7 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
     [
         ("nonsense", "not JSON"),
         ("[1]", "not a JSON object"),
-        ('{"a": NaN}', "not JSON (NaN is no JSON)"),
+        ('{"a": NaN}', "not JSON (NaN is not JSON)"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": 1} {"b": 2}', "not JSON"),
     ],
@@ -53,7 +53,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 
 
 def test_a_line_longer_than_the_limit_is_skipped_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 10)
     bad, good = read("x" * 35 + "\nshort\n", "text")
     assert "longer than 10 bytes" in bad.problem
     assert good == Record(2, "short")
@@ -86,7 +86,7 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"
     path.write_text("nonsense")
-    with pytest.raises(InvalidRequest, match=r"can not be read .* give a whole Parquet file"):
+    with pytest.raises(InvalidRequest, match=r"cannot be read .* give a whole Parquet file"):
         read(path.read_bytes(), "parquet")
     with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
         estimate_rows(path, "parquet")
@@ -96,12 +96,12 @@ def test_parquet_that_is_broken_inside_is_refused_behind_its_good_rows(tmp_path:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "rows.parquet"
-    texts = [f"{n} " + "x" * 200 for n in range(2 * readers.PARQUET_ROWS)]
+    texts = [f"{n} " + "x" * 200 for n in range(2 * records_module.PARQUET_ROWS)]
     table = arrow.table({"text": texts})
     parquet.write_table(
         table,
         path,
-        row_group_size=readers.PARQUET_ROWS,
+        row_group_size=records_module.PARQUET_ROWS,
         compression="none",
         use_dictionary=False,
     )

@@ -1,4 +1,4 @@
-"""The request's fields as command line options, named as the fields are."""
+"""The sampling fields of a request as command line options of the same names."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import click
 _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
     (("--temperature",), float, "0 takes the most likely token; up to 2."),
-    (("--top-p",), float, "Keep the likeliest tokens up to this sum of probabilities."),
+    (("--top-p",), float, "Keep the likeliest tokens up to this total probability."),
     (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),
-    (("--min-p",), float, "Keep tokens at least this likely, relative to the likeliest."),
-    (("--repetition-penalty",), float, "Above 1 makes tokens that occurred less likely."),
-    (("--presence-penalty",), float, "Subtracted from the logits of tokens that occurred."),
-    (("--frequency-penalty",), float, "The same, times how often they occurred."),
+    (("--min-p",), float, "Keep tokens this likely relative to the likeliest."),
+    (("--repetition-penalty",), float, "Above 1 makes repeated tokens less likely."),
+    (("--presence-penalty",), float, "Subtracted from the logits of repeated tokens."),
+    (("--frequency-penalty",), float, "Subtracted once per occurrence of the token."),
     (("--seed",), int, "The same seed gives the same text."),
     (("--n",), int, "Generate this many choices."),
-    (("--draft-depth",), int, "Draft at most this many tokens a step."),
+    (("--draft-depth",), int, "Draft at most this many tokens per step."),
     (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
 )
 
@@ -43,7 +43,7 @@ def _texts(
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field that says how to generate."""
+    """Add an option for each sampling field."""
     options = [
         click.option(*names, names[0].strip("-").replace("-", "_"), type=kind, help=text)
         for names, kind, text in _NUMBERS
@@ -58,27 +58,21 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Add to a token's logit; repeatable.",
         ),
         click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
-        click.option("--draft/--no-draft", default=None, help="Speculate where the model can."),
+        click.option("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
         click.option(
             "--completion-window",
             metavar="TIME",
-            help="Fail what is not finished so long after submission, as in 24h or 90m.",
+            help="Fail if not finished in this time, as in 24h or 90m.",
         ),
-        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end token."),
+        click.option(
+            "--ignore-eos", is_flag=True, default=None, help="Continue after the end token."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def build_fields(
-    text: str, *, chat: bool, system: str | None, sampling: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The fields of a request for a text: a prompt, or with ``chat`` a user message."""
-    fields = {name: value for name, value in sampling.items() if value is not None}
-    if not chat:
-        return {**fields, "prompt": text}
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return {**fields, "messages": messages}
+def given(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the user gave."""
+    return {name: value for name, value in sampling.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Feeding detached batches: the same runner as for files, with Redis at both ends."""
+"""Feeds detached batches to the workers: rows come from Redis, and results go back there."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from omlx_producer.bulk.batch import (
     BatchState,
     open_batches,
 )
+from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import job_id_of, read_statuses
-from omlx_producer.bulk.lines import write_line
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.ordering import balanced
-from omlx_producer.bulk.row import Row, RowResult
-from omlx_producer.bulk.runner import Runner
+from omlx_producer.bulk.row import Row, RowResult, write_line
 from omlx_producer.errors import OmlxQueueError, UnknownJob
 
-# A feeder that is silent for as long has died or sleeps; another one takes over.
+# After this long without a renewal another feeder takes over.
 LOCK_SECONDS = 15.0
 LOOK_SECONDS = 1.0
 WAIT_SECONDS = 0.5
 
-# A result takes the place of its row. A row that is gone has its result: an answer was lost and
-# the call repeated, or another feeder has taken over.
+# A result replaces its row. A row that is gone has its result: the call was repeated after a lost
+# answer, or another feeder took over.
 _SETTLE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 for i = 2, #ARGV, 7 do
@@ -56,14 +55,14 @@ return 1
 
 
 class LockLost(OmlxQueueError):
-    """Another feeder has this batch now."""
+    """Another feeder has taken over this batch."""
 
 
 class BatchSink:
-    """The sink of a batch; see `omlx_producer.bulk.sink.Sink`.
+    """The sink of a batch; see `omlx_producer.bulk.feed.Sink`.
 
     Args:
-        token: of the lock under which results may be written.
+        token: of the batch's lock. Only its holder may write results.
     """
 
     def __init__(self, batch: Batch, token: bytes) -> None:
@@ -72,7 +71,7 @@ class BatchSink:
         self._settle = batch.connection.register_script(_SETTLE)
 
     def commit(self, results: Sequence[RowResult]) -> None:
-        """Put results in the place of their rows.
+        """Replace rows by their results.
 
         Raises:
             LockLost: if another feeder has taken over.
@@ -95,7 +94,7 @@ class BatchSink:
 
 
 class BatchFeed:
-    """One batch that this process feeds, while it has its lock."""
+    """A batch that this process feeds while it holds the lock."""
 
     def __init__(self, batch: Batch, state: BatchState, lock: Lock) -> None:
         self.batch = batch
@@ -104,9 +103,9 @@ class BatchFeed:
         self._cancelling = False
         rows, window = batch.unfinished(), state.window
         if state.state == CANCELLING:
-            # Only what another feeder has left, and room to find that there is no more of it.
+            # Only rows with jobs, left by another feeder. All of them must fit the window.
             rows, window = _in_redis(batch, rows, lock), 2 * window
-        self._runner = Runner(
+        self._feed = Feed(
             batch.connection,
             batch.run,
             balanced(rows),
@@ -121,11 +120,11 @@ class BatchFeed:
 
     @classmethod
     def begin(cls, batch: Batch) -> BatchFeed | None:
-        """Take a batch; None if another feeder has it, or it needs none.
+        """Take a batch; None if another feeder has it, or it needs no feeder.
 
         Raises:
             LockLost: if another feeder has taken over meanwhile.
-            UnknownJob: if there is no such batch any more.
+            UnknownJob: if the batch no longer exists.
         """
         lock = Lock(batch.connection, batch.lock_key, timeout=LOCK_SECONDS, thread_local=False)
         if not lock.acquire(blocking=False):
@@ -137,7 +136,7 @@ class BatchFeed:
         return cls(batch, state, lock)
 
     def turn(self, wait: float) -> bool:
-        """Go on; returns whether anything is left to do.
+        """Feed the batch a little; returns whether anything is left to do.
 
         Raises:
             LockLost: if another feeder has taken over.
@@ -149,24 +148,24 @@ class BatchFeed:
         if now - self._looked_at > LOOK_SECONDS:
             self._look(self.batch.read().state)
             self._looked_at = now
-        self._runner.turn(wait)
-        if self._runner.busy:
+        self._feed.turn(wait)
+        if self._feed.busy:
             return True
-        self._runner.sweep()
+        self._feed.sweep()
         self.batch.end("cancelled" if self._cancelling else "done")
         self.leave()
         return False
 
     def recover(self) -> None:
-        """See `Runner.recover`."""
-        self._runner.recover()
+        """See `Feed.recover`."""
+        self._feed.recover()
 
     def leave(self) -> None:
-        """Let another feeder take it. What it has in Redis stays there."""
+        """Let another feeder take over. Its jobs stay in Redis."""
         try:
             self._lock.release()
         except LockError:
-            # Another one has it already.
+            # Another feeder has it already.
             return
 
     def _look(self, state: str) -> None:
@@ -174,13 +173,13 @@ class BatchFeed:
             return
         if not self._cancelling:
             self._cancelling = True
-            # A feeder that begins with this must know of the jobs that another has left.
-            while not self._began and not self._runner.exhausted:
-                self._runner.turn(0)
-            # Those that run are stopped at the next look: now, rows that wait would follow them.
-            self._runner.stop_feeding()
+            # At the beginning: first find the jobs that another feeder left.
+            while not self._began and not self._feed.exhausted:
+                self._feed.turn(0)
+            # Stop running jobs at the next look: stopped now, waiting rows would take their places.
+            self._feed.stop()
             return
-        job_ids = self._runner.job_ids
+        job_ids = self._feed.job_ids
         for job_id, status in zip(
             job_ids, read_statuses(self.batch.connection, job_ids), strict=True
         ):
@@ -189,10 +188,10 @@ class BatchFeed:
 
 
 class Feeder:
-    """Feeds all batches that nobody else feeds.
+    """Feeds all batches that no other feeder has.
 
     Args:
-        only: the ids of batches; none stands for all that there are.
+        only: the ids of batches; all batches if empty.
     """
 
     def __init__(self, connection: redis.Redis, only: Sequence[str] = ()) -> None:
@@ -204,14 +203,14 @@ class Feeder:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is left that it could feed, its own or another feeder's."""
+        """Whether no open batch is left, its own or another feeder's."""
         return not self._feeds and not self._wanted
 
     def turn(self) -> None:
         """Feed each batch a little.
 
         Raises:
-            redis.exceptions.RedisError: call `recover`, then go on.
+            redis.exceptions.RedisError: call `recover` and try again.
         """
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._look()
@@ -247,7 +246,7 @@ class Feeder:
                 except LockLost:
                     continue
                 except UnknownJob:
-                    # What is left of it expires by itself.
+                    # Its other keys expire by themselves.
                     self._connection.zrem(BATCHES_KEY, batch_id)
                     continue
                 if feed is not None:
@@ -256,7 +255,7 @@ class Feeder:
 
 
 def _renew(lock: Lock) -> None:
-    """Raises LockLost if another feeder has taken over."""
+    """Renew a lock; raises LockLost if another feeder has taken over."""
     try:
         lock.reacquire()
     except LockError:
@@ -264,8 +263,7 @@ def _renew(lock: Lock) -> None:
 
 
 def _in_redis(batch: Batch, rows: Iterator[Row], lock: Lock) -> Iterator[Row]:
-    """Those of some rows that have a job. All rows may be read for the first of them, which takes
-    longer than the lock lasts."""
+    """The rows that have a job. Renews the lock: all rows may be read before the first is found."""
     while chunk := list(itertools.islice(rows, CHUNK)):
         _renew(lock)
         ids = [job_id_of(batch.run, row) for row in chunk]
@@ -277,5 +275,5 @@ def _stop(connection: redis.Redis, job_id: str) -> None:
     try:
         send_stop_job_command(connection, job_id, serializer=JSONSerializer)
     except (InvalidJobOperation, NoSuchJobError):
-        # It has ended meanwhile.
+        # The job has ended meanwhile.
         return
