@@ -39,6 +39,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return Reads(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [backlog.MOST_UNREAD, 300, 8])
 def test_what_the_head_reads_late_is_what_it_would_have_read_at_once(
     qwen: Loaded, most: int
@@ -64,6 +65,7 @@ def test_what_the_head_reads_late_is_what_it_would_have_read_at_once(
     assert driver.checked == 4 + 4 + 4
 
 
+@pytest.mark.slow
 def test_rows_that_never_draft_are_never_read_by_the_head(qwen: Loaded, reads: Reads) -> None:
     driver = Driver(qwen, seed=1, tokens=TAIL + 100)
     for length in (30, 5):
@@ -85,6 +87,7 @@ def test_a_row_is_read_once_however_often_drafting_begins_again(qwen: Loaded, re
     assert reads.bodies == 2
 
 
+@pytest.mark.slow
 def test_what_few_steps_missed_is_few_positions_wherever_the_rows_are(
     qwen: Loaded, reads: Reads
 ) -> None:
@@ -101,6 +104,7 @@ def test_what_few_steps_missed_is_few_positions_wherever_the_rows_are(
     assert driver.checked == 2
 
 
+@pytest.mark.slow
 def test_the_head_reads_after_so_many_positions_whether_anybody_drafts_or_not(
     qwen: Loaded, reads: Reads
 ) -> None:

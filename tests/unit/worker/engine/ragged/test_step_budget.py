@@ -96,6 +96,7 @@ def test_a_step_has_no_more_nodes_than_it_has_today(
     assert counts["Matmul"] <= products, counts
 
 
+@pytest.mark.slow
 @on_cpu
 @pytest.mark.parametrize(
     ("depth", "kernels"),
