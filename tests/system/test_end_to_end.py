@@ -24,7 +24,7 @@ from omlx_producer.protocol import DoneEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.loader import DEMO, resolve
 from tests.helpers.decoding import Loaded
 
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")

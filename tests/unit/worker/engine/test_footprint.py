@@ -34,6 +34,10 @@ SAMPLINGS = {
         ratio=True,
     ),
 }
+TIERS = [
+    pytest.param(sampling, id=name, marks=[] if name == "everything" else pytest.mark.slow)
+    for name, sampling in SAMPLINGS.items()
+]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +148,7 @@ def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> No
 
 
 @pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("sampling", TIERS)
 def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     talkative: Loaded, sampling: Sampling, depth: int
 ) -> None:
