@@ -44,17 +44,18 @@ from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.decode.thread")
 
-# Engine failures in a row, none of whose jobs finished, after which the engine is given up.
 MAX_ENGINE_FAILURES = 3
-# How often a full outbox is looked at again; messages are read at once.
+"""Failures in a row, without a finished job between them, after which the engine is given up."""
+
 FULL_SECONDS = 0.05
+"""How often a full outbox is checked again; messages are read at once."""
 
 
 class EngineBroken(RuntimeError):
     """The engine fails again and again; the process should end and be started anew."""
 
 
-class Service:
+class DecodeThread:
     """Runs the rows of admitted jobs until told to stop.
 
     Args:
@@ -66,7 +67,7 @@ class Service:
         prefill_chunk: prompt tokens read between two decode steps, at most.
         patience: see `omlx_worker.decode.scheduler.Scheduler`.
         memory_limit: bytes for weights and caches; by default what the engine proposes.
-        outbox: told what is produced; while it is full, nothing is.
+        outbox: counts what is not written yet; while it is full, no step runs.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.decode.thread import EngineBroken, Service
+from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -30,13 +30,13 @@ from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, e
 
 
 class Bench:
-    """A service and its mailboxes."""
+    """A decode thread and its mailboxes."""
 
     def __init__(self, **engine: Any) -> None:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
-        self.service = Service(lambda: self.engine, self.traffic, self.main, prefill_chunk=8)
+        self.service = DecodeThread(lambda: self.engine, self.traffic, self.main, prefill_chunk=8)
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -107,7 +107,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        Service(fail, SimpleQueue(), SimpleQueue()).start()
+        DecodeThread(fail, SimpleQueue(), SimpleQueue()).start()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
@@ -115,7 +115,7 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
     engine = FakeEngine()
-    service = Service(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+    service = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
 
     service.start()
     service.submit(Stop())
