@@ -129,8 +129,15 @@ def test_greedy_text_through_redis_is_mlx_lms_own(
             )
             for text in heldout[:2]
         ]
-        texts = [producer.result(job.id, timeout=120)["choices"][0]["text"] for job in jobs]
+        results = [producer.result(job.id, timeout=120) for job in jobs]
 
+    for result in results:
+        speculation = result["usage"]["speculation"]
+        # The last step may have had more tokens than were wanted.
+        decoded = speculation["steps"] + sum(speculation["accepted"])
+        assert TOKENS <= decoded <= TOKENS + 3
+        assert sum(speculation["accepted"]) > 3
+    texts = [result["choices"][0]["text"] for result in results]
     demo = Loaded.demo()
     for prompt, text in zip(heldout, texts, strict=False):
         tokens = demo.greedy(demo.tokenizer.encode(prompt), TOKENS)
