@@ -30,6 +30,7 @@ def request_of(job: Job) -> GenerationRequest:
     return GenerationRequest.parse(job.kwargs["request"])
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: Redis) -> None:
     """Rows of 1,005 tokens, and room for three of them, one of which is reading its prompt."""
     jobs = [enqueue(connection, max_completion_tokens=1000) for _ in range(6)]
@@ -113,6 +114,7 @@ def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(
         assert choice["text"] == expected(row)[1]
 
 
+@pytest.mark.slow
 def test_a_paused_row_gives_up_its_cache_where_memory_is_short_and_still_loses_nothing(
     redis_url: str, connection: Redis
 ) -> None:

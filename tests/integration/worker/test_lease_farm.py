@@ -64,8 +64,7 @@ class Farm:
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
+    max_examples=settings().max_examples // 5,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

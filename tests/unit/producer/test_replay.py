@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AuthenticationError
 
@@ -108,7 +108,6 @@ def jobs(draw: st.DrawFn) -> list[TokenEvent]:
     return events
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     jobs(),
     st.lists(st.sampled_from(["deliver", "drop", "repeat", "swap", "reconnect", "lose"])),

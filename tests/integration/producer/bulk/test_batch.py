@@ -129,6 +129,7 @@ def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -
     assert [row.custom_id for row in batch.unfinished()] == ["r1"]
 
 
+@pytest.mark.system
 def test_feeders_killed_at_any_moment_lose_and_double_nothing(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from tests.integration.producer.bulk.test_feed import rows
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
 
 
+@pytest.mark.slow
 def test_an_input_that_blocks_for_longer_than_the_expiry_is_uploaded_whole(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def sides_of(report: dict[str, Any], rows: int) -> list[str]:
     return [figures["side"] for figures in report["decoding"] if figures["rows"] == rows]
 
 
+@pytest.mark.slow
 def test_every_depth_and_auto_are_measured_beside_mlx_lm(tiny: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     result = bench(tiny, "--rows", "1,2", "--json", str(report))

@@ -61,11 +61,11 @@ def test_a_report_speaks_of_the_step_that_has_landed() -> None:
     pacing = Pacing(policy, depth=2)
     pacing.add(row("a"))
     pacing.before(["a"], slots=1)
-    pacing.after([])
+    pacing.after([], 0.01)
     pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 1, 0)])
+    pacing.after([emitted("a", 1, 0)], 0.01)
     pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 3, 2)])
+    pacing.after([emitted("a", 3, 2)], 0.01)
 
     first, second = policy.reports
     assert (first.depth, first.drafted) == (0, 2)
@@ -74,31 +74,15 @@ def test_a_report_speaks_of_the_step_that_has_landed() -> None:
     assert [views[0].context for views in policy.seen] == [5, 5, 6]
 
 
-def test_the_time_of_a_step_that_was_disturbed_is_not_reported() -> None:
-    policy = Scripted(1, 1, 1)
-    pacing = Pacing(policy, depth=1)
-    pacing.add(row("a"))
-    pacing.before(["a"], slots=1)
-    pacing.after([])
-    pacing.disturb()
-    pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 1, 1)])
-    pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 1, 1)])
-
-    assert policy.reports[0].seconds is None
-    assert policy.reports[1].seconds is not None
-
-
 def test_a_step_around_which_the_depth_changes_is_known_as_one() -> None:
     pacing = Pacing(Scripted(2, 2, 2, 0, 0, 0), depth=2)
     pacing.add(row("a"))
     pacing.before(["a"], slots=1)
-    pacing.after([])
+    pacing.after([], 0.01)
     changing = []
     for judged in (0, 2, 2, 0, 0):
         pacing.before(["a"], slots=1)
-        pacing.after([emitted("a", 1, judged)])
+        pacing.after([emitted("a", 1, judged)], 0.01)
         changing.append(pacing.changes_depth)
 
     assert changing == [True, False, True, False, False]
@@ -144,27 +128,8 @@ def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
     pacing.add(row("short", prompt=100))
     for _ in range(2):
         pacing.before(["short"], slots=1)
-        pacing.after([emitted("short", 1, 0)])
+        pacing.after([emitted("short", 1, 0)], 0.01)
     assert [report.context for report in policy.reports] == [100, 101]
-
-
-def test_steps_that_were_disturbed_are_told_without_their_time() -> None:
-    policy = Scripted(*[0] * 6)
-    pacing = Pacing(policy, depth=0)
-    pacing.add(row("a"))
-    for number in range(6):
-        pacing.before(["a"], slots=1)
-        if number == 2:
-            pacing.disturb(2)
-        pacing.after([emitted("a", 1, 0)])
-    assert [report.seconds is None for report in policy.reports] == [
-        True,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
 
 
 def test_a_step_after_which_drafting_changes_is_told_as_one() -> None:
@@ -174,7 +139,6 @@ def test_a_step_after_which_drafting_changes_is_told_as_one() -> None:
     pacing.add(row("a"))
     for drafted in (None, 0, 0, 0, 0, 2, 2):
         pacing.before(["a"], slots=1)
-        pacing.after([] if drafted is None else [emitted("a", 1, drafted)])
+        pacing.after([] if drafted is None else [emitted("a", 1, drafted)], 0.01)
     told = [(report.drafted, report.turns) for report in policy.reports]
     assert told == [(0, False), (0, False), (0, True), (2, False), (2, False), (2, False)]
-    assert all(report.seconds is not None for report in policy.reports)

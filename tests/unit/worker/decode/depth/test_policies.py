@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_worker.decode.depth.auto import FILE_VERSION
@@ -118,7 +118,6 @@ batches = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     mode=st.sampled_from(["auto", "hybrid", "mtp", "batched"]),
     max_depth=st.integers(0, 4),

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
@@ -19,6 +20,8 @@ from tests.helpers.decoding import GREEDY, Loaded, small_classes
 
 LENGTH = 140
 ROWS = 6
+PROMPTS = 3
+"""Of each length."""
 
 length = st.one_of(st.integers(1, 40), st.sampled_from([70, 250, 300]))
 join = st.tuples(st.just("join"), length, st.sampled_from([0, 1, 2, 3, None]))
@@ -34,8 +37,8 @@ step = st.tuples(
 check = st.tuples(st.just("check"))
 moves = st.lists(
     st.one_of(join, leave, suspend, resume, resume, step, step, step, check),
-    min_size=60,
-    max_size=90,
+    min_size=40,
+    max_size=60,
 )
 
 
@@ -59,7 +62,9 @@ class Driver:
         if len(self.histories) == ROWS:
             return
         name = f"{self.steps}-{self.rng.random()}"
-        prompt = [self.rng.randrange(256) for _ in range(length)]
+        # Few prompts, so that mlx-lm need not generate what follows them for each join.
+        ours = random.Random(length * PROMPTS + self.steps % PROMPTS)
+        prompt = [ours.randrange(256) for _ in range(length)]
         self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
         while self.decoder.prefill(name, 16):
             pass
@@ -166,9 +171,9 @@ class Driver:
                     assert mx.allclose(cache.state[index], state[0], rtol=1e-3, atol=1e-3).item()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=2,
-    deadline=None,
     derandomize=True,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -147,6 +147,7 @@ def plainly(loaded: Loaded) -> list[int]:
     return history[len(PROMPT) :]
 
 
+@pytest.mark.slow
 def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> None:
     assert penalised_run(qwen) == plainly(qwen)
 

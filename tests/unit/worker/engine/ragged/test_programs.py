@@ -53,6 +53,7 @@ def test_a_function_in_use_is_kept_whatever_it_has(monkeypatch: pytest.MonkeyPat
     assert kept.get("a", Function) is function
 
 
+@pytest.mark.slow
 def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

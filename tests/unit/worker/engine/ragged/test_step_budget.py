@@ -35,6 +35,7 @@ def decoding(decoder: RaggedDecoder, sampling: Sampling = GREEDY) -> RaggedDecod
     return decoder
 
 
+@pytest.mark.slow
 @on_cpu
 @pytest.mark.parametrize(
     ("depth", "kernels"),
