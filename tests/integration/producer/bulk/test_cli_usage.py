@@ -41,7 +41,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
     ("args", "reason"),
     [
         (["run", "rows.jsonl"], "--output: missing"),
-        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "has no place beside --detach"),
+        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "does not go with --detach"),
         (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: there is no such file"),
         (["run", "rows.dat", "-o", "out.jsonl"], "give --format"),
         (["run", "rows.jsonl", "-o", "rows.jsonl"], "would write over the input"),
@@ -51,7 +51,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
             "--template: got '{'",
         ),
         (["run", "rows.jsonl", "-o", "o.jsonl", "--system", "x"], "--system needs --chat"),
-        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "can not be read from stdin"),
+        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "cannot be read from stdin"),
         (["retry", "out.jsonl"], "out.jsonl.run: missing"),
     ],
 )
