@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.decisions import Decision, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 
 __all__ = [
     "AutoPolicy",
