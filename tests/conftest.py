@@ -8,7 +8,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
-from tests.redis_server import RedisServer, redis_server
+from tests.helpers.redis_server import RedisServer, redis_server
 
 # How fast inputs are made says something of the machine, not of what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])

@@ -17,38 +17,36 @@ import time
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.loop import Decoding
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.loader import DEMO, load_engine
-from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
 
 numbers = itertools.count()
 
 
-def job(engine: Engine, prompt: list[int], tokens: int) -> ActiveJob:
+def row_of(engine: Engine, prompt: list[int], tokens: int) -> DecodeRow:
     request = GenerationRequest(
         model="m", prompt=prompt, max_completion_tokens=tokens, temperature=0.0, ignore_eos=True
     )
     name = f"job-{next(numbers)}"
-    claim = ClaimedJob(name, name, "omlx:m:default", 0.0, 0, b"", None, False)
-    return ActiveJob(claim, request, engine.prepare(request, name), streams=True)
+    return DecodeRow(engine.prepare(request, name)[0])
 
 
-def gaps(decoding: Decoding, done: ActiveJob | None, steps: int) -> list[float]:
-    """Seconds between emissions, for so many steps or until a job's first token."""
+def gaps(loop: DecodeLoop, done: DecodeRow | None, steps: int) -> list[float]:
+    """Seconds between emissions, for so many steps or until a row's first token."""
     found: list[float] = []
     last = time.perf_counter()
     while len(found) < steps:
-        emissions = decoding.act()
+        emissions = loop.act()
         if not emissions:
             continue
         now = time.perf_counter()
         found.append(now - last)
         last = now
-        if done and any(emission.row_id == done.rows[0].row_id for emission in emissions):
+        if done and any(emission.row_id == done.row_id for emission in emissions):
             break
     return found
 
@@ -77,20 +75,20 @@ def main() -> None:
     args = parser.parse_args()
     engine = load_engine(args.model, max_rows=args.rows + 1, depth=args.depth)
     budget = MemoryBudget(1 << 62, engine.weight_bytes, engine.bytes_for)
-    pace = PrefillPace(args.prefill_chunk)
-    decoding = Decoding(engine, budget, Counters(), pacing=None, pace=pace)
+    chunks = ChunkSize(args.prefill_chunk)
+    loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
     for number in range(args.rows):
-        decoding.add(job(engine, [40 + number] * 20, 3000))
-    gaps(decoding, None, 50)
-    before = gaps(decoding, None, 200)
+        loop.add([row_of(engine, [40 + number] * 20, 3000)])
+    gaps(loop, None, 50)
+    before = gaps(loop, None, 200)
     # Twice: the first time shows shapes that were never compiled, the second what stays.
     for turn in ("first prompt", "second prompt"):
-        long = job(engine, [50 + place % 200 for place in range(args.prompt_tokens)], 2)
-        decoding.add(long)
+        long = row_of(engine, [50 + place % 200 for place in range(args.prompt_tokens)], 2)
+        loop.add([long])
         began = time.perf_counter()
-        during = gaps(decoding, long, 1 << 30)
+        during = gaps(loop, long, 1 << 30)
         seconds = time.perf_counter() - began
-        gaps(decoding, None, 20)
+        gaps(loop, None, 20)
         show(turn, statistics.median(before), during, seconds)
     engine.close()
 

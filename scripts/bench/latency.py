@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from omlx_producer import Producer  # noqa: E402
 from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
-from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
+from tests.helpers.workers import ALIAS, SCRIPT  # noqa: E402
 
 PAUSE_SECONDS = 0.05
 START_SECONDS = 60.0

@@ -52,8 +52,8 @@ from omlx_worker.bench.machine import described  # noqa: E402
 from omlx_worker.engine.interface import Engine  # noqa: E402
 from omlx_worker.engine.loader import DEMO, load_engine, resolve  # noqa: E402
 from omlx_worker.queue.embedded import EmbeddedRedis  # noqa: E402
-from tests.worker.fake_engine import FakeEngine  # noqa: E402
-from tests.worker.running import ALIAS, SCRIPT  # noqa: E402
+from tests.helpers.fake_engine import FakeEngine  # noqa: E402
+from tests.helpers.workers import ALIAS, SCRIPT  # noqa: E402
 
 LOAD_SECONDS = 600.0
 ENVIRONMENT = ("OPENBLAS_NUM_THREADS", "LD_PRELOAD")

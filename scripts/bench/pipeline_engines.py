@@ -13,12 +13,11 @@ from pipeline_lap import Lap, Watched
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.loop import Decoding
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Emission, Engine, Row
-from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
 
 PREFILL_CHUNK = 2048
 
@@ -54,21 +53,16 @@ class InProcessSide:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
-        pace = PrefillPace(PREFILL_CHUNK)
-        self._decoding = Decoding(engine, budget, Counters(), pacing=None, pace=pace)
+        chunks = ChunkSize(PREFILL_CHUNK)
+        self._loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
 
     def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
         rows = _rows(self._engine, requests)
-        return _timed(rows, self._emissions(rows, requests))
+        return _timed(rows, self._emissions(rows))
 
-    def _emissions(
-        self, rows: Sequence[Row], requests: Sequence[GenerationRequest]
-    ) -> Iterator[list[Emission]]:
-        for row, request in zip(rows, requests, strict=True):
-            name = row.row_id
-            claim = ClaimedJob(name, name, "omlx:m:default", 0.0, 0, b"", None, False)
-            self._decoding.add(ActiveJob(claim, request, [row], streams=True))
-        while (emissions := self._decoding.act()) is not None:
+    def _emissions(self, rows: Sequence[Row]) -> Iterator[list[Emission]]:
+        self._loop.add([DecodeRow(row) for row in rows])
+        while (emissions := self._loop.act()) is not None:
             yield emissions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from omlx_producer.protocol import (
     ChoiceDelta,
@@ -14,17 +14,24 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
 )
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Emission, Row
 from omlx_worker.queue.claim import ClaimedJob
 
+LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}
+
 
 @dataclass(slots=True)
 class Choice:
-    """What one row has produced, and how much of it has been published."""
+    """The text of one row, and how much of it has been published.
 
-    row: Row
-    tokens: list[int] = field(default_factory=list)
+    Attributes:
+        heard_tokens: how many of the row's tokens emissions have told.
+    """
+
+    row: DecodeRow
+    heard_tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -35,11 +42,15 @@ class Choice:
     repeats: int = 0
 
     @property
+    def tokens(self) -> list[int]:
+        return self.row.tokens[: self.heard_tokens]
+
+    @property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def feed(self, emission: Emission) -> None:
-        self.tokens += emission.tokens
+        self.heard_tokens += len(emission.tokens)
         self.pieces.append(emission.text)
         self.unsent_text += emission.text[self.repeats :]
         self.repeats = max(0, self.repeats - len(emission.text))
@@ -48,10 +59,10 @@ class Choice:
 
     def take_over(self, delta: ChoiceDelta) -> None:
         """Count a part of an interrupted run's stream as produced and published."""
-        self.tokens += delta.tokens
+        self.row.tokens += delta.tokens
+        self.heard_tokens = self.sent_tokens = len(self.row.tokens)
         self.pieces.append(delta.text)
         self.logprobs += delta.logprobs or ()
-        self.sent_tokens += len(delta.tokens)
 
     def go_on(self, text_of: Callable[[Row], str]) -> None:
         """Let the row go on from the tokens that were taken over.
@@ -59,8 +70,7 @@ class Choice:
         Raises:
             ValueError: if the text that was published is not theirs.
         """
-        self.row = replace(self.row, generated=tuple(self.tokens))
-        said, final = self.text, text_of(self.row)
+        said, final = self.text, text_of(self.row.resumed)
         if not (said.startswith(final) or final.startswith(said)):
             raise ValueError(f"the stream says {said[-40:]!r} where its tokens say {final[-40:]!r}")
         self.pieces = [final]
@@ -69,7 +79,7 @@ class Choice:
 
     def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
         """What is new since the last call."""
-        tokens = self.tokens[self.sent_tokens :]
+        tokens = self.row.tokens[self.sent_tokens : self.heard_tokens]
         if not tokens and not self.unsent_text:
             return None
         logprobs = self.logprobs[self.sent_tokens :] if with_logprobs else None
@@ -94,7 +104,8 @@ class ActiveJob:
         self.streams = streams
         self.created = int(time.time())
         self._sent = 0
-        self._choices = [Choice(row) for row in rows]
+        level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
+        self._choices = [Choice(DecodeRow(row, level)) for row in rows]
         self._drafts = DraftCounts()
         self._by_row = {choice.row.row_id: choice for choice in self._choices}
 
@@ -103,7 +114,7 @@ class ActiveJob:
         return self.claim.id
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DecodeRow]:
         return [choice.row for choice in self._choices]
 
     @property
@@ -113,7 +124,7 @@ class ActiveJob:
     @property
     def tokens(self) -> int:
         """Tokens produced so far, all choices together."""
-        return sum(len(choice.tokens) for choice in self._choices)
+        return sum(choice.heard_tokens for choice in self._choices)
 
     @property
     def sent(self) -> int:
@@ -121,7 +132,13 @@ class ActiveJob:
         return self._sent
 
     @property
+    def produced(self) -> bool:
+        """Whether every row has produced its last token."""
+        return all(row.stage is Stage.DONE for row in self.rows)
+
+    @property
     def finished(self) -> bool:
+        """Whether every row's last emission has been taken in."""
         return all(choice.finish_reason for choice in self._choices)
 
     def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], str]) -> None:
@@ -161,7 +178,7 @@ class ActiveJob:
         return TokensEvent(job_id=self.id, n=self._sent, choices=deltas)
 
     def usage(self) -> Usage:
-        prompt, completion = len(self._choices[0].row.prompt), self.tokens
+        prompt, completion = len(self._choices[0].row.request.prompt), self.tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,

@@ -15,9 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
+from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.depth.fixed import AutoPolicy
-from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
@@ -89,6 +89,7 @@ class DecoderSide:
         self.name = name
         self._decoder = decoder
         self._pacing = Pacing(policy, decoder.depth) if policy else None
+        self._clock = StepClock()
         self._chunk = chunk
         self._rows: list[str] = []
         self._drafting = Drafting()
@@ -104,7 +105,7 @@ class DecoderSide:
             while self._decoder.prefill(row_id, self._chunk):
                 pass
         if self._pacing:
-            self._pacing.disturb()
+            self._clock.interrupt()
         waiting = set(self._rows)
         while waiting:
             waiting -= {step.row_id for step in self._step()}
@@ -131,8 +132,10 @@ class DecoderSide:
             changes = self._decoder.changes
             steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
             if self._decoder.changes != changes:
-                self._pacing.disturb(CHANGE_STEPS)
-            self._pacing.after([_as_emission(step) for step in steps])
+                self._clock.traced()
+            seconds, alone = self._clock.step()
+            emissions = [_as_emission(step) for step in steps]
+            self._pacing.after(emissions, seconds if alone else None)
         self._drafting.add(steps)
         return steps
 

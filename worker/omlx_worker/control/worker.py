@@ -27,7 +27,7 @@ from omlx_worker.control.signals import StopSignals
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
-from omlx_worker.decode.thread import Service
+from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
@@ -66,7 +66,7 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the thread that will use the engine.
-        make_pacing, prefill_chunk, patience, memory_limit: see `Service`.
+        make_pacing, prefill_chunk, patience, memory_limit: see `DecodeThread`.
         mode: its name, for those who look at the worker's figures.
     """
 
@@ -113,7 +113,7 @@ class GenerationWorker(RecordedWorker):
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
-        self.service = Service(
+        self.service = DecodeThread(
             make_engine,
             self._traffic,
             self._mailbox,

@@ -1,4 +1,4 @@
-"""Memory that rows will need, against a limit. Pure arithmetic: the engine says what costs what."""
+"""Whether rows fit into memory together. Pure arithmetic: the engine says what rows cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class BytesFor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What the weights and the rows' caches may take together.
+    """Memory for weights and caches together.
 
     Attributes:
         limit: bytes for everything.
         weights: bytes that the model takes.
-        bytes_for: what the caches of rows of these sizes take.
+        bytes_for: bytes that the caches of rows of these sizes take.
     """
 
     limit: int
@@ -33,14 +33,14 @@ class MemoryBudget:
         """Whether rows of these sizes can be in the batch together.
 
         Args:
-            beside: bytes taken by what is neither weights nor one of these rows.
+            beside: bytes taken by anything but the weights and these rows.
         """
         return self.weights + self.bytes_for(sizes) + beside <= self.limit
 
     def objection(self, sizes: Sequence[Size]) -> str | None:
-        """Why a job with rows of these sizes can never run; None where it can.
+        """Why a job with rows of these sizes can never run; None if it can.
 
-        Its rows can run one at a time, and the batch they come to may have emptied by then.
+        Its rows can run one at a time, in a batch of their own.
         """
         largest = max(sizes, key=lambda size: size[1])
         needed = self.bytes_for([largest], alone=True)

@@ -1,16 +1,15 @@
 """How many prompt tokens to read between two decode steps.
 
-A running row waits for the chunk that comes between two of its tokens, so these may come ``GAP``
-times as far apart as they usually do, and decoding keeps two fifths of the time however long the
-prompt; less for the few steps that draft less than usual while short prompts are read. Where nobody
-watches tokens come, chunks are as long as the device bears well: Metal kills work of about five
-seconds.
+A running row waits for the chunk between two of its tokens. With a chunk, tokens may come ``GAP``
+times as far apart as usual, so decoding keeps two fifths of the time however long the prompt is.
+While only bulk rows decode, nobody watches, and a chunk may take a second. Metal kills work of
+about five seconds.
 
-A chunk costs something however short it is, and something for each token, more with a longer
-context before it. Both are found by measuring, each span of contexts by itself: how much longer a
-step takes with a chunk before it than steps as deep do without. Where the former alone takes longer
-than a step, shorter chunks would hold rows up more often and hardly less long: there a third of
-what a chunk adds goes into its tokens.
+A chunk costs a fixed time plus a time per token, which grows with the context before it. Both are
+measured, each range of contexts by itself: how much longer a step takes with a chunk before it
+than an equally deep step does alone. Where the fixed time exceeds a step, shorter chunks would
+interrupt decoding more often and hardly for less time. There a third of the added time goes into
+tokens.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
 REMEMBERED_STEPS, REMEMBERED_CHUNKS = 64, 64
 USUAL_STEPS = 32
 FEWEST_ALIKE, MANY_ALIKE = 3, 8
-# One measurement may be off: sizes are halved at most, and grow by less.
+# One measurement may be off: a size is halved at most, and grows by half at most.
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
 
 LAST_PIECE = 1.15
-"""A prompt's rest is read at once if that takes at most this many times as long as is allowed."""
+"""The rest of a prompt is read at once if that takes at most this times the allowed time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk that was read since the last step."""
+    """A chunk read since the last step."""
 
     context: int
     hurried: bool
@@ -44,13 +43,13 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Chunks:
-    """Chunks read of late in one span of contexts, and the sizes found for the next.
+    """Recent chunks in one range of contexts, and the sizes of the next.
 
     Attributes:
         size: tokens of a chunk.
-        longest: tokens of a prompt's last one.
-        seen: tokens of each, and the seconds that it took, or added to a step if it was hurried.
-        fixed: seconds that pass however short a chunk is, as found so far.
+        longest: tokens of a prompt's last chunk, at most.
+        seen: tokens and seconds of each: what it took, or added to a step if it was hurried.
+        fixed: seconds that a chunk takes however short it is; None before it is estimated.
     """
 
     size: float
@@ -59,12 +58,11 @@ class _Chunks:
     fixed: float | None = None
 
     def line(self) -> tuple[float, float]:
-        """Seconds that pass however short a chunk is, and those of each of its tokens.
+        """Fixed seconds of a chunk, and seconds per token.
 
-        A line through the medians of chunks about as long, so that what else holds a chunk up
-        moves it little. Chunks of one length cannot tell the two apart: what was found before
-        counts as some more observations, of chunks without a token; at first it all seems to be
-        tokens.
+        A line through the medians of chunks of similar length, so an outlier moves it little.
+        Chunks of one length cannot tell the two apart. The earlier estimate then counts as
+        observations of empty chunks; without one, all time is attributed to tokens.
         """
         points = self._medians()
         if self.fixed is not None:
@@ -77,24 +75,24 @@ class _Chunks:
             return 0.0, seconds / tokens
         rise = sum(weight * (x - tokens) * (y - seconds) for weight, x, y in points)
         each = min(max(rise / spread, 0.0), seconds / tokens)
-        # Rounding may take it below zero, and a price of tokens found from that with it.
+        # Rounding may take it below zero, and the time per token with it.
         self.fixed = max(0.0, seconds - each * tokens)
         return self.fixed, each
 
     def may_grow(self, tokens: int, allowed: float) -> bool:
-        """Whether chunks about as long were seen often enough, and were fast enough."""
+        """Whether enough chunks of similar length were seen, and were fast enough."""
         alike = [taken for other, taken in self.seen if other.bit_length() == tokens.bit_length()]
         return len(alike) >= FEWEST_ALIKE and statistics.median(alike) <= allowed
 
     def other_length(self) -> float | None:
-        """Half of what chunks were of late, if all were about as long: that makes no line."""
+        """Half the recent length if all chunks were similar: one length makes no line."""
         lengths = [tokens for _, tokens, _ in self._medians()]
         if len(self.seen) < MANY_ALIKE or max(lengths) >= 1.5 * min(lengths):
             return None
         return max(1.0, min(lengths) / 2)
 
     def _medians(self) -> list[tuple[int, float, float]]:
-        """How many there are about as long as each other, their tokens and seconds."""
+        """Chunks grouped by similar length: how many, mean tokens, median seconds."""
         alike: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
         for tokens, seconds in self.seen:
             alike[tokens.bit_length()].append((tokens, seconds))
@@ -111,8 +109,8 @@ class _Chunks:
         ]
 
 
-class PrefillPace:
-    """Finds chunk sizes from what chunks and steps have taken.
+class ChunkSize:
+    """Chooses chunk sizes from the times of chunks and steps.
 
     Args:
         most: tokens of a chunk, at most.
@@ -129,11 +127,11 @@ class PrefillPace:
         self._between: list[_Chunk] = []
 
     def stepped(self, seconds: float | None, depth: int = 0) -> None:
-        """A decode step has ended, so long after the one before.
+        """A decode step has ended.
 
         Args:
-            seconds: None if there was none before, or something else than chunks came between.
-            depth: drafts that it verified, on which its own time depends.
+            seconds: since the one before; None if something other than chunks took time.
+            depth: drafts that it verified.
         """
         between, self._between = self._between, []
         if seconds is None:
@@ -147,16 +145,16 @@ class PrefillPace:
 
     @property
     def _step(self) -> float:
-        """Seconds of a step as deep as the last."""
+        """Seconds of a step as deep as the last one."""
         return statistics.median(self._steps[self._depth])
 
     def chunk(self, context: int, hurried: bool, left: int) -> int:
         """Tokens to read now.
 
         Args:
-            context: tokens that are in the row's cache already.
-            hurried: whether rows decode whose consumers wait for tokens.
-            left: tokens of the prompt that are not.
+            context: tokens in the row's cache.
+            hurried: whether consumers wait for tokens of rows that decode.
+            left: tokens of the prompt that are not read yet.
         """
         chunks = self._nearest(context, hurried)
         if left <= min(self._most, chunks.longest):
@@ -164,7 +162,7 @@ class PrefillPace:
         return min(self._most, int(chunks.size))
 
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
-        """A chunk of ``tokens`` took so long; what it adds to rows' waits is seen by `stepped`."""
+        """A chunk was read in ``seconds``; what it adds to a step is measured by `stepped`."""
         chunk = _Chunk(context, hurried, tokens)
         self._between.append(chunk)
         if not hurried:
@@ -180,7 +178,7 @@ class PrefillPace:
         chunks.seen.append((tokens, seconds))
         fixed, each = chunks.line()
         allowed = self._allowed(fixed) if hurried else UNHURRIED_SECONDS
-        # The last piece of a prompt is short and fast, and says little about longer ones.
+        # The last chunk of a prompt is short and says little about longer ones.
         if tokens < int(chunks.size) and seconds < allowed:
             return
         fitting = (allowed - fixed) / each if each else float("inf")
@@ -193,12 +191,12 @@ class PrefillPace:
         chunks.longest = chunks.size + min(more, chunks.size)
 
     def _allowed(self, fixed: float) -> float:
-        """Seconds that a hurried chunk may add to a step, where most take as long as of late."""
+        """Seconds that a hurried chunk may add to a step of the usual length."""
         usual = max(self._step, statistics.median(self._latest))
         return max((GAP - 1) * usual, 3 / 2 * fixed)
 
     def _nearest(self, context: int, hurried: bool) -> _Chunks:
-        """Of the nearest shorter contexts; a token costs less there, but not by much."""
+        """The figures of this range of contexts, or of the nearest shorter one."""
         for span in range(_span(context), -1, -1):
             if (hurried, span) in self._chunks:
                 return self._chunks[hurried, span]
@@ -207,5 +205,5 @@ class PrefillPace:
 
 
 def _span(context: int) -> int:
-    """Contexts are alike whose lengths have as many binary digits; short ones are all alike."""
+    """Number of a range of contexts: ranges double in length, and the first holds 511 tokens."""
     return max(0, context.bit_length() - 9)

@@ -15,11 +15,12 @@ class Counters:
 
     Attributes:
         batch: rows in the batch now.
-        waiting: rows that have no place in it yet, or none at the moment.
-        prompt_tokens: read, those of rows that had to be read again included.
-        tokens: generated.
-        rows: summed over the steps.
-        pauses: of rows that made place for others.
+        waiting: rows without a place in it, paused ones included.
+        steps: decode steps.
+        rows: rows summed over the steps.
+        tokens: generated tokens.
+        prompt_tokens: tokens read, including those read again.
+        pauses: how often a row made place for a more urgent one.
     """
 
     batch: int = 0
@@ -36,7 +37,7 @@ class Counters:
         return self.rows / self.steps if self.steps else 0.0
 
     def stepped(self, rows: int, emissions: Sequence[Emission]) -> None:
-        """A step was run for so many rows, and these emissions were read."""
+        """A step was run for ``rows`` rows and brought these emissions."""
         self.steps += 1
         self.rows += rows
         for emission in emissions:

@@ -1,46 +1,53 @@
-"""Who runs next. Pure Python: knows rows by name and length, no Redis and no MLX.
+"""Which row runs next. Knows no engine, no Redis and no threads.
 
 Rows wait until a place in the batch is free, the best level first and the oldest first among
-equals. A row that has waited for long goes before all others and is not paused any more, so
-that none waits for ever. When the batch is full and a row of the best level waits, the youngest
-row of the lowest level is paused and takes its turn again later. Prompts are read in chunks with a
-decode step between any two, so that running rows never wait for more than one chunk.
+equals. A row that has waited for ``patience`` seconds goes before all others and is not paused
+again, so no row waits for ever. When the batch is full and a row of the best level waits, the
+youngest row of the lowest level is paused and takes its turn again later. Prompts are read in
+chunks with a decode step between any two, so running rows never wait for more than one chunk.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
 
-HIGH, DEFAULT, BULK = 0, 1, 2
 PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Read ``tokens`` more of a row's prompt; the row joins the batch with its first chunk."""
+    """Read ``tokens`` more of a row's prompt; ``joins`` with its first chunk."""
 
-    row_id: str
+    row: DecodeRow
     tokens: int
     joins: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Take a decoding row out of the batch, then say so to `Scheduler.paused`."""
+    """Take a decoding row out of the batch, then tell `Scheduler.paused`."""
 
-    row_id: str
+    row: DecodeRow
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Put a paused row whose cache was kept back into the batch."""
+    """Put a paused row back into the batch, with the cache that was kept."""
 
-    row_id: str
+    row: DecodeRow
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Free the cache of a paused row; its tokens are read again when its turn comes."""
+
+    row: DecodeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +60,7 @@ class Idle:
     """There is nothing to do."""
 
 
-Action = Prefill | Pause | Resume | Decode | Idle
-
-
-class _Stage(Enum):
-    WAITING = auto()
-    READING = auto()
-    DECODING = auto()
-    PAUSED = auto()
-
-    @property
-    def in_batch(self) -> bool:
-        return self in (_Stage.READING, _Stage.DECODING)
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row; ``since`` is when it began to wait, ``place`` the order in which rows arrived."""
-
-    row_id: str
-    level: int
-    place: int
-    left: int
-    since: float
-    context: int = 0
-    joined: int = 0
-    aged: bool = False
-    stage: _Stage = _Stage.WAITING
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        return (HIGH if self.aged else self.level, self.place)
+Action = Prefill | Pause | Resume | Evict | Decode | Idle
 
 
 class Scheduler:
@@ -91,47 +68,48 @@ class Scheduler:
 
     Args:
         max_rows: rows in the batch at the same time.
-        pace: how many prompt tokens are read at a time.
+        chunks: how many prompt tokens to read at a time.
+        budget: whether rows fit into memory together.
         patience: seconds after which a waiting row goes before all others.
-        fits: whether the last of these rows can join the others, as far as memory goes; true
-            of any row alone.
     """
 
     def __init__(
         self,
         max_rows: int,
-        pace: PrefillPace,
+        chunks: ChunkSize,
+        budget: MemoryBudget,
         *,
         patience: float = PATIENCE_SECONDS,
-        fits: Callable[[Sequence[str]], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_rows = max_rows
-        self._pace = pace
+        self._chunks = chunks
+        self._budget = budget
         self._patience = patience
-        self._fits = fits
         self._clock = clock
         self._arrivals = 0
         self._joins = 0
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, DecodeRow] = {}
         self._decode_is_due = False
         self._follows_chunk = False
         self._hurried = False
 
-    @property
-    def decoding(self) -> int:
-        """How many rows the next decode step runs."""
-        return sum(row.stage is _Stage.DECODING for row in self._rows.values())
+    def get(self, row_id: str) -> DecodeRow | None:
+        return self._rows.get(row_id)
 
     @property
-    def decoding_rows(self) -> list[str]:
+    def rows(self) -> list[DecodeRow]:
+        return list(self._rows.values())
+
+    @property
+    def decoding(self) -> list[DecodeRow]:
         """The rows that the next decode step runs."""
-        return [row.row_id for row in self._rows.values() if row.stage is _Stage.DECODING]
+        return self._in(Stage.DECODING)
 
     @property
     def joined(self) -> int:
         """How many rows hold a place in the batch."""
-        return sum(row.stage.in_batch for row in self._rows.values())
+        return sum(row.in_batch for row in self._rows.values())
 
     @property
     def waiting(self) -> int:
@@ -140,14 +118,13 @@ class Scheduler:
 
     @property
     def coming(self) -> int:
-        """Rows that can be expected to join with a chunk each, one after each step from this on.
+        """Rows expected to join with one chunk each, one after each step from now on.
 
-        None while one reads a prompt of which more than a chunk is left: the longer a step takes,
-        the longer are they, and the fewer.
+        0 while a prompt is read of which more than a chunk is left.
         """
         if not self._follows_chunk:
             return 0
-        reading = [row for row in self._rows.values() if row.stage is _Stage.READING]
+        reading = self._in(Stage.READING)
         if any(self._chunk_of(row) < row.left for row in reading):
             return 0
         return len(reading) + min(self.waiting, self._max_rows - self.joined)
@@ -155,114 +132,117 @@ class Scheduler:
     @property
     def reading(self) -> bool:
         """Whether a prompt is being read between the steps."""
-        return any(row.stage is _Stage.READING for row in self._rows.values())
+        return bool(self._in(Stage.READING))
 
-    @property
-    def paused_rows(self) -> list[str]:
-        """The rows that are paused with their caches kept, the one to resume last first."""
-        rows = [row for row in self._rows.values() if row.stage is _Stage.PAUSED]
-        return [row.row_id for row in sorted(rows, key=lambda row: row.rank, reverse=True)]
-
-    def add(self, row_id: str, tokens: int, level: int = DEFAULT) -> None:
-        """Let a row wait for its turn; a smaller level goes first.
-
-        Args:
-            tokens: of its prompt, all of them to be read.
-        """
-        self._rows[row_id] = _Row(row_id, level, self._arrivals, tokens, self._clock())
+    def add(self, row: DecodeRow) -> None:
+        """Let a row wait for its turn."""
+        row.arrival, row.left, row.since = self._arrivals, row.length, self._clock()
         self._arrivals += 1
+        self._rows[row.row_id] = row
 
-    def remove(self, row_id: str) -> None:
-        """Forget a row that has finished or was dropped; unknown ids are ignored."""
-        self._rows.pop(row_id, None)
+    def remove(self, row: DecodeRow) -> None:
+        """Forget a row that has finished or was dropped; an unknown row is ignored."""
+        row.stage = Stage.DONE
+        if self._rows.get(row.row_id) is row:
+            del self._rows[row.row_id]
 
-    def read(self, row_id: str, left: int, seconds: float | None = None) -> None:
-        """Report how many prompt tokens of a row are left after a `Prefill`, and what it took."""
-        row = self._rows[row_id]
+    def read(self, row: DecodeRow, left: int, seconds: float | None = None) -> None:
+        """Report a `Prefill`: how many prompt tokens are left, and how long it took."""
         if seconds is not None:
-            self._pace.read(row.context, self._hurried, row.left - left, seconds)
+            self._chunks.read(row.context, self._hurried, row.left - left, seconds)
         row.context += row.left - left
         row.left = left
         if not left:
-            row.stage = _Stage.DECODING
+            row.stage = Stage.DECODING
 
-    def paused(self, row_id: str, kept: bool, tokens: int) -> None:
-        """Report what came of a `Pause`, or that the cache of a paused row was let go.
+    def paused(self, row: DecodeRow, kept_bytes: int | None) -> None:
+        """Report a `Pause`.
 
         Args:
-            kept: whether `Resume` can put the row back; else its tokens are read again.
-            tokens: the row's prompt and all that it has generated.
+            kept_bytes: what the cache takes; None if it is lost and the tokens are read again.
         """
-        row = self._rows[row_id]
-        row.stage = _Stage.PAUSED if kept else _Stage.WAITING
-        row.left = 0 if kept else tokens
-        row.context = tokens if kept else 0
-
-    def is_reading(self, row_id: str) -> bool:
-        """Whether a row is in the batch with part of its prompt still to be read."""
-        return self._rows[row_id].stage is _Stage.READING
-
-    def has_joined(self, row_id: str) -> bool:
-        """Whether a row has a place in the batch, or has had one: the engine knows of it."""
-        row = self._rows.get(row_id)
-        return row is not None and row.stage is not _Stage.WAITING
+        if kept_bytes is None:
+            self._restart(row)
+        else:
+            row.stage, row.kept_bytes = Stage.PAUSED, kept_bytes
 
     def next(self) -> Action:
-        """What to do now. A row that joins, pauses or resumes counts as such from here on."""
-        decoding = self.decoding
-        self._follows_chunk = self._decode_is_due and decoding > 0
+        """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
+        decoding = bool(self.decoding)
+        self._follows_chunk = self._decode_is_due and decoding
         action = None if self._follows_chunk else self._admit()
         self._decode_is_due = isinstance(action, Prefill)
         return action or (Decode() if decoding else Idle())
 
-    def _admit(self) -> Prefill | Pause | Resume | None:
+    def _in(self, stage: Stage) -> list[DecodeRow]:
+        return [row for row in self._rows.values() if row.stage is stage]
+
+    def _admit(self) -> Prefill | Pause | Resume | Evict | None:
         """Work for the best row that does not decode yet, if it has or can be given a place."""
         self._age()
-        rows = [row for row in self._rows.values() if row.stage is not _Stage.DECODING]
+        rows = [row for row in self._rows.values() if row.stage is not Stage.DECODING]
         best = min(rows, key=lambda row: row.rank, default=None)
         if best is None:
             return None
-        if not best.stage.in_batch and not self._has_room_for(best):
-            if best.level == HIGH and (victim := self._victim()):
-                victim.stage, victim.since = _Stage.PAUSED, self._clock()
-                return Pause(victim.row_id)
-            reading = [row for row in rows if row.stage.in_batch]
-            best = min(reading, key=lambda row: row.rank, default=None)
-            if best is None:
-                return None
-        return self._bring_in(best)
+        if best.in_batch:
+            return self._bring_in(best)
+        if self._has_place_for(best):
+            return self._evict_for(best) or self._bring_in(best)
+        if best.level == HIGH and (victim := self._victim()):
+            victim.since = self._clock()
+            return Pause(victim)
+        reading = min(self._in(Stage.READING), key=lambda row: row.rank, default=None)
+        return None if reading is None else self._bring_in(reading)
 
-    def _has_room_for(self, row: _Row) -> bool:
-        batch = [other.row_id for other in self._rows.values() if other.stage.in_batch]
-        return len(batch) < self._max_rows and self._fits([*batch, row.row_id])
+    def _has_place_for(self, row: DecodeRow) -> bool:
+        """Whether it could join if no paused row kept its cache; alone, any row can."""
+        batch = self._batch()
+        return not batch or (len(batch) < self._max_rows and self._fits([*batch, row]))
 
-    def _bring_in(self, row: _Row) -> Prefill | Resume:
-        joins = not row.stage.in_batch
+    def _evict_for(self, row: DecodeRow) -> Evict | None:
+        """The next paused row whose cache is in the way: the one to resume last goes first."""
+        paused = [other for other in self._in(Stage.PAUSED) if other is not row]
+        kept = sum(other.kept_bytes for other in paused)
+        if not paused or self._fits([*self._batch(), row], beside=kept):
+            return None
+        victim = max(paused, key=lambda other: other.rank)
+        self._restart(victim)
+        return Evict(victim)
+
+    def _fits(self, rows: list[DecodeRow], beside: int = 0) -> bool:
+        return self._budget.fits([row.size for row in rows], beside)
+
+    def _batch(self) -> list[DecodeRow]:
+        return [row for row in self._rows.values() if row.in_batch]
+
+    def _bring_in(self, row: DecodeRow) -> Prefill | Resume:
+        joins = not row.in_batch
         if joins:
             self._joins += 1
             row.joined = self._joins
-        if row.stage is _Stage.PAUSED:
-            row.stage = _Stage.DECODING
-            return Resume(row.row_id)
-        row.stage = _Stage.READING
-        self._hurried = any(
-            other.level < BULK for other in self._rows.values() if other.stage is _Stage.DECODING
-        )
-        return Prefill(row.row_id, self._chunk_of(row), joins)
+        if row.stage is Stage.PAUSED:
+            row.stage, row.kept_bytes = Stage.DECODING, 0
+            return Resume(row)
+        row.stage = Stage.READING
+        self._hurried = any(other.level < BULK for other in self.decoding)
+        return Prefill(row, self._chunk_of(row), joins)
 
-    def _chunk_of(self, row: _Row) -> int:
+    def _chunk_of(self, row: DecodeRow) -> int:
         """Tokens of a row's prompt to read at a time."""
-        return self._pace.chunk(row.context, self._hurried, row.left)
+        return self._chunks.chunk(row.context, self._hurried, row.left)
 
-    def _victim(self) -> _Row | None:
+    def _victim(self) -> DecodeRow | None:
         """The bulk row that has decoded for the shortest time."""
-        rows = self._rows.values()
-        bulk = [row for row in rows if row.level == BULK and not row.aged]
-        decoding = [row for row in bulk if row.stage is _Stage.DECODING]
-        return max(decoding, key=lambda row: row.joined, default=None)
+        bulk = [row for row in self.decoding if row.level == BULK and not row.aged]
+        return max(bulk, key=lambda row: row.joined, default=None)
+
+    def _restart(self, row: DecodeRow) -> None:
+        """A row without a cache waits to be read again."""
+        row.stage, row.left = Stage.WAITING, row.length
+        row.context = row.kept_bytes = 0
 
     def _age(self) -> None:
         now = self._clock()
         for row in self._rows.values():
-            if not row.stage.in_batch and now - row.since >= self._patience:
+            if not row.in_batch and now - row.since >= self._patience:
                 row.aged = True

@@ -13,10 +13,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import PrefillPace
+from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import Pacing
-from omlx_worker.decode.loop import Decoding, EngineFailed
+from omlx_worker.decode.loop import DecodeLoop, EngineFailed
+from omlx_worker.decode.row import Stage
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.interface import Emission, Engine
@@ -43,17 +44,18 @@ from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.decode.thread")
 
-# Engine failures in a row, none of whose jobs finished, after which the engine is given up.
 MAX_ENGINE_FAILURES = 3
-# How often a full outbox is looked at again; messages are read at once.
+"""Failures in a row, without a finished job between them, after which the engine is given up."""
+
 FULL_SECONDS = 0.05
+"""How often a full outbox is checked again; messages are read at once."""
 
 
 class EngineBroken(RuntimeError):
     """The engine fails again and again; the process should end and be started anew."""
 
 
-class Service:
+class DecodeThread:
     """Runs the rows of admitted jobs until told to stop.
 
     Args:
@@ -65,7 +67,7 @@ class Service:
         prefill_chunk: prompt tokens read between two decode steps, at most.
         patience: see `omlx_worker.decode.scheduler.Scheduler`.
         memory_limit: bytes for weights and caches; by default what the engine proposes.
-        outbox: told what is produced; while it is full, nothing is.
+        outbox: counts what is not written yet; while it is full, no step runs.
     """
 
     def __init__(
@@ -128,12 +130,12 @@ class Service:
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
             self.pacing = self._make_pacing(engine) if self._make_pacing else None
-            self._decoding = Decoding(
+            self._loop = DecodeLoop(
                 engine,
                 self.budget,
                 self.counters,
                 pacing=self.pacing,
-                pace=PrefillPace(self._prefill_chunk),
+                chunks=ChunkSize(self._prefill_chunk),
                 patience=self._patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
@@ -163,7 +165,7 @@ class Service:
                 self._obey(self._mailbox.get(timeout=FULL_SECONDS))
             return
         try:
-            emissions = self._decoding.act()
+            emissions = self._loop.act()
         except EngineFailed as failure:
             self._blame(failure)
             return
@@ -189,7 +191,7 @@ class Service:
                     self._end(running, reason)
             case Drain():
                 for job in list(self._active.values()):
-                    if not self._decoding.has_started(job):
+                    if all(row.stage is Stage.WAITING for row in job.rows):
                         self._end(job, GivenBack())
             case Stop():
                 self._stopped = True
@@ -201,22 +203,23 @@ class Service:
             self._end(earlier, Lost())
         self._traffic.put(Admit(job))
         self._active[job.id] = job
-        self._decoding.add(job)
+        self._loop.add(job.rows)
 
     def _report(self, emissions: list[Emission]) -> None:
         self._outbox.add(emissions)
         self._traffic.put(Stepped(emissions))
         if not any(emission.finish_reason for emission in emissions):
             return
-        for job in [job for job in self._active.values() if not self._decoding.holds(job)]:
+        for job in [job for job in self._active.values() if job.produced]:
             del self._active[job.id]
             self._failures = 0
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""
         reason = Failed(one_line(f"the engine failed on this job: {failure}"))
-        for job in failure.jobs:
-            self._end(job, reason)
+        for job in list(self._active.values()):
+            if any(row in failure.rows for row in job.rows):
+                self._end(job, reason)
         self._failures += 1
         if self._failures >= MAX_ENGINE_FAILURES:
             raise EngineBroken(
@@ -225,7 +228,7 @@ class Service:
 
     def _end(self, job: ActiveJob, reason: Reason) -> None:
         del self._active[job.id]
-        self._decoding.drop(job)
+        self._loop.drop(job.rows)
         self._traffic.put(Ended(job.claim, reason))
 
     def _close_engine(self) -> None:

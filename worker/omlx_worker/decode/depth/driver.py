@@ -7,7 +7,6 @@ shows in the outcome after next.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.fixed import Decision, DepthPolicy, Outcome, RowView, StepReport
@@ -40,8 +39,6 @@ class Pacing:
         self._decision: Decision | None = None
         self._dispatched: Decision | None = None
         self._drafting: bool | None = None
-        self._stepped_at = 0.0
-        self._untimed = 1
         self._slots = 0
         self._context = 0
 
@@ -72,10 +69,6 @@ class Pacing:
         if not self._contexts:
             self._drafting = None
 
-    def disturb(self, steps: int = 1) -> None:
-        """Something other than steps took time: of the next outcomes, so many say nothing of it."""
-        self._untimed = max(self._untimed, steps)
-
     def before(
         self, rows: Sequence[str], slots: int, coming: int = 0, *, reading: bool = False
     ) -> dict[str, int]:
@@ -94,11 +87,12 @@ class Pacing:
         self._announce(self._decision, len(rows))
         return {row: self._decision.depths.get(row, 0) for row in rows}
 
-    def after(self, emissions: Sequence[Emission]) -> None:
-        """A step was dispatched, and these emissions of the one before it were read."""
-        now = time.monotonic()
-        seconds = None if self._untimed else now - self._stepped_at
-        self._stepped_at, self._untimed = now, max(0, self._untimed - 1)
+    def after(self, emissions: Sequence[Emission], seconds: float | None) -> None:
+        """A step was dispatched, and these emissions of the one before it were read.
+
+        Args:
+            seconds: since the step before; None if they were not those of a step alone.
+        """
         for emission in emissions:
             if emission.row_id in self._contexts:
                 self._contexts[emission.row_id] += len(emission.tokens)

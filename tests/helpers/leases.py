@@ -1,0 +1,75 @@
+"""Leases for tests, without a worker around them."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from omlx_producer.protocol import (
+    PRIORITIES,
+    ChoiceDelta,
+    DoneEvent,
+    FailedEvent,
+    TokensEvent,
+    Usage,
+    queue_name,
+)
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
+from tests.helpers.workers import ALIAS
+
+QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
+
+
+def table(connection: Redis, name: str = "worker-a", seconds: float = 30.0) -> LeaseTable:
+    return LeaseTable(connection, name, QUEUES, seconds=seconds)
+
+
+def claim(leases: LeaseTable, limit: int = 1) -> list[ClaimedJob]:
+    claimed = leases.claim(limit)
+    assert claimed is not None
+    return claimed
+
+
+def tokens(job_id: str, n: int, count: int = 1) -> TokensEvent:
+    return TokensEvent(
+        job_id=job_id, n=n, choices=[ChoiceDelta(index=0, text="x" * count, tokens=[1] * count)]
+    )
+
+
+def done(job_id: str, n: int = 3) -> Ending:
+    usage = Usage(prompt_tokens=1, completion_tokens=n, total_tokens=1 + n)
+    event = DoneEvent(job_id=job_id, n=n, finish_reasons=["stop"], usage=usage)
+    return Ending("finished", event, result={"text": "abc"})
+
+
+def failed(job_id: str, sentence: str = "it broke") -> Ending:
+    return Ending("failed", FailedEvent(job_id=job_id, n=0, error=sentence))
+
+
+def expire(connection: Redis, leases: LeaseTable) -> None:
+    """As if the worker had been silent for longer than its leases."""
+    for job in leases.jobs():
+        key, member = f"rq:wip:{job.queue}", f"{job.id}:{job.execution}"
+        connection.zincrby(key, -leases.seconds - 1, member)
+
+
+def kill(connection: Redis, leases: LeaseTable) -> None:
+    """The worker dies; when its leases are over, another one sweeps up after it."""
+    expire(connection, leases)
+    for key in connection.keys("omlx:trial:*"):
+        if connection.get(key) == leases.worker_name.encode():
+            connection.delete(key)
+    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+    table(connection, "sweeper").sweep()
+    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+
+
+def roll_back(connection: Redis, stream: str, entries: int) -> None:
+    """Leave only so many entries of a stream, as a server does that lost what it had not synced."""
+    kept = connection.xrange(stream, count=entries)
+    with connection.pipeline(transaction=True) as pipeline:
+        pipeline.delete(stream)
+        for entry_id, fields in kept:
+            pipeline.xadd(stream, fields, id=entry_id)
+        pipeline.execute()

@@ -1,0 +1,42 @@
+"""A worker process with the fake engine, for tests that send signals."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
+
+from redis import Redis  # noqa: E402
+
+from omlx_worker.control.worker import GenerationWorker  # noqa: E402
+from tests.helpers.fake_engine import FakeEngine  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("--max-rows", type=int, default=4)
+    parser.add_argument("--step-seconds", type=float, default=0.01)
+    parser.add_argument("--lease-seconds", type=float, default=1.0)
+    parser.add_argument("--drain-timeout", type=float, default=20.0)
+    parser.add_argument("--name")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    worker = GenerationWorker(
+        "fake",
+        lambda: FakeEngine(options.max_rows, options.step_seconds),
+        connection=Redis.from_url(options.url),
+        name=options.name,
+        lease_seconds=options.lease_seconds,
+        drain_timeout=options.drain_timeout,
+    )
+    worker.work(logging_level="WARNING")
+    sys.exit(worker.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The traffic thread by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any, Self
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.delivery.publisher import Publisher
+from omlx_worker.engine.interface import Emission
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import Admit, Close, Stepped
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.fake_engine import FakeEngine
+
+
+class Traffic:
+    """A traffic thread at work for jobs that are held, without an engine and without a main
+    thread, both of which would ask Redis for things of their own.
+
+    Attributes:
+        jobs: those that `step` gives tokens.
+    """
+
+    def __init__(self, leases: LeaseTable, held: Sequence[ClaimedJob]) -> None:
+        self.leases = leases
+        self.jobs = [_active(job) for job in held]
+        self.mailbox: SimpleQueue[Any] = SimpleQueue()
+        self.outbox = Outbox()
+        self.publisher = Publisher(leases, self.mailbox, SimpleQueue(), lambda _: None, self.outbox)
+
+    def __enter__(self) -> Self:
+        for job in self.jobs:
+            self.mailbox.put(Admit(job))
+        self.publisher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mailbox.put(Close())
+        assert self.publisher.join(20)
+
+    def step(self, reason: Any = None) -> None:
+        """Report a token of every row, and wait until it is written."""
+        rows = [row for job in self.jobs for row in job.rows]
+        for row in rows:
+            row.tokens.append(7)
+        emissions = [Emission(row.row_id, [7], "x", finish_reason=reason) for row in rows]
+        self.outbox.add(emissions)
+        self.mailbox.put(Stepped(emissions))
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the thread has written all that it was given."""
+        deadline = time.monotonic() + 20
+        while self.outbox.waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+
+def _active(job: ClaimedJob) -> ActiveJob:
+    request = GenerationRequest(model="fake", prompt="hello", max_completion_tokens=100)
+    return ActiveJob(job, request, FakeEngine().prepare(request, job.id), streams=True)

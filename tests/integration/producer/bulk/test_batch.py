@@ -1,0 +1,238 @@
+"""Detached batches: uploaded, fed by anyone, watched and cancelled from anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+from redis.lock import Lock
+
+from omlx_producer import UnknownJob
+from omlx_producer.bulk.batch import BATCHES_KEY, Batch, is_batch_id
+from omlx_producer.bulk.feeding import BatchFeed, BatchSink, Feeder, LockLost
+from omlx_producer.bulk.row import BadRow, RowResult
+from tests.helpers.bulk_runs import (
+    errors,
+    ids,
+    jobs_in_redis,
+    spawn,
+    wait_for_model,
+    write_rows,
+)
+from tests.helpers.workers import ALIAS, running_worker, wait_for, worker_process
+from tests.integration.producer.bulk.conftest import Run
+from tests.integration.producer.bulk.test_runner import rows
+
+
+def batch_of(connection: redis.Redis, count: int, window: int = 64) -> Batch:
+    batch = Batch.create(connection, window=window)
+    batch.upload(rows(count))
+    return batch
+
+
+def feed_all(connection: redis.Redis, seconds: float = 30.0) -> None:
+    feeder, deadline = Feeder(connection), time.monotonic() + seconds
+    feeder.turn()
+    while not feeder.idle:
+        feeder.turn()
+        assert time.monotonic() < deadline, "the batches do not end"
+
+
+def custom_ids(batch: Batch) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in batch.results(batch.read().rows)]
+
+
+def test_a_batch_is_fed_to_its_end_in_windows(redis_url: str, connection: redis.Redis) -> None:
+    batch = batch_of(connection, 150, window=20)
+    state = batch.read()
+    assert (state.state, state.rows, state.ok) == ("open", 150, 0)
+    assert jobs_in_redis(connection) == 0
+    feed = BatchFeed.begin(batch)
+    assert feed is not None
+    most = 0
+    with running_worker(redis_url, max_rows=8):
+        while feed.turn(0.01):
+            most = max(most, jobs_in_redis(connection))
+    assert most == 20
+    state = batch.read()
+    assert (state.state, state.ok, state.failed) == ("done", 150, 0)
+    assert state.completion_tokens > 300
+    # In the order of the input, whatever the order of the ends was.
+    assert custom_ids(batch) == [f"r{n}" for n in range(150)]
+    assert jobs_in_redis(connection) == 0
+    assert connection.ttl(batch.key) > 0
+    assert not connection.exists(batch.rows_key)
+    assert connection.zcard(BATCHES_KEY) == 0
+
+
+def test_rows_that_can_never_run_have_their_error_at_once(connection: redis.Redis) -> None:
+    batch = Batch.create(connection)
+    bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
+    batch.upload([*rows(1), bad])
+    assert batch.read().failures == {"unparsable": 1}
+    assert custom_ids(batch) == [None]
+
+
+def test_an_upload_that_is_cut_off_is_never_fed_and_expires(connection: redis.Redis) -> None:
+    batch = Batch.create(connection)
+
+    def breaking():
+        yield from rows(300)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        batch.upload(breaking())
+    assert BatchFeed.begin(batch) is None
+    assert 0 < connection.ttl(batch.key) <= 3600
+    assert 0 < connection.ttl(batch.rows_key) <= 3600
+    assert Feeder(connection).idle
+
+
+def test_one_feeder_has_a_batch_and_the_next_takes_over(connection: redis.Redis) -> None:
+    batch = batch_of(connection, 10)
+    first = BatchFeed.begin(batch)
+    assert first is not None
+    assert BatchFeed.begin(batch) is None
+    first.leave()
+    assert BatchFeed.begin(batch) is not None
+
+
+def test_a_feeder_that_was_away_too_long_can_write_nothing(connection: redis.Redis) -> None:
+    batch = batch_of(connection, 2)
+    lock = Lock(connection, batch.lock_key, timeout=15, thread_local=False)
+    assert lock.acquire(blocking=False)
+    sink = BatchSink(batch, lock.local.token)
+    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": {}})
+    connection.set(batch.lock_key, "another")
+    with pytest.raises(LockLost):
+        sink.commit([result])
+    assert batch.read().ok == 0
+    assert len(list(batch.unfinished())) == 2
+
+
+def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -> None:
+    batch = batch_of(connection, 2)
+    connection.set(batch.lock_key, "token")
+    sink = BatchSink(batch, b"token")
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": usage})
+    sink.commit([result])
+    sink.commit([result])
+    state = batch.read()
+    assert (state.ok, state.prompt_tokens, state.completion_tokens) == (1, 3, 4)
+    assert [row.custom_id for row in batch.unfinished()] == ["r1"]
+
+
+def test_feeders_killed_at_any_moment_lose_and_double_nothing(
+    redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    with worker_process(redis_url, max_rows=8, step_seconds=0.01):
+        wait_for_model(connection)
+        batch = batch_of(connection, 200, window=40)
+        for _ in range(4):
+            feeder = spawn(redis_url, tmp_path, "feed", "--burst")
+            done = batch.read().ok
+            with contextlib.suppress(AssertionError):
+                wait_for(lambda done=done: batch.read().ok > done, 5)
+            feeder.kill()
+            feeder.communicate()
+            # Its lock would run out by itself, later than a test wants to wait.
+            connection.delete(batch.lock_key)
+        feed_all(connection)
+    state = batch.read()
+    assert (state.state, state.ok) == ("done", 200)
+    assert Counter(custom_ids(batch)) == Counter(f"r{n}" for n in range(200))
+    assert jobs_in_redis(connection) == 0
+
+
+def test_several_batches_are_fed_side_by_side(redis_url: str, connection: redis.Redis) -> None:
+    batches = [batch_of(connection, 30, window=5) for _ in range(3)]
+    with running_worker(redis_url):
+        feed_all(connection)
+    assert [batch.read().state for batch in batches] == ["done"] * 3
+
+
+def test_cancelling_takes_out_what_waits_stops_what_runs_and_keeps_results(
+    redis_url: str, connection: redis.Redis, run: Run
+) -> None:
+    batch = Batch.create(connection, window=20)
+    batch.upload(rows(100, max_completion_tokens=9_000))
+    with running_worker(redis_url, max_rows=4, step_seconds=0.01):
+        feed = BatchFeed.begin(batch)
+        assert feed is not None
+        feed.turn(0.01)
+        wait_for(lambda: connection.llen(f"rq:queue:omlx:{ALIAS}:bulk") == 16)
+        batch.ask_to_cancel()
+        deadline = time.monotonic() + 20
+        while feed.turn(0.05):
+            assert time.monotonic() < deadline, "the batch does not end"
+    state = batch.read()
+    assert (state.state, state.failures) == ("cancelled", {"cancelled": 4})
+    assert jobs_in_redis(connection) == 0
+    assert run("cancel", batch.id).output == "over\n"
+
+
+def test_cancelling_needs_no_feeder(redis_url: str, connection: redis.Redis, run: Run) -> None:
+    batch = batch_of(connection, 100, window=20)
+    feed = BatchFeed.begin(batch)
+    assert feed is not None
+    feed.turn(0.01)
+    # It dies and leaves twenty jobs; nobody else feeds.
+    connection.delete(batch.lock_key)
+    assert run("cancel", batch.id).output == "cancelled\n"
+    assert jobs_in_redis(connection) == 0
+    assert connection.llen(f"rq:queue:omlx:{ALIAS}:bulk") == 0
+
+
+def test_the_commands_reach_a_batch_from_anywhere(
+    redis_url: str, connection: redis.Redis, tmp_path: Path, run: Run
+) -> None:
+    source, output = write_rows(tmp_path / "rows.jsonl", 40), tmp_path / "out.jsonl"
+    with source.open("a") as stream:
+        stream.write("nonsense\n")
+    detached = run("run", str(source), "--detach")
+    assert detached.exit_code == 0, detached.output
+    batch_id = detached.stdout.strip()
+    assert is_batch_id(batch_id)
+    status = json.loads(run("status", batch_id, "--json").output)
+    assert (status["state"], status["rows"], status["failures"]) == ("open", 41, {"unparsable": 1})
+    with running_worker(redis_url):
+        assert run("feed", "--burst").exit_code == 0
+    watched = run("watch", batch_id, "--json")
+    assert watched.exit_code == 1
+    assert json.loads(watched.stderr)["ok"] == 40
+    fetched = run("results", batch_id, "-o", str(output))
+    assert fetched.exit_code == 1
+    assert ids(output) == [f"r{n}" for n in range(40)]
+    assert [line["error"]["line"] for line in errors(output)] == [41]
+    assert len(run("results", batch_id).stdout.splitlines()) == 41
+
+
+def test_a_batch_that_is_none_is_told(run: Run) -> None:
+    for command in ("status", "watch", "results", "cancel"):
+        done = run(command, "batch-0123456789ab")
+        assert done.exit_code == 2
+        assert "no batch has the id" in done.stderr
+
+
+def test_looking_at_no_batch_raises(connection: redis.Redis) -> None:
+    with pytest.raises(UnknownJob):
+        Batch(connection, "batch-0123456789ab").read()
+
+
+def test_an_interrupted_feeder_leaves_its_batch_to_others_at_once(
+    redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    batch = batch_of(connection, 10)
+    feeder = spawn(redis_url, tmp_path, "feed")
+    wait_for(lambda: jobs_in_redis(connection) == 10)
+    feeder.send_signal(signal.SIGINT)
+    _, err = feeder.communicate(timeout=20)
+    assert (feeder.returncode, err) == (130, "")
+    assert not connection.exists(batch.lock_key)

@@ -1,0 +1,88 @@
+"""Mistakes that users make with files: one sentence, an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import redis
+
+from omlx_producer.cli import batch as batch_commands
+from omlx_producer.cli.bulk import command_line
+from tests.integration.producer.bulk.conftest import Run
+from tests.integration.producer.bulk.test_batch import batch_of
+
+
+def told(run: Run, *args: str) -> tuple[int, str]:
+    """The exit code and the one sentence."""
+    done = run(*args)
+    assert isinstance(done.exception, SystemExit), done.exception
+    (sentence,) = done.stderr.splitlines()
+    return done.exit_code, sentence
+
+
+def test_a_csv_whose_header_is_none_is_told(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text('"a"b,c\n1,2\n')
+    code, said = told(run, "run", str(source), "--template", "{c}", "--dry-run")
+    assert code == 2
+    assert "the CSV input's first line, which must name the columns, is not CSV" in said
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], ["--detach"], ["-o", "{folder}/out.jsonl"]])
+def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]) -> None:
+    pytest.importorskip("pyarrow")
+    source = tmp_path / "rows.parquet"
+    source.write_text("nonsense")
+    options = [option.format(folder=tmp_path) for option in how]
+    done = run("run", str(source), "--template", "{c}", "--progress", "none", *options)
+    assert done.exit_code == 2, done.exception
+    assert "the Parquet input can not be read" in done.stderr
+
+
+def test_results_to_a_folder_that_is_none_are_refused_before_any_waiting(
+    connection: redis.Redis, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_commands, "follow", lambda *_: pytest.fail("it waits"))
+    batch = batch_of(connection, 1)
+    output = tmp_path / "none" / "out.jsonl"
+    code, said = told(run, "results", batch.id, "--wait", "-o", str(output))
+    assert (code, said) == (
+        2,
+        f"omlx-submit: {output}: there is no folder {output.parent}; make it first",
+    )
+
+
+def test_retry_below_a_file_finds_no_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    code, said = told(run, "retry", str(tmp_path / "file" / "out.jsonl"))
+    assert code == 2
+    assert "out.jsonl.run: missing; give the output of an omlx-submit run" in said
+
+
+def test_a_file_that_can_not_be_read_is_named(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "out.jsonl.run"
+    folder.mkdir()
+    code, said = told(run, "retry", str(tmp_path / "out.jsonl"))
+    assert (code, said) == (1, f"omlx-submit: {folder}: Is a directory")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["--redis-url", "redis://u:secret@host:1/2"], ["--redis-url", "redis://host:1/2"]),
+        (["--redis-url=rediss://:secret@host/2"], ["--redis-url=rediss://host/2"]),
+        (["--redis-url", "unix:///s?password=secret"], ["--redis-url", "unix:///s"]),
+        (["--template", "Summarise https://a.b/?id={id}"], None),
+        (["--template", "http://[x {id}"], None),
+        (["--system=see redis://u@host/?x"], None),
+    ],
+)
+def test_how_to_go_on_is_the_command_itself_without_passwords(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[str] | None
+) -> None:
+    before, after = ["run", "rows.csv", "-o", "out.jsonl"], ["--ordered"]
+    monkeypatch.setattr("sys.argv", ["omlx-submit", *before, *given, *after])
+    expected = ["omlx-submit", *before, *(shown or given), *after]
+    assert shlex.split(command_line()) == expected

@@ -1,0 +1,253 @@
+"""omlx-submit: data on stdout, the rest on stderr, and an exit code for every end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from omlx_producer import JobHandle, Producer
+from omlx_producer.cli.main import cli
+from omlx_producer.protocol import parse_event
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.redis_server import RedisServer, free_port
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(redis_url: str, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Invokes omlx-submit against the session's server, where one model is known."""
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
+
+    def invoke(*args: str, stdin: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(cli, args, input=stdin, prog_name="omlx-submit")
+
+    return invoke
+
+
+@pytest.mark.usefixtures("served")
+def test_the_text_of_a_prompt_goes_to_stdout(run: Run) -> None:
+    done = run("def fibonacci(n):")
+    assert (done.exit_code, done.stdout) == (0, "hello 0, wörld\n")
+    assert done.stderr.startswith("job ")
+
+
+def test_a_dash_reads_stdin_as_it_is(run: Run, served: dict[str, Any]) -> None:
+    assert run("-", stdin="def f():\n").exit_code == 0
+    assert served["request"]["prompt"] == "def f():\n"
+
+
+def test_stdin_must_be_utf_8(run: Run) -> None:
+    done = run("-", stdin=b"\xff\xfe")
+    assert done.exit_code == 2
+    assert "stdin: got bytes that are not UTF-8" in done.stderr
+
+
+@pytest.mark.usefixtures("served")
+def test_json_prints_the_events(run: Run) -> None:
+    done = run("--json", "x")
+    events = [parse_event(line) for line in done.stdout.splitlines()]
+    assert [event.type for event in events] == ["tokens", "tokens", "done"]
+
+
+def test_no_stream_prints_the_text_at_once(run: Run, served: dict[str, Any]) -> None:
+    assert run("--no-stream", "x").stdout == "hello 0, wörld\n"
+    assert served["request"]["stream"] is False
+
+
+@pytest.mark.usefixtures("served")
+def test_no_stream_and_json_print_the_result(run: Run) -> None:
+    body = json.loads(run("--no-stream", "--json", "x").stdout)
+    assert body["choices"][0]["text"] == "hello 0, wörld"
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("how", [[], ["--no-stream"]])
+def test_several_choices_come_one_after_the_other(run: Run, how: list[str]) -> None:
+    assert run("x", "--n", "3", *how).stdout == (
+        "hello 0, wörld\n--- choice 1 ---\nhello 1, wörld\n--- choice 2 ---\nhello 2, wörld\n"
+    )
+
+
+def test_the_options_become_fields(run: Run, served: dict[str, Any]) -> None:
+    options = (
+        "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 "
+        "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --stop a --stop b "
+        "--seed 7 --n 2 --logprobs --top-logprobs 3 --logit-bias 42=-1.5 --logit-bias 7=2 "
+        "--ignore-eos --model demo --priority high"
+    )
+    assert run(*options.split(), "x").exit_code == 0
+    assert served["request"] == {
+        "model": "demo",
+        "prompt": "x",
+        "max_completion_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "stop": ["a", "b"],
+        "seed": 7,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "logit_bias": {"42": -1.5, "7": 2.0},
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+
+def test_chat_sends_messages(run: Run, served: dict[str, Any]) -> None:
+    assert run("--chat", "--system", "be brief", "hi").exit_code == 0
+    assert served["request"]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+def test_a_prompt_may_be_the_name_of_a_command(run: Run, served: dict[str, Any]) -> None:
+    assert run("submit", "status").exit_code == 0
+    assert served["request"]["prompt"] == "status"
+    assert run("--", "-1 is").exit_code == 0
+    assert served["request"]["prompt"] == "-1 is"
+
+
+def test_detach_prints_the_id_and_leaves(run: Run, connection: redis.Redis) -> None:
+    job_id = run("--detach", "x").stdout.strip()
+    assert connection.exists(f"rq:job:{job_id}")
+
+
+def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, Any]) -> None:
+    served["error"] = "out of memory"
+    for options in ([], ["--json"], ["--no-stream"]):
+        done = run(*options, "x")
+        assert done.exit_code == 1
+        assert "out of memory" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([""], "prompt: got ''; give text"),
+        (["x", "--temperature", "3"], "temperature: got 3.0; give a number from 0 to 2"),
+        (["x", "--temperature", "nan"], "temperature: got nan; give a number from 0 to 2"),
+        (["x", "--temperature", "warm"], "'warm' is not a valid float"),
+        (["x", "--n", "17"], "n: got 17; give a whole number from 1 to 16"),
+        (["x", "--model", "nope"], "model: got 'nope', which no worker has announced"),
+        (["x", "--logit-bias", "5"], "got '5'; give ID=VALUE"),
+        (["x", "--logit-bias", "a=5"], "logit_bias: got the key 'a'"),
+        (["x", "--top-logprobs", "2"], "top_logprobs: got 2 without logprobs"),
+        (["x", "--system", "s"], "--system needs --chat"),
+        (["x", "--priority", "low"], "'low' is not one of"),
+        (["x", "--tmeperature", "1"], "No such option"),
+        (["x", "y"], "unexpected extra argument"),
+        (["x" * 9000], "prompt: got 9000 characters, which are at least 1125 tokens"),
+        (["x\udcff"], "prompt: got 'x\\udcff'; give text"),
+        (["--redis-url", "http://:secret@host", "x"], "--redis-url: got something that is no URL"),
+        (["--redis-url", "redis://host:secret", "x"], "--redis-url: got something that is no URL"),
+        (["watch", "nope"], "no job has the id 'nope'"),
+        (["result", "nope"], "no job has the id 'nope'"),
+        (["status", "nope"], "no job has the id 'nope'"),
+        (["cancel", "nope"], "no job has the id 'nope'"),
+        ([], "Usage: "),
+        (["submit"], "Missing argument 'PROMPT'"),
+    ],
+)
+def test_a_mistake_exits_with_2_and_one_sentence(
+    run: Run, connection: redis.Redis, args: list[str], said: str
+) -> None:
+    done = run(*args)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(connection.scan_iter("rq:job:*"))
+
+
+def test_queue_anyway_takes_an_unknown_model(run: Run) -> None:
+    assert run("--detach", "--queue-anyway", "--model", "asleep", "x").exit_code == 0
+
+
+def test_an_unreachable_redis_exits_with_3_and_no_password(run: Run) -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    for args in (["x"], ["status"], ["watch", "j"], ["result", "j"], ["cancel", "j"]):
+        began = time.monotonic()
+        done = run(*args, "--redis-url", url)
+        assert done.exit_code == 3
+        assert f"Redis at {url.replace(':secret@', '')} does not answer" in done.stderr
+        assert "name another with --redis-url" in done.stderr
+        assert "secret" not in done.stderr
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch", "j"]])
+def test_a_refused_password_exits_with_3(
+    run: Run, private_server: RedisServer, command: list[str]
+) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        connection.config_set("requirepass", "right")
+    done = run(*command, "--redis-url", private_server.url.replace("//", "//:wrong@"))
+    assert done.exit_code == 3
+    assert "wrong@" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_watch_shows_a_job_from_its_beginning(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    worker.step("one ")
+    worker.step("two\n")
+    worker.finish()
+    assert run("watch", job.id).stdout == "one two\n"
+
+
+def test_watch_shows_the_text_of_a_job_that_published_none(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.texts = {0: "silent", 1: "too"}
+    worker.finish(n=4)
+    assert run("watch", job.id).stdout == "silent\n--- choice 1 ---\ntoo\n"
+
+
+def test_a_job_without_text_prints_nothing(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    worker.finish(n=1)
+    assert run("watch", job.id).stdout == ""
+
+
+def test_result_prints_the_text_or_the_body(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    assert run("result", job.id, "--timeout", "0").exit_code == 1
+    worker.step("text")
+    body = worker.finish()
+    assert run("result", job.id).stdout == "text\n"
+    assert json.loads(run("result", job.id, "--json").stdout) == body
+
+
+def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    worker.step("a")
+    lines = run("status", job.id).stdout.splitlines()
+    assert "status          started" in lines
+    assert "tokens          1" in lines
+    state = json.loads(run("status", job.id, "--json").stdout)
+    assert (state["id"], state["queue"]) == (job.id, "omlx:demo:default")
+
+
+def test_status_alone_prints_models_and_queues(run: Run, job: JobHandle) -> None:
+    state = json.loads(run("status", "--json").stdout)
+    assert (state["alias"], state["default"], state["bulk"]) == ("demo", 1, 0)
+
+
+def test_cancel_says_what_it_did(run: Run, job: JobHandle) -> None:
+    assert run("cancel", job.id).stdout == "cancelled\n"
+    done = run("cancel", job.id)
+    assert (done.exit_code, done.stdout) == (0, "over\n")
+    done = run("watch", job.id)
+    assert done.exit_code == 1
+    assert "cancelled: the job was cancelled before a worker took it" in done.stderr

@@ -1,0 +1,123 @@
+"""Results are waited for without polling, and every end has its answer."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from rq import Queue
+from rq.results import Result
+
+from omlx_producer import (
+    JobCancelled,
+    JobFailed,
+    JobHandle,
+    JobTimeout,
+    Producer,
+    UnknownJob,
+)
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.waiting import fetch, later
+
+
+def test_a_result_is_waited_for(job: JobHandle, worker: FakeWorker) -> None:
+    thread = later(lambda: worker.finish("length"))
+    body = job.result(timeout=10)
+    thread.join()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert job.result(timeout=0) == body
+
+
+def test_waiting_sends_no_more_than_a_few_commands(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    before = connection.info("stats")["total_commands_processed"]
+    thread = later(worker.finish, 1.5)
+    job.result()
+    thread.join()
+    assert connection.info("stats")["total_commands_processed"] - before < 40
+
+
+def test_waiting_longer_than_the_socket_timeout_is_fine(
+    redis_url: str, job: JobHandle, worker: FakeWorker
+) -> None:
+    with redis.Redis.from_url(redis_url, socket_timeout=0.8, retry=None) as impatient:
+        thread = later(worker.finish, 2)
+        assert Producer(impatient).result(job.id, timeout=10)
+        thread.join()
+
+
+def test_a_result_that_does_not_come_times_out(job: JobHandle) -> None:
+    with pytest.raises(JobTimeout, match=r"had not finished within 0.2 s"):
+        job.result(timeout=0.2)
+    with pytest.raises(TimeoutError):
+        job.result(timeout=0)
+
+
+def test_a_failure_is_raised_with_its_sentence(job: JobHandle, worker: FakeWorker) -> None:
+    thread = later(lambda: worker.fail("Traceback:\n  ...\nprompt: got too many tokens"))
+    with pytest.raises(JobFailed, match=r"^prompt: got too many tokens$") as caught:
+        job.result(timeout=10)
+    thread.join()
+    assert caught.value.job_id == job.id
+
+
+def test_a_stopped_job_is_raised_as_cancelled(job: JobHandle, worker: FakeWorker) -> None:
+    worker.stop("the job was stopped on request")
+    with pytest.raises(JobCancelled, match="on request"):
+        job.result()
+
+
+def test_a_job_cancelled_by_another_tool_is_noticed(
+    redis_url: str, connection: redis.Redis, job: JobHandle
+) -> None:
+    """RQ's own cancel writes no result and so wakes nobody."""
+    with redis.Redis.from_url(redis_url, socket_timeout=1) as client:
+        thread = later(lambda: fetch(connection, job.id).cancel())
+        with pytest.raises(JobCancelled):
+            Producer(client).result(job.id, timeout=10)
+        thread.join()
+
+
+def test_an_unknown_job_has_no_result(producer: Producer) -> None:
+    for job_id in ("nope", "rq:odd", ""):
+        with pytest.raises(UnknownJob):
+            producer.result(job_id)
+        with pytest.raises(UnknownJob):
+            producer.status(job_id)
+        with pytest.raises(UnknownJob):
+            producer.cancel(job_id)
+
+
+def test_a_job_that_finished_long_ago_has_no_result(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.finish()
+    connection.delete(f"rq:results:{job.id}")
+    with pytest.raises(UnknownJob, match="expired"):
+        job.result()
+
+
+def test_a_pickled_result_is_never_read(connection: redis.Redis, producer: Producer) -> None:
+    job = Queue("other", connection=connection).enqueue("os.getcwd")
+    Result.create(job, Result.Type.SUCCESSFUL, 60, return_value={"a": 1})
+    connection.hset(job.key, "status", "finished")
+    with pytest.raises(UnknownJob, match="no generation job: its result is not JSON"):
+        producer.result(job.id)
+
+
+def test_the_state_of_a_job_follows_it(producer: Producer, connection: redis.Redis) -> None:
+    first, second = producer.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    assert (first.state().status, first.state().position) == ("queued", 0)
+    assert second.state().position == 1
+    worker = FakeWorker(connection, first.id)
+    worker.start("mac-1")
+    worker.step("a", tokens=3)
+    state = first.state()
+    assert (state.status, state.worker, state.tokens) == ("started", "mac-1", 3)
+    assert state.position is None
+    worker.finish()
+    assert first.state().status == "finished"
+    worker = FakeWorker(connection, second.id)
+    worker.start()
+    worker.fail("no memory")
+    assert (second.state().status, second.state().error) == ("failed", "no memory")

@@ -1,0 +1,307 @@
+"""Consumers of a real server see every token once: late, slow, cut off, or after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from omlx_producer import (
+    AsyncTokenStream,
+    CancelledEvent,
+    DoneEvent,
+    FailedEvent,
+    JobHandle,
+    Producer,
+    TokenEvent,
+    TokensEvent,
+    TokenStream,
+    UnknownJob,
+    stream,
+)
+from omlx_producer.protocol import events_key
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.redis_server import RedisServer
+
+
+def text_of(events: list[TokenEvent]) -> str:
+    return "".join(
+        choice.text
+        for event in events
+        if isinstance(event, TokensEvent)
+        for choice in event.choices
+    )
+
+
+def counts(events: list[TokenEvent]) -> list[int]:
+    return [event.n for event in events if isinstance(event, TokensEvent)]
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "IDLE_SECONDS", 0.1)
+
+
+def run(worker: FakeWorker, steps: int = 200, pause: float = 0.002) -> None:
+    for number in range(steps):
+        worker.step(f"{number} ", tokens=1 + number % 3)
+        time.sleep(pause)
+    worker.finish()
+
+
+def test_a_consumer_from_the_start_sees_every_token(job: JobHandle, worker: FakeWorker) -> None:
+    thread = in_thread(lambda: run(worker))
+    events = list(job.stream())
+    thread.join()
+    assert text_of(events) == worker.texts[0]
+    assert isinstance(events[-1], DoneEvent)
+
+
+def test_a_late_consumer_sees_every_token_once(job: JobHandle, worker: FakeWorker) -> None:
+    for number in range(50):
+        worker.step(f"{number} ")
+    follow = job.stream()
+    early = [next(follow) for _ in range(10)]
+    thread = in_thread(lambda: run(worker, 50))
+    events = early + list(follow)
+    thread.join()
+    assert text_of(events) == worker.texts[0]
+
+
+def test_a_stream_longer_than_a_page_is_read_whole(job: JobHandle, worker: FakeWorker) -> None:
+    for number in range(1234):
+        worker.step(f"{number} ")
+    worker.finish()
+    assert text_of(list(job.stream())) == worker.texts[0]
+
+
+def test_a_cursor_resumes_after_what_was_had(job: JobHandle, worker: FakeWorker) -> None:
+    for number in range(5):
+        worker.step(f"{number} ", tokens=2)
+    worker.finish()
+    follow = job.stream()
+    had = [next(follow), next(follow)]
+    follow.close()
+    assert follow.cursor == 4
+    assert text_of(had + list(job.stream(follow.cursor))) == "0 1 2 3 4 "
+
+
+def cut(connection: redis.Redis, until: threading.Event) -> None:
+    while not until.is_set():
+        connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def cutter(connection: redis.Redis) -> Iterator[None]:
+    """Cuts every subscription of the server fifty times a second."""
+    stop = threading.Event()
+    thread = in_thread(lambda: cut(connection, stop))
+    yield
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("cutter")
+def test_a_consumer_cut_off_again_and_again_sees_every_token_once(
+    job: JobHandle, worker: FakeWorker
+) -> None:
+    thread = in_thread(lambda: run(worker, 400))
+    events = list(job.stream())
+    thread.join()
+    assert counts(events) == sorted(set(counts(events)))
+    assert text_of(events) == worker.texts[0]
+
+
+@pytest.mark.usefixtures("cutter")
+async def test_an_async_consumer_cut_off_again_and_again_sees_every_token_once(
+    redis_url: str, job: JobHandle, worker: FakeWorker
+) -> None:
+    thread = in_thread(lambda: run(worker, 400))
+    async with AsyncTokenStream(redis_url, job.id) as follow:
+        events = [event async for event in follow]
+    await asyncio.to_thread(thread.join)
+    assert counts(events) == sorted(set(counts(events)))
+    assert text_of(events) == worker.texts[0]
+
+
+def test_a_consumer_cut_off_before_the_last_events_is_not_left_waiting(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    """Nothing is published after the reconnection: its confirmation alone must do."""
+    worker.step("a")
+    follow = job.stream()
+    assert text_of([next(follow)]) == "a"
+    connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    worker.step("b")
+    worker.finish()
+    began = time.monotonic()
+    assert text_of(list(follow)) == "b"
+    assert time.monotonic() - began < stream.IDLE_SECONDS / 2
+
+
+async def test_many_async_consumers_share_one_client(
+    redis_url: str, job: JobHandle, worker: FakeWorker
+) -> None:
+    async def consume(client: redis.asyncio.Redis) -> str:
+        return text_of([event async for event in AsyncTokenStream(client, job.id)])
+
+    thread = in_thread(lambda: run(worker))
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        texts = await asyncio.gather(*(consume(client) for _ in range(5)))
+    await asyncio.to_thread(thread.join)
+    assert texts == [worker.texts[0]] * 5
+
+
+def test_a_slow_reader_dropped_by_the_server_sees_every_token_once(
+    private_server: RedisServer,
+) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        connection.config_set("client-output-buffer-limit", "pubsub 16384 8192 1")
+        producer = Producer(connection)
+        job = producer.submit(model="demo", prompt="x", require_known_model=False)
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        worker.step("first ")
+        with TokenStream(private_server.url, job.id) as follow:
+            events = [next(follow)]
+            assert connection.client_list(_type="pubsub")
+            # More than the kernel's buffers and the server's limit hold, unread.
+            for number in range(150):
+                worker.step(f"{number} " + "x" * 100_000)
+            assert not connection.client_list(_type="pubsub"), "the server dropped it"
+            worker.finish()
+            events += list(follow)
+    assert text_of(events) == worker.texts[0]
+
+
+def test_a_consumer_outlives_a_restart_of_the_server(private_server: RedisServer) -> None:
+    private_server.stop()
+    private_server.options = ("--appendonly", "yes")
+    private_server.start()
+    with redis.Redis.from_url(private_server.url) as connection:
+        job = Producer(connection).submit(model="m", prompt="x", require_known_model=False)
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        worker.step("before ")
+        with TokenStream(private_server.url, job.id) as follow:
+            events = [next(follow)]
+            connection.config_set("appendfsync", "always")
+            private_server.kill()
+            thread = in_thread(lambda: (time.sleep(1.5), private_server.start())[0])
+            rest: list[TokenEvent] = []
+            reader = in_thread(lambda: rest.extend(follow))
+            thread.join()
+            worker.step("after")
+            worker.finish()
+            reader.join()
+    assert text_of(events + rest) == "before after"
+
+
+def test_a_server_that_stays_away_ends_the_stream_with_its_error(
+    private_server: RedisServer,
+) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        job = Producer(connection).submit(model="m", prompt="x", require_known_model=False)
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        worker.step("before")
+    with TokenStream(private_server.url, job.id, reconnect_for=0.5) as follow:
+        next(follow)
+        private_server.kill()
+        with pytest.raises(redis.ConnectionError):
+            next(follow)
+
+
+def test_a_job_that_publishes_nothing_ends_with_its_terminal_event(
+    job: JobHandle, worker: FakeWorker
+) -> None:
+    thread = in_thread(lambda: (time.sleep(0.2), worker.finish(n=9))[0])
+    (event,) = job.stream()
+    thread.join()
+    assert isinstance(event, DoneEvent)
+    assert event.n == 9
+
+
+def test_an_expired_stream_still_tells_how_the_job_ended(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.step("a", tokens=2)
+    worker.finish("length")
+    connection.delete(events_key(job.id))
+    (event,) = job.stream()
+    assert isinstance(event, DoneEvent)
+    assert (event.n, event.finish_reasons, event.usage.completion_tokens) == (2, ["length"], 2)
+
+
+@pytest.mark.usefixtures("quick_to_doubt")
+def test_an_end_without_an_event_is_noticed(job: JobHandle, worker: FakeWorker) -> None:
+    worker.step("a")
+    thread = in_thread(lambda: (time.sleep(0.3), worker.fail("no memory", event=False))[0])
+    events = list(job.stream())
+    thread.join()
+    assert text_of(events) == "a"
+    assert events[-1] == FailedEvent(job_id=job.id, n=1, error="no memory")
+
+
+def test_a_failed_job_tells_why_at_once(job: JobHandle, worker: FakeWorker) -> None:
+    worker.fail("no memory")
+    assert list(job.stream()) == [FailedEvent(job_id=job.id, n=0, error="no memory")]
+
+
+def test_a_stopped_job_tells_so_at_once(job: JobHandle, worker: FakeWorker) -> None:
+    worker.step("a")
+    worker.stop()
+    assert isinstance(list(job.stream())[-1], CancelledEvent)
+
+
+def test_an_unknown_job_is_told_at_once(producer: Producer) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnknownJob, match="no job has the id 'nope'"):
+        list(producer.stream("nope"))
+    assert time.monotonic() - began < 1
+
+
+async def test_an_unknown_job_is_told_at_once_to_an_async_consumer(redis_url: str) -> None:
+    async with AsyncTokenStream(redis_url, "nope") as follow:
+        with pytest.raises(UnknownJob):
+            await anext(follow)
+
+
+async def test_async_and_sync_consumers_see_the_same(
+    redis_url: str, job: JobHandle, worker: FakeWorker
+) -> None:
+    run(worker, 20)
+    async with AsyncTokenStream(redis_url, job.id, 3) as follow:
+        assert [event async for event in follow] == list(job.stream(3))
+
+
+def test_a_consumer_that_leaves_early_leaves_no_subscription(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.step("a")
+    for _event in job.stream():
+        break
+    deadline = time.monotonic() + 5
+    while connection.pubsub_channels() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert connection.pubsub_channels() == []
+
+
+def test_a_client_that_decodes_is_refused(redis_url: str) -> None:
+    with (
+        redis.Redis.from_url(redis_url, decode_responses=True) as client,
+        pytest.raises(ValueError, match="decode_responses"),
+    ):
+        TokenStream(client, "j")

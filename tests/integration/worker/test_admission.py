@@ -1,0 +1,159 @@
+"""Who is let in and in which order, through the whole worker against a real server."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError, RedisError, ResponseError
+from rq.job import Job
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.control.intake import Intake
+from omlx_worker.queue.claim import ClaimedJob
+from tests.helpers.fake_engine import BYTES_A_TOKEN, expected
+from tests.helpers.workers import (
+    enqueue,
+    events,
+    is_over,
+    queue,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
+
+
+def request_of(job: Job) -> GenerationRequest:
+    return GenerationRequest.parse(job.kwargs["request"])
+
+
+def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: Redis) -> None:
+    """Rows of 1,005 tokens, and room for three of them, one of which is reading its prompt."""
+    jobs = [enqueue(connection, max_completion_tokens=1000) for _ in range(6)]
+    limit = 3 * 1005 * BYTES_A_TOKEN + 5 * BYTES_A_TOKEN
+    with running_worker(redis_url, max_rows=16, step_seconds=0.001, memory_limit=limit) as worker:
+        wait_for(lambda: worker.service.counters.tokens > 100)
+        for _ in range(20):
+            assert (started(connection), queue(connection).count) == (3, 3)
+            time.sleep(0.01)
+        wait_for(lambda: all(map(is_over, jobs)))
+    assert worker.test_engine.most_rows == 3
+    assert {status(job) for job in jobs} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [ResponseError("BUSY Redis is busy running a script."), ConnectionError("reset by peer")],
+)
+def test_what_was_claimed_when_redis_got_into_trouble_is_claimed_again(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, trouble: RedisError
+) -> None:
+    aged, troubles = Intake._age, [trouble]
+
+    def age(self: Intake, claim: ClaimedJob) -> float:
+        if troubles:
+            raise troubles.pop()
+        return aged(self, claim)
+
+    monkeypatch.setattr(Intake, "_age", age)
+    jobs = [enqueue(connection, completion_window="24h") for _ in range(3)]
+    with running_worker(redis_url):
+        wait_for(lambda: all(map(is_over, jobs)))
+    assert {status(job) for job in jobs} == {"finished"}
+    assert troubles == []
+
+
+def test_jobs_come_out_in_their_order_although_some_were_sent_back(
+    redis_url: str, connection: Redis
+) -> None:
+    jobs = [enqueue(connection, max_completion_tokens=40) for _ in range(8)]
+    limit = 60 * BYTES_A_TOKEN  # one at a time
+    with running_worker(redis_url, step_seconds=0.001, memory_limit=limit):
+        wait_for(lambda: all(map(is_over, jobs)))
+    for job in jobs:
+        job.refresh()
+    ends = [job.ended_at for job in jobs]
+    assert ends == sorted(ends)
+
+
+def test_a_request_that_could_never_fit_is_refused_with_the_figures(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, max_completion_tokens=5000)
+    small = enqueue(connection)
+    with running_worker(redis_url, memory_limit=2**20):
+        wait_for(lambda: is_over(job) and is_over(small))
+    assert (status(job), status(small)) == ("failed", "finished")
+    sentence = events(connection, job.id)[-1].error
+    assert re.match(
+        r"max_completion_tokens: with its prompt the job may come to 5005 tokens, which take "
+        r"4\.9 MiB; beside .* this worker has 1\.0 MiB of 1\.0 MiB \(--memory-limit\)",
+        sentence,
+    )
+
+
+def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(
+    redis_url: str, connection: Redis
+) -> None:
+    bulk = [enqueue(connection, f"b{i}", "bulk", max_completion_tokens=400) for i in range(2)]
+    with running_worker(redis_url, max_rows=2, step_seconds=0.003) as worker:
+        wait_for(lambda: worker.service.counters.tokens > 50)
+        high = enqueue(connection, "urgent", "high", max_completion_tokens=20)
+        wait_for(lambda: is_over(high))
+        assert not any(map(is_over, bulk))
+        assert worker.service.counters.pauses == 1
+        wait_for(lambda: all(map(is_over, bulk)))
+    assert worker.test_engine.most_rows == 2
+    for job in bulk:
+        [row] = worker.test_engine.prepare(request_of(job), job.id)
+        choice = job.return_value(refresh=True)["choices"][0]
+        assert choice["text"] == expected(row)[1]
+
+
+def test_a_paused_row_gives_up_its_cache_where_memory_is_short_and_still_loses_nothing(
+    redis_url: str, connection: Redis
+) -> None:
+    bulk = enqueue(connection, "b", "bulk", max_completion_tokens=600)
+    limit = 1000 * BYTES_A_TOKEN
+    with running_worker(redis_url, max_rows=4, step_seconds=0.002, memory_limit=limit) as worker:
+        wait_for(lambda: worker.service.counters.tokens > 50)
+        high = enqueue(connection, "h", "high", max_completion_tokens=980)
+        wait_for(lambda: is_over(high))
+        wait_for(lambda: is_over(bulk))
+        assert worker.service.counters.prompt_tokens > 50, "its tokens were read again"
+    [row] = worker.test_engine.prepare(request_of(bulk), bulk.id)
+    assert bulk.return_value(refresh=True)["choices"][0]["text"] == expected(row)[1]
+
+
+def test_a_bulk_job_is_reached_under_a_steady_stream_of_high_ones(
+    redis_url: str, connection: Redis
+) -> None:
+    high = [enqueue(connection, f"h{i}", "high", max_completion_tokens=15) for i in range(300)]
+    bulk = enqueue(connection, "b", "bulk", max_completion_tokens=15)
+    with running_worker(redis_url, max_rows=2, step_seconds=0.004, patience=0.5):
+        wait_for(lambda: is_over(bulk))
+        assert queue(connection, "high").count > 0
+        assert not all(map(is_over, high))
+
+
+@pytest.mark.parametrize("window", ["0.5s", "0s"])
+def test_a_job_that_outlives_its_completion_window_fails_and_says_so(
+    redis_url: str, connection: Redis, window: str
+) -> None:
+    job = enqueue(connection, max_completion_tokens=5000, completion_window=window)
+    with running_worker(redis_url, step_seconds=0.01):
+        wait_for(lambda: is_over(job))
+    assert status(job) == "failed"
+    assert "was not finished within its completion_window" in events(connection, job.id)[-1].error
+
+
+def test_a_job_with_time_left_in_its_completion_window_finishes(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, completion_window="24h")
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(job))
+    assert status(job) == "finished"

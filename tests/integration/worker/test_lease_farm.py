@@ -1,0 +1,103 @@
+"""Workers that die of jobs: the guilty are found, the innocent finish, nobody waits for ever."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from omlx_worker.queue import quarantine as trial_module
+from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.quarantine import PROBATION_SECONDS
+from tests.helpers.leases import done, failed, kill, table
+from tests.helpers.workers import enqueue
+
+
+@dataclass
+class Farm:
+    """Workers that run jobs of which some kill, each after so many turns; a turn is 4 seconds."""
+
+    connection: Redis
+    deadly: dict[str, int]
+    workers: list[LeaseTable]
+    now: float = 0.0
+    ran: dict[str, int] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
+    deaths: int = 0
+    finished: set[str] = field(default_factory=set)
+    convicted: set[str] = field(default_factory=set)
+
+    def turn(self, number: int) -> None:
+        """One worker claims, runs what it holds for a while, and may die of it."""
+        leases = self.workers[number]
+        self.now += 4
+        for job in leases.claim(4) or ():
+            job.claimed_at = self.now
+            self.ran[job.id] = 0
+            if job.treatment == "fail":
+                self.convicted.add(job.id)
+                leases.commit(job, failed(job.id))
+        held = leases.jobs()
+        self.check_that_suspects_are_alone(held)
+        for job in held:
+            self.ran[job.id] += 1
+            if self.ran[job.id] == self.deadly.get(job.id):
+                self.deaths += 1
+                kill(self.connection, leases)
+                self.workers[number] = table(self.connection, f"worker-{self.deaths}-{number}")
+                return
+        for job in held:
+            if job.id not in self.deadly and self.ran[job.id] >= 2:
+                self.finished.add(job.id)
+                leases.commit(job, done(job.id))
+
+    def check_that_suspects_are_alone(self, held: list[ClaimedJob]) -> None:
+        for job in held:
+            probation = PROBATION_SECONDS * 2 ** max(0, job.crashes - 2)
+            if job.treatment == "alone" and self.now < job.claimed_at + probation:
+                assert held == [job]
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    delays=st.lists(st.sampled_from([0, 0, 0, 1, 2, 3, 12]), min_size=1, max_size=10),
+    turns=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    workers=st.integers(1, 3),
+    priorities=st.lists(st.sampled_from(["high", "default", "bulk"]), min_size=10, max_size=10),
+    saturated=st.booleans(),
+)
+def test_innocents_finish_killers_are_convicted_and_no_queue_stands_still(
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    delays: list[int],
+    turns: list[int],
+    workers: int,
+    priorities: list[str],
+    saturated: bool,
+) -> None:
+    connection.flushall()
+    jobs = [enqueue(connection, priority=priorities[n]) for n in range(len(delays))]
+    ours = {job.id for job in jobs}
+    deadly = {job.id: delay for job, delay in zip(jobs, delays, strict=True) if delay}
+    farm = Farm(connection, deadly, [table(connection, f"worker-{n}") for n in range(workers)])
+    monkeypatch.setattr(trial_module.time, "monotonic", lambda: farm.now)
+    order = itertools.chain((turn % workers for turn in turns), itertools.cycle(range(workers)))
+    for number in itertools.islice(order, 900):
+        if ours <= farm.finished | farm.convicted:
+            break
+        if saturated:
+            enqueue(connection)
+        farm.turn(number)
+    assert farm.convicted == set(deadly)
+    assert ours - set(deadly) <= farm.finished
+    assert all(connection.ttl(key) > 0 for key in connection.keys("omlx:trial:*"))

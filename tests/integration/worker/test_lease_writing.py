@@ -1,0 +1,235 @@
+"""Writing under a lease: appends and endings, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+from rq.job import JobStatus
+
+from omlx_producer.protocol import (
+    CancelledEvent,
+    events_key,
+    tokens_channel,
+)
+from omlx_producer.trouble import passes
+from omlx_worker.queue.ending import Commit, Ending
+from tests.helpers.leases import claim, done, expire, failed, roll_back, table, tokens
+from tests.helpers.workers import enqueue, events, queue, status
+
+
+def test_an_append_reaches_stream_and_channel_alike(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    with connection.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(tokens_channel(job.id))
+        pubsub.get_message(timeout=1)
+        assert leases.append([(claimed, tokens(job.id, 2, 2))]) == {}
+        heard = pubsub.get_message(timeout=2)
+    ((entry_id, fields),) = connection.xrange(events_key(job.id))
+    assert entry_id == b"2-0"
+    assert fields[b"event"] == heard["data"]
+    assert connection.ttl(events_key(job.id)) > 0
+
+
+def test_an_append_by_a_worker_that_lost_its_lease_is_refused(connection: Redis) -> None:
+    job = enqueue(connection)
+    stale, fresh = table(connection, "stale"), table(connection, "fresh")
+    (old,) = claim(stale)
+    expire(connection, stale)
+    assert fresh.sweep() == [job.id]
+    (new,) = claim(fresh)
+    assert stale.append([(old, tokens(job.id, 1))]) == {job.id: "started"}
+    assert events(connection, job.id) == []
+    assert fresh.append([(new, tokens(job.id, 1))]) == {}
+    assert stale.append([(old, tokens(job.id, 2)), (old, None)]) == {job.id: "started"}
+    assert len(events(connection, job.id)) == 1
+
+
+def test_an_append_that_is_repeated_is_written_once(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    for _ in range(2):
+        assert leases.append([(claimed, tokens(job.id, 1))]) == {}
+    assert len(events(connection, job.id)) == 1
+    leases.append([(claimed, tokens(job.id, 2))])
+    assert leases.append([(claimed, tokens(job.id, 1))]) == {job.id: "written"}
+
+
+def test_an_append_to_a_stream_whose_end_was_lost_is_refused(connection: Redis) -> None:
+    """A gap that no consumer could fill must not come to be."""
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    for n in (1, 2, 3):
+        leases.append([(claimed, tokens(job.id, n))])
+    roll_back(connection, events_key(job.id), 1)
+    assert leases.append([(claimed, tokens(job.id, 4))]) == {job.id: "behind"}
+    assert leases.append([(claimed, tokens(job.id, 2))]) == {}
+
+
+def test_one_refused_job_does_not_hold_up_the_others(connection: Redis) -> None:
+    first, second = enqueue(connection), enqueue(connection)
+    leases = table(connection)
+    claimed = claim(leases, 2)
+    leases.give_back([claimed[0]])
+    refused = leases.append([(job, tokens(job.id, 1)) for job in claimed])
+    assert refused == {first.id: "queued"}
+    assert len(events(connection, second.id)) == 1
+
+
+# Ending
+
+
+def test_a_commit_writes_what_rq_reads(connection: Redis) -> None:
+    job = enqueue(connection, result_ttl=77)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert len(leases) == 0
+    job.refresh()
+    assert job.return_value() == {"text": "abc"}
+    assert job.get_status() is JobStatus.FINISHED
+    assert job in queue(connection).finished_job_registry
+    assert job.get_executions() == []
+    assert connection.zcard(f"rq:wip:{claimed.queue}") == 0
+    assert connection.xrange(events_key(job.id))[-1][0] == b"3-1"
+
+
+def test_a_commit_without_the_lease_is_refused(connection: Redis) -> None:
+    job = enqueue(connection)
+    stale, fresh = table(connection, "stale"), table(connection, "fresh")
+    (old,) = claim(stale)
+    expire(connection, stale)
+    fresh.sweep()
+    assert stale.commit(old, done(job.id)) is Commit.LOST
+    assert status(job) == "queued"
+    (new,) = claim(fresh)
+    assert stale.commit(old, done(job.id)) is Commit.LOST
+    assert stale.commit(old, failed(job.id)) is Commit.LOST
+    assert job.results() == []
+    assert events(connection, job.id) == []
+    assert fresh.commit(new, done(job.id)) is Commit.DONE
+    assert len(job.results()) == 1
+
+
+def test_a_commit_is_written_once(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    # The second time as if the first answer had been lost on its way.
+    verdicts = [leases.commit(claimed, done(job.id)) for _ in range(2)]
+    assert verdicts == [Commit.DONE, Commit.DONE]
+    assert len(job.results()) == 1
+    assert len(events(connection, job.id)) == 1
+
+
+def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(5)]
+    leases = table(connection)
+    claimed = claim(leases, 5)
+    enqueue(connection, depends_on=jobs[1])
+    connection.zrem(f"rq:wip:{claimed[2].queue}", f"{jobs[2].id}:{claimed[2].execution}")
+    connection.rename(jobs[0].key, "spare")
+    connection.set(jobs[0].key, "of another type")
+    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed[:3]])
+    assert verdicts == [Commit.REFUSED, Commit.NEEDS_RQ, Commit.LOST]
+    connection.rename("spare", jobs[0].key)
+    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed])
+    assert verdicts == [Commit.DONE, Commit.NEEDS_RQ, Commit.LOST, Commit.DONE, Commit.DONE]
+    assert [status(job) for job in jobs] == [
+        "finished",
+        "started",
+        "started",
+        "finished",
+        "finished",
+    ]
+    assert leases.jobs() == [claimed[1]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "well"),
+    [("maxmemory", "1mb", "0"), ("min-replicas-to-write", "1", "0")],
+)
+@pytest.mark.parametrize("ending", [done, failed])
+def test_what_redis_cannot_take_now_is_kept_for_later(
+    connection: Redis, setting: str, value: str, well: str, ending: Callable[[str], Ending]
+) -> None:
+    jobs = [enqueue(connection) for _ in range(2)]
+    leases = table(connection)
+    claimed = claim(leases, 2)
+    connection.config_set(setting, value)
+    try:
+        with pytest.raises(RedisError) as refused:
+            leases.commit_many([(job, ending(job.id)) for job in claimed])
+    finally:
+        connection.config_set(setting, well)
+    assert passes(refused.value)
+    assert leases.jobs() == claimed
+    verdicts = leases.commit_many([(job, ending(job.id)) for job in claimed])
+    assert verdicts == [Commit.DONE, Commit.DONE]
+    assert {status(job) for job in jobs} <= {"finished", "failed"}
+
+
+@pytest.mark.parametrize("key", ["rq:results:{}", "rq:executions:{}", "rq:worker:worker-a"])
+def test_keys_of_another_type_do_not_keep_a_job_from_ending(connection: Redis, key: str) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    connection.delete(key.format(job.id))
+    connection.set(key.format(job.id), "of another type")
+    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert job.return_value() == {"text": "abc"}
+    assert status(job) == "finished"
+    assert connection.zcard(f"rq:wip:{claimed.queue}") == 0
+
+
+def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:
+    job = enqueue(connection, failure_ttl=99)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, failed(job.id, "prompt: empty")) is Commit.DONE
+    job.refresh()
+    assert job.is_failed
+    result = job.latest_result()
+    assert result.type is result.Type.FAILED
+    assert result.exc_string == "prompt: empty"
+    assert job in queue(connection).failed_job_registry
+    assert 0 < connection.ttl(job.key) <= 99
+    assert job.requeue().get_status() is JobStatus.QUEUED
+
+
+def test_a_stopped_job_reads_as_rq_leaves_one(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    leases.commit(
+        claimed, Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stopped on request"))
+    )
+    assert job.get_status() is JobStatus.STOPPED
+    assert job in queue(connection).failed_job_registry
+
+
+def test_results_that_never_expire_are_kept(connection: Redis) -> None:
+    job = enqueue(connection, result_ttl=-1)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    leases.append([(claimed, tokens(job.id, 3, 3))])
+    leases.commit(claimed, done(job.id))
+    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+        assert connection.ttl(key) == -1
+    assert connection.zscore(f"rq:finished:{claimed.queue}", job.id) == float("inf")
+
+
+def test_a_job_with_dependents_is_left_to_rq(connection: Redis) -> None:
+    job = enqueue(connection)
+    enqueue(connection, depends_on=job)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    assert leases.commit(claimed, done(job.id)) is Commit.NEEDS_RQ
+    assert leases.holds(claimed)
+    assert status(job) == "started"

@@ -1,0 +1,96 @@
+"""What the traffic thread writes about jobs that it finds it no longer holds."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+from rq.job import Job
+
+from omlx_producer import Producer
+from omlx_producer.protocol import events_key, parse_event, tokens_channel
+from tests.helpers.leases import claim, expire, table
+from tests.helpers.traffic import Traffic
+from tests.helpers.workers import enqueue, events, queue
+
+
+def told(connection: Redis, job: Job) -> list[tuple[str, int]]:
+    return [(event.type, event.n) for event in events(connection, job.id)]
+
+
+def test_the_stream_of_a_job_cancelled_by_rq_is_ended(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases)) as traffic:
+        traffic.step()
+        job.cancel()
+        traffic.step()
+    assert told(connection, job) == [("tokens", 1), ("cancelled", 1)]
+    assert len(leases) == 0
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_job_cancelled_while_its_worker_was_away_has_one_end(
+    connection: Redis, first: int
+) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    with (
+        Traffic(leases, claim(leases)) as traffic,
+        connection.pubsub(ignore_subscribe_messages=True) as channel,
+    ):
+        for _ in range(first):
+            traffic.step()
+        expire(connection, leases)
+        assert table(connection, "sweeper").sweep() == [job.id]
+        channel.subscribe(tokens_channel(job.id))
+        channel.get_message(timeout=1)
+        assert Producer(connection).cancel(job.id) == "cancelled"
+        traffic.step()
+        assert parse_event(channel.get_message(timeout=2)["data"]).type == "cancelled"
+        assert channel.get_message(timeout=0.1) is None
+    assert told(connection, job) == [
+        *(("tokens", n + 1) for n in range(first)),
+        ("cancelled", first),
+    ]
+    assert len(leases) == 0
+
+
+def test_two_workers_that_lose_a_job_to_rqs_cancel_end_it_once(connection: Redis) -> None:
+    job = enqueue(connection)
+    stale, fresh = table(connection, "stale"), table(connection, "fresh")
+    with Traffic(stale, claim(stale)) as away:
+        away.step()
+        expire(connection, stale)
+        assert fresh.sweep() == [job.id]
+        with Traffic(fresh, claim(fresh)) as here:
+            job.refresh()
+            job.cancel()
+            here.step()
+        away.step()
+        away.step()
+    assert told(connection, job) == [("tokens", 1), ("cancelled", 1)]
+
+
+def test_a_job_that_was_put_back_after_its_cancel_is_not_ended_by_the_worker_that_was_away(
+    connection: Redis,
+) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    claim(leases)
+    job.refresh()
+    job.cancel()
+    queue(connection).enqueue_job(job)
+    leases.tell_cancelled(job.id)
+    assert told(connection, job) == []
+
+
+def test_a_stream_that_is_none_does_not_end_the_thread(connection: Redis) -> None:
+    job, other = enqueue(connection), enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases, 2)) as traffic:
+        connection.set(events_key(job.id), "something else")
+        job.refresh()
+        job.cancel()
+        traffic.step()
+        traffic.step()
+    assert told(connection, other) == [("tokens", 1), ("tokens", 2)]

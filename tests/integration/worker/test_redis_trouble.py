@@ -1,0 +1,201 @@
+"""Redis goes away and comes back: the worker neither dies nor loses or repeats a token."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from redis.exceptions import (
+    ConnectionError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+from rq.job import Job
+
+from omlx_producer.protocol import TokenLogprob
+from omlx_worker.control import worker as rq_worker
+from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.engine.interface import Emission
+from omlx_worker.queue.outage import Outage, RedisGone
+from tests.helpers.redis_server import RedisServer, redis_server
+from tests.helpers.workers import enqueue, events, is_over, running_worker, streamed_text, wait_for
+
+
+@pytest.fixture
+def durable() -> Iterator[RedisServer]:
+    with redis_server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+def all_over(url: str, jobs: list[Job]) -> bool:
+    try:
+        return all(map(is_over, jobs))
+    except RedisError:
+        return False
+
+
+def test_jobs_in_flight_survive_a_restart_of_the_server(durable: RedisServer) -> None:
+    with Redis.from_url(durable.url) as connection:
+        jobs = [enqueue(connection, f"p{i}", max_completion_tokens=80) for i in range(6)]
+        with running_worker(durable.url, max_rows=4, step_seconds=0.01) as worker:
+            wait_for(lambda: all(len(events(connection, job.id)) > 3 for job in jobs[:4]))
+            durable.kill()
+            time.sleep(0.5)
+            assert worker.test_thread.is_alive()
+            durable.start()
+            wait_for(lambda: all_over(durable.url, jobs), 30)
+        for job in jobs:
+            assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
+            assert len(job.results()) == 1
+
+
+def test_an_idle_worker_serves_again_after_a_restart(durable: RedisServer) -> None:
+    with Redis.from_url(durable.url) as connection, running_worker(durable.url) as worker:
+        job = enqueue(connection)
+        wait_for(lambda: is_over(job))
+        durable.stop()
+        time.sleep(0.3)
+        assert worker.test_thread.is_alive()
+        durable.start()
+        later = enqueue(connection)
+        wait_for(lambda: is_over(later), 30)
+
+
+def test_a_worker_can_be_stopped_while_redis_is_away(durable: RedisServer) -> None:
+    with Redis.from_url(durable.url) as connection:
+        job = enqueue(connection, max_completion_tokens=5000)
+        with running_worker(durable.url, step_seconds=0.01) as worker:
+            wait_for(lambda: len(events(connection, job.id)) > 3)
+            durable.kill()
+            worker.stop()
+            worker.stop()
+            worker.test_thread.join(20)
+            assert not worker.test_thread.is_alive()
+
+
+@pytest.fixture
+def small_outbox(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Workers with room for so many tokens that Redis has not taken."""
+    limit = 60
+    monkeypatch.setattr(rq_worker, "Outbox", lambda: Outbox(limit))
+    return limit
+
+
+@contextlib.contextmanager
+def frozen(server: RedisServer) -> Iterator[None]:
+    """A server that takes connections and answers nobody."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+def test_decoding_goes_on_while_redis_does_not_answer(durable: RedisServer) -> None:
+    with Redis.from_url(durable.url) as connection:
+        job = enqueue(connection, max_completion_tokens=300)
+        with running_worker(durable.url, step_seconds=0.005) as worker:
+            wait_for(lambda: len(events(connection, job.id)) > 3)
+            with frozen(durable):
+                stopped_at = worker.service.counters.tokens
+                wait_for(lambda: worker.service.counters.tokens > stopped_at + 100)
+            wait_for(lambda: is_over(job))
+        assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
+        # What waited went out at once.
+        assert len(events(connection, job.id)) < 250
+
+
+def test_decoding_pauses_when_the_outbox_is_full_and_goes_on_when_it_is_not(
+    durable: RedisServer, small_outbox: int
+) -> None:
+    with Redis.from_url(durable.url) as connection:
+        jobs = [enqueue(connection, f"p{i}", max_completion_tokens=200) for i in range(3)]
+        with running_worker(durable.url, step_seconds=0.002) as worker:
+            outbox = worker.service._outbox
+            wait_for(lambda: len(events(connection, jobs[0].id)) > 3)
+            durable.kill()
+            wait_for(lambda: not outbox.has_room)
+            produced = worker.service.counters.tokens
+            assert outbox.waiting < small_outbox + len(jobs)
+            time.sleep(0.2)
+            assert worker.service.counters.tokens <= produced + len(jobs)
+            durable.start()
+            wait_for(lambda: all_over(durable.url, jobs), 30)
+            wait_for(lambda: outbox.waiting == 0)
+        for job in jobs:
+            assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
+            assert len(job.results()) == 1
+
+
+def test_a_paused_worker_still_listens(durable: RedisServer, small_outbox: int) -> None:
+    with Redis.from_url(durable.url) as connection:
+        job = enqueue(connection, max_completion_tokens=5000)
+        with running_worker(durable.url, step_seconds=0.002) as worker:
+            wait_for(lambda: len(events(connection, job.id)) > 3)
+            durable.kill()
+            wait_for(lambda: not worker.service._outbox.has_room)
+            worker.stop()
+            worker.stop()
+            worker.test_thread.join(20)
+            assert not worker.test_thread.is_alive()
+
+
+def test_alternatives_of_tokens_take_room_too() -> None:
+    outbox = Outbox(limit=10)
+    entry = TokenLogprob(token="a", token_id=1, logprob=-1.0, top=[("b", 2, -2.0)] * 4)
+    emission = Emission("r", [1, 2], "ab", [entry, entry])
+    outbox.add([emission])
+    assert outbox.waiting == 10
+    assert not outbox.has_room
+    outbox.remove([emission])
+    assert outbox.has_room
+
+
+def test_a_worker_gives_up_after_its_grace(durable: RedisServer) -> None:
+    with running_worker(durable.url, redis_grace=0.5) as worker:
+        wait_for(lambda: worker.birth_date is not None)
+        durable.stop()
+        worker.test_thread.join(20)
+        assert not worker.test_thread.is_alive()
+    assert [type(error) for error in worker.test_errors] == [RedisGone]
+    assert worker.exit_code != 0
+
+
+def test_trouble_that_passes_is_waited_for() -> None:
+    outage = Outage()
+    assert outage.failed(ResponseError("BUSY Redis is busy running a script")) > 0
+    assert outage.seconds > 0
+    outage.answered()
+    assert outage.seconds == 0
+
+
+def test_what_does_not_pass_is_raised() -> None:
+    error = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        Outage().failed(error)
+
+
+def test_pauses_grow_up_to_a_bound_and_differ_between_workers() -> None:
+    outages = [Outage(), Outage()]
+    pauses = [[outage.failed(ConnectionError("away")) for _ in range(12)] for outage in outages]
+    assert pauses[0] != pauses[1]
+    for row in pauses:
+        assert row[0] < 0.1
+        assert 1 <= max(row) <= 3
+
+
+def test_commands_are_heard_again_after_a_server_that_did_not_answer_in_time(
+    redis_url: str, connection: Redis
+) -> None:
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: worker.pubsub_thread is not None)
+        worker._pubsub_exception_handler(TimeoutError("no answer"), worker.pubsub, None)
+        with pytest.raises(ResponseError):
+            worker._pubsub_exception_handler(ResponseError("no such command"), None, None)
+        assert worker.pubsub_thread.is_alive()

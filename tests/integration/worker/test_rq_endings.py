@@ -1,0 +1,154 @@
+"""What RQ's own handlers serve: dependents, callbacks, retries, repeats."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+from rq import Callback, Repeat, Retry
+from rq.command import send_stop_job_command
+from rq.job import Dependency, Job
+from rq.serializers import JSONSerializer
+
+from tests.helpers.fake_engine import BREAKS_PREPARE
+from tests.helpers.workers import (
+    enqueue,
+    events,
+    is_over,
+    run_burst,
+    running_worker,
+    started,
+    status,
+    streamed_text,
+    wait_for,
+)
+
+
+def remember(job: Any, connection: Redis, result: Any) -> None:
+    connection.set("remembered", result["choices"][0]["text"])
+
+
+def remember_failure(job: Any, connection: Redis, *error: Any) -> None:
+    connection.set("remembered", str(error[1]))
+
+
+def remember_stop(job: Any, connection: Redis) -> None:
+    connection.set("remembered", "stopped")
+
+
+def refuse(job: Any, connection: Redis, result: Any) -> None:
+    raise ValueError("not good enough")
+
+
+def named(function: Any) -> Callback:
+    return Callback(f"tests.integration.worker.test_rq_endings.{function.__name__}")
+
+
+def test_a_dependent_runs_after_the_job_it_waits_for(redis_url: str, connection: Redis) -> None:
+    first = enqueue(connection)
+    second = enqueue(connection, depends_on=first)
+    assert status(second) == "deferred"
+    run_burst(redis_url)
+    assert status(first) == status(second) == "finished"
+    assert events(connection, first.id)[-1].type == "done"
+
+
+def test_a_dependent_that_comes_while_the_job_runs_is_not_forgotten(
+    redis_url: str, connection: Redis
+) -> None:
+    first = enqueue(connection, max_completion_tokens=30)
+    with running_worker(redis_url, step_seconds=0.01):
+        wait_for(lambda: len(events(connection, first.id)) > 3)
+        second = enqueue(connection, depends_on=first)
+        wait_for(lambda: is_over(second))
+    assert status(second) == "finished"
+
+
+def test_a_dependent_may_follow_a_failure(redis_url: str, connection: Redis) -> None:
+    first = enqueue(connection, n="two")
+    second = enqueue(connection, depends_on=Dependency([first], allow_failure=True))
+    run_burst(redis_url)
+    assert status(first) == "failed"
+    assert status(second) == "finished"
+
+
+def test_a_success_callback_gets_the_result(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, on_success=named(remember))
+    run_burst(redis_url)
+    assert status(job) == "finished"
+    text = job.return_value()["choices"][0]["text"]
+    assert connection.get("remembered").decode() == text == streamed_text(connection, job.id)
+    assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+def test_handlers_that_meet_a_busy_redis_are_called_again(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, troubles = Job.fetch, [ResponseError("BUSY Redis is busy running a script.")]
+
+    def fetched(*args: Any, **kwargs: Any) -> Job:
+        if troubles and threading.current_thread() is not threading.main_thread():
+            raise troubles.pop()
+        return fetch(*args, **kwargs)
+
+    monkeypatch.setattr("omlx_worker.control.rq_endings.Job.fetch", fetched)
+    job = enqueue(connection, on_success=named(remember))
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(job))
+    assert troubles == []
+    assert status(job) == "finished"
+    assert connection.get("remembered") is not None
+
+
+def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, on_success=named(refuse))
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    assert "not good enough" in job.latest_result().exc_string
+    assert events(connection, job.id)[-1].type == "failed"
+    assert started(connection) == 0
+
+
+def test_a_failure_callback_gets_the_sentence(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, n="two", on_failure=named(remember_failure))
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    assert connection.get("remembered").startswith(b"n: got 'two'")
+
+
+def test_a_stopped_callback_runs(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, max_completion_tokens=5000, on_stopped=named(remember_stop))
+    with running_worker(redis_url, step_seconds=0.01):
+        wait_for(lambda: len(events(connection, job.id)) > 3)
+        send_stop_job_command(connection, job.id, serializer=JSONSerializer)
+        wait_for(lambda: is_over(job))
+        wait_for(lambda: events(connection, job.id)[-1].type == "cancelled")
+    assert status(job) == "stopped"
+    assert connection.get("remembered") == b"stopped"
+
+
+def test_a_job_is_retried_as_often_as_it_says(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=2))
+    run_burst(redis_url)
+    job.refresh()
+    assert status(job) == "failed"
+    assert job.retries_left == 0
+    assert [event.type for event in events(connection, job.id)] == ["failed"]
+
+
+def test_an_invalid_job_is_not_retried(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, n="two", retry=Retry(max=2))
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    assert len(job.results()) == 1
+
+
+def test_a_repeated_job_runs_and_streams_each_time(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, repeat=Repeat(times=2), max_completion_tokens=5)
+    run_burst(redis_url)
+    assert status(job) == "finished"
+    assert len(job.results()) == 3
+    assert [event.type for event in events(connection, job.id)].count("done") == 1

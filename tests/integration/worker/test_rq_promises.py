@@ -1,0 +1,300 @@
+"""What RQ's documentation promises about jobs, kept by this worker too."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from redis import Redis
+from rq import Callback, Queue, Repeat, Retry
+from rq.cli import main as rq_cli
+from rq.exceptions import NoSuchJobError
+from rq.group import Group
+from rq.job import Dependency
+from rq.serializers import JSONSerializer
+
+from omlx_producer.protocol import JOB_FUNCTION, events_key
+from tests.helpers.fake_engine import BREAKS_PREPARE
+from tests.helpers.leases import claim, expire, table
+from tests.helpers.workers import (
+    ALIAS,
+    enqueue,
+    events,
+    fetch,
+    is_over,
+    queue,
+    rq_info,
+    run_burst,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
+from tests.integration.worker.test_rq_endings import named, remember_failure
+
+SERIALIZER = "rq.serializers.JSONSerializer"
+
+
+def rq_command(url: str, *arguments: str) -> str:
+    result = CliRunner().invoke(rq_cli, [arguments[0], "--url", url, *arguments[1:]])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def count_up(job: Any, connection: Redis, *_: Any) -> None:
+    connection.incr("counted")
+
+
+def wait_for_ever(job: Any, connection: Redis, *_: Any) -> None:
+    for _ in range(6000):
+        time.sleep(0.01)
+
+
+# Groups
+
+
+def test_a_group_knows_its_jobs_until_they_are_gone(redis_url: str, connection: Redis) -> None:
+    data = [
+        Queue.prepare_data(
+            JOB_FUNCTION, kwargs={"request": {"model": ALIAS, "prompt": "x"}}, result_ttl=ttl
+        )
+        for ttl in (500, 0)
+    ]
+    group = Group.create(connection, "evening")
+    kept, gone = group.enqueue_many(queue(connection), data)
+    run_burst(redis_url)
+    assert [job.id for job in Group.fetch("evening", connection).get_jobs()] == [kept.id]
+    assert status(kept) == "finished"
+    with pytest.raises(NoSuchJobError):
+        fetch(connection, gone.id)
+    kept.delete()
+    Group.clean_registries(connection)
+    assert Group.all(connection) == []
+
+
+# Lifetimes
+
+
+def test_a_failure_is_kept_for_its_ttl(redis_url: str, connection: Redis) -> None:
+    short, long = (enqueue(connection, n="two", failure_ttl=ttl) for ttl in (50, -1))
+    run_burst(redis_url)
+    assert 0 < connection.ttl(short.key) <= 50
+    assert 0 < connection.ttl(events_key(short.id)) <= 50
+    assert connection.ttl(long.key) == -1
+    assert queue(connection).failed_job_registry.count == 2
+
+
+def test_a_failure_through_rqs_handlers_is_kept_for_its_ttl(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, n="two", failure_ttl=50, on_failure=named(remember_failure))
+    run_burst(redis_url)
+    assert 0 < connection.ttl(job.key) <= 50
+
+
+def test_a_result_through_rqs_handlers_is_kept_for_its_ttl(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(
+        connection,
+        result_ttl=50,
+        on_success=Callback(f"{__name__}.count_up"),
+        max_completion_tokens=5,
+    )
+    run_burst(redis_url)
+    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+        assert 0 < connection.ttl(key) <= 50
+
+
+def test_a_job_that_waits_longer_than_its_ttl_never_runs(redis_url: str, connection: Redis) -> None:
+    request = {"model": ALIAS, "prompt": "x"}
+    job = queue(connection).enqueue(JOB_FUNCTION, kwargs={"request": request}, ttl=1)
+    wait_for(lambda: not connection.exists(job.key))
+    assert run_burst(redis_url).most_rows == 0
+
+
+def test_a_job_that_started_within_its_ttl_does_not_expire_while_it_runs(
+    redis_url: str, connection: Redis
+) -> None:
+    request = {"model": ALIAS, "prompt": "x", "max_completion_tokens": 60}
+    job = queue(connection).enqueue(JOB_FUNCTION, kwargs={"request": request}, ttl=1)
+    run_burst(redis_url, step_seconds=0.03)
+    assert status(job) == "finished"
+
+
+# Dependents
+
+
+def test_a_job_waits_for_all_it_depends_on(redis_url: str, connection: Redis) -> None:
+    parents = [enqueue(connection, priority=priority) for priority in ("high", "bulk")]
+    child = enqueue(connection, depends_on=parents)
+    run_burst(redis_url)
+    assert status(child) == "finished"
+    started_at = [fetch(connection, job.id).ended_at for job in parents]
+    assert fetch(connection, child.id).started_at >= max(started_at)
+
+
+def test_a_dependent_of_a_failed_job_stays_deferred(redis_url: str, connection: Redis) -> None:
+    parent = enqueue(connection, n="two")
+    child = enqueue(connection, depends_on=parent)
+    run_burst(redis_url)
+    assert (status(parent), status(child)) == ("failed", "deferred")
+
+
+def test_a_dependent_follows_a_parent_that_only_a_retry_saved(
+    redis_url: str, connection: Redis
+) -> None:
+    parent = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=1))
+    child = enqueue(connection, depends_on=Dependency([parent], allow_failure=True))
+    run_burst(redis_url)
+    assert (status(parent), status(child)) == ("failed", "finished")
+    assert len(child.results()) == 1
+
+
+def test_a_dependent_survives_the_death_of_its_parents_worker(
+    redis_url: str, connection: Redis
+) -> None:
+    parent = enqueue(connection)
+    child = enqueue(connection, depends_on=parent)
+    dead = table(connection, "dead")
+    claim(dead)
+    expire(connection, dead)
+    run_burst(redis_url)
+    assert (status(parent), status(child)) == ("finished", "finished")
+
+
+def test_a_cancelled_parent_can_let_its_dependents_go_on(redis_url: str, connection: Redis) -> None:
+    parent = enqueue(connection)
+    child = enqueue(connection, depends_on=Dependency([parent], allow_failure=True))
+    parent.cancel(enqueue_dependents=True)
+    run_burst(redis_url)
+    assert (status(parent), status(child)) == ("canceled", "finished")
+
+
+# Callbacks
+
+
+def test_a_callback_runs_once_although_the_worker_died_before(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, on_success=Callback(f"{__name__}.count_up"))
+    dead = table(connection, "dead")
+    claim(dead)
+    expire(connection, dead)
+    run_burst(redis_url)
+    assert (status(job), connection.get("counted")) == ("finished", b"1")
+
+
+def test_a_callback_that_hangs_is_cut_off_at_its_timeout(redis_url: str, connection: Redis) -> None:
+    hanging = Callback(f"{__name__}.wait_for_ever", timeout=1)
+    job = enqueue(connection, on_success=hanging, max_completion_tokens=5)
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    assert "JobTimeoutException" in job.latest_result().exc_string
+
+
+def test_a_failure_callback_is_told_of_a_timeout(redis_url: str, connection: Redis) -> None:
+    job = enqueue(
+        connection, max_completion_tokens=5000, job_timeout=1, on_failure=named(remember_failure)
+    )
+    run_burst(redis_url, step_seconds=0.01)
+    assert status(job) == "failed"
+    assert b"timeout of 1 s" in connection.get("remembered")
+
+
+def test_a_failure_callback_is_told_of_a_job_that_kills_its_workers(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, on_failure=named(remember_failure), retry=Retry(max=5))
+    connection.hset(job.key, mapping={"omlx_crashes": 3, "omlx_alone": 1})
+    assert run_burst(redis_url).most_rows == 0
+    assert status(job) == "failed"
+    assert b"running when its worker died" in connection.get("remembered")
+    assert connection.hmget(job.key, "omlx_crashes", "omlx_alone") == [None, None]
+
+
+# Repeats
+
+
+def test_every_run_of_a_repeat_calls_back(redis_url: str, connection: Redis) -> None:
+    job = enqueue(
+        connection,
+        repeat=Repeat(times=2),
+        on_success=Callback(f"{__name__}.count_up"),
+        max_completion_tokens=5,
+    )
+    run_burst(redis_url)
+    assert (len(job.results()), connection.get("counted")) == (3, b"3")
+
+
+# Commands of `rq`
+
+
+def test_rq_requeue_runs_failed_jobs_again(redis_url: str, connection: Redis) -> None:
+    jobs = [enqueue(connection, n="two") for _ in range(3)]
+    run_burst(redis_url)
+    good = JSONSerializer.dumps(
+        (JOB_FUNCTION, None, (), {"request": {"model": ALIAS, "prompt": "x"}})
+    )
+    for job in jobs:
+        connection.hset(job.key, "data", good)
+    rq_command(redis_url, "requeue", "--queue", queue(connection).name, "--all", "-S", SERIALIZER)
+    run_burst(redis_url)
+    assert [status(job) for job in jobs] == ["finished"] * 3
+    assert queue(connection).failed_job_registry.count == 0
+    for job in jobs:
+        assert [event.type for event in events(connection, job.id)].count("failed") == 0
+        assert events(connection, job.id)[-1].type == "done"
+
+
+def test_rq_suspend_lets_running_jobs_finish_and_rq_resume_takes_new_ones(
+    redis_url: str, connection: Redis
+) -> None:
+    running = enqueue(connection, max_completion_tokens=50)
+    with running_worker(redis_url, step_seconds=0.01):
+        wait_for(lambda: len(events(connection, running.id)) > 2)
+        rq_command(redis_url, "suspend")
+        waiting = enqueue(connection)
+        wait_for(lambda: is_over(running))
+        wait_for(lambda: " suspended " in rq_info(redis_url))
+        assert (status(running), status(waiting)) == ("finished", "queued")
+        rq_command(redis_url, "resume")
+        wait_for(lambda: is_over(waiting))
+
+
+def test_rq_empty_drops_what_waits_and_leaves_what_runs(redis_url: str, connection: Redis) -> None:
+    jobs = [enqueue(connection, max_completion_tokens=50) for _ in range(3)]
+    with running_worker(redis_url, max_rows=1, step_seconds=0.01):
+        wait_for(lambda: len(events(connection, jobs[0].id)) > 2)
+        rq_command(redis_url, "empty", queue(connection).name, "-S", SERIALIZER)
+        wait_for(lambda: is_over(jobs[0]))
+    assert [connection.exists(job.key) for job in jobs] == [1, 0, 0]
+    assert started(connection) == 0
+
+
+def test_rq_info_agrees_with_the_truth_after_every_kind_of_ending(
+    redis_url: str, connection: Redis
+) -> None:
+    good = [enqueue(connection) for _ in range(3)]
+    bad = [enqueue(connection, n="two") for _ in range(2)]
+    child = enqueue(connection, depends_on=bad[0])
+    cancelled = enqueue(connection)
+    cancelled.cancel()
+    deleted = enqueue(connection)
+    deleted.delete()
+    run_burst(redis_url)
+    assert "queue omlx:fake:default 0, 0 executing, 3 finished, 2 failed" in rq_info(redis_url)
+    assert [status(job) for job in (*good, child, cancelled)] == [
+        *["finished"] * 3,
+        "deferred",
+        "canceled",
+    ]
+
+
+def test_a_job_enqueued_to_the_front_goes_first(connection: Redis) -> None:
+    enqueue(connection)
+    kwargs = {"request": {"model": ALIAS, "prompt": "x"}}
+    first = queue(connection).enqueue(JOB_FUNCTION, kwargs=kwargs, at_front=True)
+    assert claim(table(connection))[0].id == first.id

@@ -1,0 +1,143 @@
+"""Jobs that are to run later run later, without a scheduler process."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from redis import Redis
+from rq import Repeat, Retry
+from rq.job import Job
+from rq.registry import ScheduledJobRegistry
+from rq.scheduler import RQScheduler
+
+from omlx_producer.protocol import JOB_FUNCTION
+from omlx_worker.queue.lua import load
+from tests.helpers.fake_engine import BREAKS_PREPARE
+from tests.helpers.leases import QUEUES
+from tests.helpers.workers import (
+    ALIAS,
+    enqueue,
+    events,
+    fetch,
+    is_over,
+    queue,
+    run_burst,
+    running_worker,
+    status,
+    wait_for,
+)
+
+KWARGS = {"request": {"model": ALIAS, "prompt": "x", "max_completion_tokens": 5}}
+
+
+def registry(connection: Redis) -> ScheduledJobRegistry:
+    return ScheduledJobRegistry(queue=queue(connection))
+
+
+def make_due(connection: Redis, job: Job) -> None:
+    """As if its time had come."""
+    connection.zadd(registry(connection).key, {job.id: time.time() - 1})
+
+
+def move(connection: Redis) -> list[str]:
+    moved = load(connection, "schedule")(keys=QUEUES, args=[100])
+    return [job_id.decode() for job_id in moved]
+
+
+@pytest.mark.parametrize("how", ["enqueue_in", "enqueue_at"])
+def test_a_scheduled_job_runs_when_its_time_has_come_and_not_before(
+    redis_url: str, connection: Redis, how: str
+) -> None:
+    soon = timedelta(seconds=2)
+    when = soon if how == "enqueue_in" else datetime.now(UTC) + soon
+    due = time.time() + soon.total_seconds()
+    job = getattr(queue(connection), how)(when, JOB_FUNCTION, kwargs=KWARGS)
+    with running_worker(redis_url):
+        assert status(job) == "scheduled"
+        wait_for(lambda: is_over(job))
+    job.refresh()
+    # RQ's scores are whole seconds.
+    assert job.started_at.timestamp() >= due - 1
+    assert job.started_at.timestamp() >= job.enqueued_at.timestamp()
+    assert status(job) == "finished"
+    assert registry(connection).count == 0
+
+
+def test_a_retry_waits_for_its_interval(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=2, interval=[1, 2]))
+    with running_worker(redis_url):
+        wait_for(lambda: status(job) == "scheduled")
+        assert registry(connection).get_job_ids() == [job.id]
+        wait_for(lambda: is_over(job))
+    job.refresh()
+    assert (status(job), job.retries_left) == ("failed", 0)
+    assert [event.type for event in events(connection, job.id)] == ["failed"]
+
+
+def test_a_retry_that_asks_for_the_front_gets_it(redis_url: str, connection: Redis) -> None:
+    retry = Retry(max=1, interval=60, enqueue_at_front=True)
+    job = enqueue(connection, BREAKS_PREPARE, retry=retry)
+    run_burst(redis_url)
+    waiting = enqueue(connection)
+    make_due(connection, job)
+    assert move(connection) == [job.id]
+    assert queue(connection).job_ids == [job.id, waiting.id]
+
+
+def test_a_repeat_waits_for_its_interval(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, repeat=Repeat(times=2, interval=[60, 60]), max_completion_tokens=5)
+    for runs in (1, 2, 3):
+        run_burst(redis_url)
+        assert len(job.results()) == runs
+        if runs < 3:
+            assert status(job) == "scheduled"
+            make_due(connection, job)
+    assert status(job) == "finished"
+    assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+def test_a_moved_job_reads_as_rqs_scheduler_leaves_it(connection: Redis) -> None:
+    def prepare() -> Job:
+        target = queue(connection)
+        job = target.enqueue_in(timedelta(minutes=5), JOB_FUNCTION, kwargs=KWARGS, ttl=500)
+        make_due(connection, job)
+        return job
+
+    theirs, fields = prepare(), []
+    scheduler = RQScheduler(QUEUES, connection=connection)
+    scheduler.prepare_registries(QUEUES)
+    scheduler.enqueue_scheduled_jobs()
+    ours = prepare()
+    assert move(connection) == [ours.id]
+    for job in (theirs, ours):
+        fields.append({name: value for name, value in connection.hgetall(job.key).items() if value})
+        assert 490 < connection.ttl(job.key) <= 500
+        enqueued_at = fetch(connection, job.id).enqueued_at
+        assert abs(enqueued_at - datetime.now(UTC)) < timedelta(seconds=20)
+    assert fields[0].keys() == fields[1].keys()
+    assert queue(connection).job_ids == [theirs.id, ours.id]
+
+
+def test_what_has_ended_or_gone_meanwhile_only_leaves_the_registry(connection: Redis) -> None:
+    target = queue(connection)
+    jobs = [target.enqueue_in(timedelta(minutes=5), JOB_FUNCTION, kwargs=KWARGS) for _ in range(3)]
+    for job in jobs:
+        make_due(connection, job)
+    connection.hset(jobs[0].key, "status", "canceled")
+    connection.delete(jobs[1].key)
+    connection.set(jobs[1].key, "of another type")
+    assert move(connection) == [jobs[2].id]
+    assert registry(connection).count == 0
+    assert connection.hget(jobs[0].key, "status") == b"canceled"
+
+
+def test_a_queue_with_a_scheduler_of_its_own_is_left_to_it(connection: Redis) -> None:
+    job = queue(connection).enqueue_in(timedelta(minutes=5), JOB_FUNCTION, kwargs=KWARGS)
+    make_due(connection, job)
+    scheduler = RQScheduler([queue(connection).name], connection=connection)
+    scheduler.acquire_locks()
+    assert move(connection) == []
+    scheduler.release_locks()
+    assert move(connection) == [job.id]

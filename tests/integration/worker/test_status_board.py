@@ -1,0 +1,140 @@
+"""What a worker tells of itself."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from fakeredis import FakeRedis
+from redis import Redis
+from rich.console import Console
+
+from omlx_producer.cli.overview import print_overview, read_overview
+from omlx_producer.workers import (
+    SILENT_SECONDS,
+    read_workers,
+    server_time,
+    workers_key,
+    write_figures,
+)
+from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.counters import Counters
+from omlx_worker.engine.interface import Emission
+from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def board(clock: Clock, counters: Counters) -> StatusBoard:
+    connection = FakeRedis()
+    return StatusBoard(
+        connection,
+        ALIAS,
+        "mac-1",
+        "auto",
+        max_rows=8,
+        counters=counters,
+        leases=LeaseTable(connection, "mac-1", ["q"]),
+        budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
+        pacing=None,
+        on_terminal=True,
+        clock=clock,
+    )
+
+
+def test_rates_are_those_since_the_last_look(
+    board: StatusBoard, clock: Clock, counters: Counters
+) -> None:
+    board.show("busy")
+    for _ in range(10):
+        counters.stepped(1, [Emission("r", [1, 2, 3], "", drafted=3, accepted=2)])
+    counters.prompt_tokens += 500
+    clock.now += 2.5
+    board.show("busy")
+    [figures] = read_workers(board._connection, ALIAS)
+    assert (figures.tokens_per_second, figures.prompt_tokens_per_second) == (12.0, 200.0)
+    assert figures.acceptance == pytest.approx(2 / 3)
+    assert (figures.name, figures.state, figures.uptime) == ("mac-1", "busy", 2.5)
+    clock.now += 2.5
+    board.show("idle")
+    [figures] = read_workers(board._connection, ALIAS)
+    assert (figures.tokens_per_second, figures.acceptance) == (0.0, None)
+
+
+def test_a_terminal_shows_a_line_every_few_seconds_while_rows_run(
+    board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    counters.batch = 3
+    for _ in range(11):
+        board.show("busy")
+        clock.now += 1
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 1
+    assert lines[0] == "3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
+    counters.batch = 0
+    clock.now += 10
+    board.show("idle")
+    assert len(caplog.records) == 1
+
+
+def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:
+    connection = board._connection
+    old = board.figures("busy")
+    late = old.model_copy(update={"name": "gone", "at": old.at - SILENT_SECONDS - 1})
+    write_figures(connection, ALIAS, late)
+    board.show("busy")
+    assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
+    assert connection.hkeys(workers_key(ALIAS)) == [b"mac-1"]
+    board.sign_off()
+    assert read_workers(connection, ALIAS) == []
+
+
+def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:
+    board._connection.hset(workers_key(ALIAS), "newer", '{"name": "newer"}')
+    board.show("busy")
+    assert [worker.name for worker in read_workers(board._connection, ALIAS)] == ["mac-1"]
+
+
+def test_the_overview_shows_models_queues_and_workers(
+    redis_url: str, connection: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [enqueue(connection, priority="bulk", max_completion_tokens=900) for _ in range(3)]
+    with running_worker(redis_url, max_rows=1, step_seconds=0.005, name="mac-1", mode="auto"):
+        [model] = wait_for(lambda: [m for m in read_overview(connection) if m["workers"]])
+        [worker] = model["workers"]
+        print_overview([model], Console(width=80))
+    printed = capsys.readouterr().out.splitlines()
+    assert (model["alias"], model["high"], model["default"]) == (ALIAS, 0, 0)
+    assert worker["name"] == "mac-1"
+    assert abs(worker["at"] - server_time(connection)) < 60
+    assert any(line.split()[:2] == ["mac-1", worker["state"]] for line in printed)
+    assert not all(map(is_over, waiting))
+    assert read_overview(connection)[0]["workers"] == []
+
+
+def test_the_overview_says_when_nobody_works(
+    redis_url: str, connection: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_worker(redis_url):
+        wait_for(lambda: read_overview(connection))
+    print_overview(read_overview(connection), Console(width=100))
+    assert "no worker is running" in capsys.readouterr().out

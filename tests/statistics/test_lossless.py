@@ -1,0 +1,191 @@
+"""Both rules emit the target's law exactly: counted over hundreds of thousands of samples.
+
+The model here is a table: what follows a token depends on that token alone, by one table for
+the target and by another for the head. So the law of any few successive tokens, under any
+filters and penalties, can be written down exactly, and the step under test is the real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.ragged import speculation
+from omlx_worker.engine.ragged.change_of_depth import fit
+from omlx_worker.engine.ragged.sampling import Law, Plan, knobs
+from omlx_worker.engine.ragged.speculation import Drafts
+from omlx_worker.engine.ragged.step import State, advance
+from tests.helpers.chi_square import disagreement
+from tests.helpers.table_model import VOCABULARY, TableModel
+
+# Whether each draft survives, and what replaces it.
+Verdict = tuple[mx.array, mx.array]
+
+ROWS = 25_000
+ROUNDS = 8
+START = 2
+
+
+def draw_pairs(
+    model: TableModel, sampling: Sampling, depths: Sequence[int]
+) -> Counter[tuple[int, int]]:
+    """Count the second and third token after `START`.
+
+    Args:
+        depths: of the steps, over and over: with one alone, both tokens are drafted first.
+    """
+    counted: Counter[tuple[int, int]] = Counter()
+    for lap in range(ROUNDS):
+        rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
+        plan = Plan.of(rows, drafts=True)
+        settings = knobs(rows, plan)
+        settings["active"] = mx.ones((ROWS,), mx.int32)
+        settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
+        zeros = mx.zeros((ROWS,), mx.int32)
+        state: State = dict.fromkeys(("cursors", "body_lengths", "accepted", "drafted"), zeros) | {
+            "pending": mx.full((ROWS,), START, mx.int32)
+        }
+        if plan.penalties:
+            state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
+            state["counts"][:, START] = 1
+        sequences: list[list[int]] = [[] for _ in range(ROWS)]
+        turns = itertools.cycle(depths)
+        while any(len(sequence) < 3 for sequence in sequences):
+            depth = next(turns)
+            state = fit(state, [], depth, max(depths))
+            verdict, state = advance(model, [], state, settings, plan, depth)  # type: ignore[arg-type]
+            emitted = verdict.draw.tokens.tolist()
+            for sequence, tokens, (_, accepted) in zip(
+                sequences, emitted, verdict.counts.tolist(), strict=True
+            ):
+                sequence += tokens[: accepted + 1]
+        counted.update((sequence[1], sequence[2]) for sequence in sequences)
+    return counted
+
+
+def weights(scores: list[float], sampling: Sampling, history: Sequence[int]) -> list[float]:
+    """The law of one token, written down again in plain Python."""
+    values = [score + sampling.logit_bias.get(t, 0.0) for t, score in enumerate(scores)]
+    for token in set(history):
+        value = values[token]
+        repeated = sampling.repetition_penalty
+        value = value * repeated if value < 0 else value / repeated
+        values[token] = (
+            value
+            - sampling.presence_penalty
+            - sampling.frequency_penalty * list(history).count(token)
+        )
+    total = math.log(sum(math.exp(value) for value in values))
+    logprobs = [value - total for value in values]
+    order = sorted(range(VOCABULARY), key=logprobs.__getitem__, reverse=True)
+    kept, mass = [], 0.0
+    for rank, token in enumerate(order):
+        if mass >= sampling.top_p or (sampling.top_k and rank >= sampling.top_k):
+            break
+        if sampling.min_p and logprobs[token] < logprobs[order[0]] + math.log(sampling.min_p):
+            break
+        kept.append(token)
+        mass += math.exp(logprobs[token])
+    if sampling.temperature == 0:
+        kept = order[:1]
+    tempered = [
+        math.exp(logprobs[t] / (sampling.temperature or 1.0)) if t in kept else 0.0
+        for t in range(VOCABULARY)
+    ]
+    return [value / sum(tempered) for value in tempered]
+
+
+def exact_pairs(model: TableModel, sampling: Sampling) -> dict[tuple[int, int], float]:
+    table: list[list[float]] = model.target.tolist()  # type: ignore[assignment]
+    law: dict[tuple[int, int], float] = {}
+    for first, second, third in itertools.product(range(VOCABULARY), repeat=3):
+        history = [START]
+        p = 1.0
+        for token in (first, second, third):
+            p *= weights(table[history[-1]], sampling, history)[token]
+            history.append(token)
+        law[second, third] = law.get((second, third), 0.0) + p
+    return law
+
+
+SETTINGS = [
+    pytest.param(Sampling(temperature=1.0), id="plain"),
+    pytest.param(Sampling(temperature=0.6, top_p=0.9), id="cool, top-p"),
+    pytest.param(Sampling(temperature=1.4, top_k=3, min_p=0.05), id="hot, top-k, min-p"),
+    pytest.param(
+        Sampling(
+            temperature=0.9,
+            repetition_penalty=1.5,
+            presence_penalty=0.3,
+            frequency_penalty=0.4,
+            logit_bias={1: 0.7},
+        ),
+        id="penalties and bias",
+    ),
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_successive_tokens_follow_the_target_law(sampling: Sampling, rule: str) -> None:
+    model = TableModel(closeness=0.6)
+    sampling = replace(sampling, ratio=rule == "ratio")
+
+    counted = draw_pairs(model, sampling, depths=[2])
+
+    assert sum(counted.values()) == ROWS * ROUNDS >= 200_000
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+@pytest.mark.parametrize("depths", [[1, 3], [3, 1], [2, 0, 3]], ids=str)
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_they_do_so_while_the_depth_changes_from_step_to_step(depths: list[int], rule: str) -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+
+    counted = draw_pairs(model, sampling, depths)
+
+    assert sum(counted.values()) == ROWS * ROUNDS
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+def test_at_temperature_zero_the_rules_are_one_and_take_the_likeliest_tokens() -> None:
+    model = TableModel(closeness=0.5)
+    [(pair, _)] = [item for item in exact_pairs(model, Sampling(0.0)).items() if item[1] == 1]
+
+    for ratio in (True, False):
+        assert set(draw_pairs(model, Sampling(0.0, ratio=ratio), depths=[2])) == {pair}
+
+
+def resampled_from_the_target(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
+    survives, _ = verdict
+    return survives, samples
+
+
+def accepted_by_exact_match(verdict: Verdict, samples: mx.array, drafts: mx.array) -> Verdict:
+    _, instead = verdict
+    return samples == drafts, instead
+
+
+@pytest.mark.parametrize("fault", [resampled_from_the_target, accepted_by_exact_match])
+def test_a_rejection_judged_or_replaced_by_samples_of_the_target_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict, mx.array, mx.array], Verdict]
+) -> None:
+    judge = speculation._judge_by_ratio
+
+    def faulty(target: Law, drafts: Drafts, drawn: mx.array, *rest: Any) -> Verdict:
+        samples = target.pick(drawn)[:, : drafts.tokens.shape[1]]
+        return fault(judge(target, drafts, drawn, *rest), samples, drafts.tokens)
+
+    monkeypatch.setattr(speculation, "_judge_by_ratio", faulty)
+    model = TableModel(closeness=0.6)
+    sampling = Sampling(temperature=1.0, ratio=True)
+
+    assert disagreement(draw_pairs(model, sampling, depths=[2]), exact_pairs(model, sampling)) > 3

@@ -1,0 +1,154 @@
+"""Worker processes that fall over where they are told to.
+
+Started once, this script forks one worker for every ``spawn`` on its standard input: importing
+takes longer than most of these workers live. It ends, and kills them, when its input ends.
+
+    {"spawn": {...}}  ->  {"pid": 123}                        the fields of `Orders`
+    {"poll": 123}     ->  {"code": null, "stopped": false}    the exit code, negative for a signal,
+                                                              null while it lives
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+UNREACHED = 75  # sysexits.h: try again later
+
+UNREACHED = 75
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
+
+from omlx_worker import build, cli  # noqa: E402
+from omlx_worker.control import worker as rq_worker  # noqa: E402
+from omlx_worker.queue.outage import RedisGone  # noqa: E402
+from omlx_worker.queue.quarantine import Trial  # noqa: E402
+from omlx_worker.settings import WorkerSettings  # noqa: E402
+from tests.helpers.fake_engine import FakeEngine  # noqa: E402
+from tests.system.chaos import plants, points  # noqa: E402
+
+
+@dataclass
+class Orders:
+    """What one worker is to be.
+
+    Attributes:
+        at: (point, how often it is passed first, what happens there); see `points`.
+        plant: a fault of `tests.system.chaos.plants` to have.
+        demo: serve the demo model instead of the fake engine.
+    """
+
+    url: str
+    log: str
+    at: list[tuple[str, int, str]] = field(default_factory=list)
+    plant: str | None = None
+    demo: bool = False
+    max_rows: int = 4
+    step_seconds: float = 0.004
+    lease_seconds: float = 1.0
+    drain_timeout: float = 0.2
+    redis_grace: float = 60.0
+
+
+def work(orders: Orders) -> None:
+    output = os.open(orders.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(threadName)s %(message)s"
+    )
+    points.arm(orders.at)
+    if orders.plant:
+        plants.PLANTS[orders.plant]()
+    # Schedules kill far more often than three times, and it is never a job's fault.
+    rq_worker.Trial = lambda _: Trial(1000, seconds=0.5)  # type: ignore[misc, assignment]
+    if not orders.demo:
+        build.load_engine = lambda _: points.watched(
+            FakeEngine(orders.max_rows, orders.step_seconds)
+        )
+    refuse = cli._unreachable
+
+    def unreachable(url: str, error: Exception) -> str:
+        if not isinstance(error, RedisGone):
+            logging.info("there is no server yet: %s", error)
+            os._exit(UNREACHED)
+        return refuse(url, error)
+
+    cli._unreachable = unreachable
+    settings = WorkerSettings(
+        model="demo" if orders.demo else "fake",
+        model_alias="fake",
+        max_batch=orders.max_rows,
+        prefill_chunk=4,
+        lease_seconds=orders.lease_seconds,
+        drain_timeout=orders.drain_timeout,
+        redis_grace=orders.redis_grace,
+    )
+    code = cli.serve(settings, orders.url)
+    logging.info("ends with code %d", code)
+    os._exit(code)
+
+
+def spawn(orders: Orders) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        work(orders)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        logging.exception("the worker breaks")
+        os._exit(70)
+    os._exit(71)
+
+
+class Child:
+    """A forked worker, as its parent sees it."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.pid = spawn(orders)
+        self.code: int | None = None
+        self.stopped = False
+
+    def poll(self) -> None:
+        while self.code is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not found:
+                return
+            self.stopped = os.WIFSTOPPED(status)
+            if not self.stopped and not os.WIFCONTINUED(status):
+                self.code = os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    children: dict[int, Child] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: dict[str, Any]
+        if "spawn" in request:
+            child = Child(Orders(**request["spawn"]))
+            children[child.pid] = child
+            answer = {"pid": child.pid}
+        else:
+            child = children[request["poll"]]
+            child.poll()
+            answer = {"code": child.code, "stopped": child.stopped}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    for child in children.values():
+        child.poll()
+        if child.code is None:
+            os.kill(child.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Random disturbances. One seed is one schedule, as far as processes can be made to obey one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from omlx_producer import Producer
+from tests.system.chaos.points import CUT, CUTTABLE, KILL, POINTS
+from tests.system.chaos.workload import FINAL, submit_some
+from tests.system.chaos.world import LEASE_SECONDS, World
+
+LONGEST_PAUSE = 0.3
+
+
+class Schedule:
+    """A workload, a fleet, and what befalls them."""
+
+    def __init__(self, seed: int, place: World) -> None:
+        self._random = Random(seed)
+        self._place = place
+        self._faults: list[Callable[[], None]] = [
+            self._pause_worker,
+            self._restart_server,
+            self._freeze_server,
+            self._fill_memory,
+            self._refuse_writes,
+            self._cut_connections,
+            self._end_worker,
+            self._cancel_job,
+            self._submit_more,
+        ]
+
+    def run(self) -> None:
+        place, random = self._place, self._random
+        place.jobs = submit_some(place.connection, random, random.randint(5, 12))
+        for _ in range(random.randint(1, 2)):
+            self._start_worker()
+        for _ in range(random.randint(2, 5)):
+            self._wait()
+            random.choice(self._faults)()
+            self._replace_the_fallen()
+        # Every schedule kills, whatever else it does.
+        self._wait()
+        self._kill_worker()
+        place.settle()
+
+    def _wait(self) -> None:
+        time.sleep(self._random.uniform(0, LONGEST_PAUSE))
+
+    # Workers
+
+    def _start_worker(self) -> None:
+        random, at = self._random, []
+        if random.random() < 0.6:
+            at.append((random.choice(POINTS), random.randint(1, 6), KILL))
+        if random.random() < 0.4:
+            at.append((random.choice(CUTTABLE), random.randint(1, 4), CUT))
+        self._place.start_worker(at=at, max_rows=random.choice([1, 2, 4, 8]))
+
+    def _replace_the_fallen(self) -> None:
+        if len(self._place.standing()) < self._random.randint(1, 2):
+            self._start_worker()
+
+    def _anyone(self) -> Any:
+        standing = self._place.standing()
+        return self._random.choice(standing) if standing else self._place.start_worker()
+
+    def _kill_worker(self) -> None:
+        worker = self._anyone()
+        self._place.note(f"worker {worker.pid} is killed")
+        worker.kill()
+
+    def _pause_worker(self) -> None:
+        worker = self._anyone()
+        seconds = self._random.uniform(0.2, 2.5) * LEASE_SECONDS
+        self._place.note(f"worker {worker.pid} is paused for {seconds:.2f} s")
+        worker.send(signal.SIGSTOP)
+        self._place.start_worker()
+        time.sleep(seconds)
+        worker.send(signal.SIGCONT)
+
+    def _end_worker(self) -> None:
+        worker = self._anyone()
+        self._place.note(f"worker {worker.pid} is told to end")
+        worker.send(signal.SIGTERM)
+
+    # The server
+
+    def _restart_server(self) -> None:
+        self._place.restart_server(self._random.uniform(0, 1.5) * LEASE_SECONDS)
+
+    def _freeze_server(self) -> None:
+        self._place.freeze_server(self._random.uniform(0.1, 1.5) * LEASE_SECONDS)
+
+    def _fill_memory(self) -> None:
+        self._place.fill_memory(self._random.uniform(0.1, 1.5) * LEASE_SECONDS)
+
+    def _refuse_writes(self) -> None:
+        self._place.refuse_writes(self._random.uniform(0.1, 1.5) * LEASE_SECONDS)
+
+    def _cut_connections(self) -> None:
+        for _ in range(self._random.randint(1, 5)):
+            cut = self._place.connection.client_kill_filter(_type="normal", skipme=True)
+            cut += self._place.connection.client_kill_filter(_type="pubsub")
+            self._place.note(f"{cut} connections are cut")
+            time.sleep(0.02)
+
+    # Producers
+
+    def _cancel_job(self) -> None:
+        job = self._random.choice(self._place.jobs)
+        if any(job.id in other.after for other in self._place.jobs):
+            return  # RQ lets those that wait for a cancelled job wait for ever.
+        self._place.note(f"job {job.id} is cancelled")
+        job.endings = set(FINAL - {"failed"})
+        Producer(self._place.connection).cancel(job.id)
+
+    def _submit_more(self) -> None:
+        try:
+            self._place.jobs += submit_some(self._place.connection, self._random, 3)
+        except RedisError as error:
+            self._place.note(f"no jobs are submitted: {error}")

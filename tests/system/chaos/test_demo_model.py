@@ -1,0 +1,65 @@
+"""The same with a real model: interrupted texts are those of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from omlx_producer import Producer
+from omlx_producer.protocol import events_key
+from tests.helpers.workers import ALIAS, fetch
+from tests.system.chaos.points import KILL
+from tests.system.chaos.processes import Nursery
+from tests.system.chaos.workload import Accepted
+from tests.system.chaos.world import World, world
+
+REQUESTS: list[dict[str, Any]] = [
+    {"prompt": "def fibonacci(n):", "temperature": 0.0},
+    {"prompt": "import os\n", "temperature": 0.0, "repetition_penalty": 1.3},
+    {"prompt": "class Stack:", "temperature": 0.8, "seed": 11},
+    {"prompt": "for line in", "temperature": 1.0, "seed": 12, "top_p": 0.9},
+]
+
+
+def submit_all(place: World, texts: list[str]) -> list[Accepted]:
+    handles = Producer(place.connection).submit_many(
+        [{"model": ALIAS, "max_completion_tokens": 60, "ignore_eos": True, **r} for r in REQUESTS],
+        require_known_model=False,
+    )
+    return [
+        Accepted(handle.id, [text], streams=True)
+        for handle, text in zip(handles, texts, strict=True)
+    ]
+
+
+def run_undisturbed(place: World) -> None:
+    place.jobs = submit_all(place, [""] * len(REQUESTS))
+    place.settle(200, demo=True)
+    for job in place.jobs:
+        body = fetch(place.connection, job.id).return_value()
+        job.texts = [body["choices"][0]["text"]]
+
+
+def test_texts_survive_two_kills_and_a_drain(nursery: Nursery, tmp_path: Path) -> None:
+    with world(nursery, tmp_path) as place:
+        run_undisturbed(place)
+        # More than a real model's loading must fit into a lease here.
+        orders = {"demo": True, "lease_seconds": 3.0}
+        jobs = submit_all(place, [job.texts[0] for job in place.jobs])
+        place.jobs += jobs
+        for count in (6, 9):
+            victim = place.start_worker(at=[("between-appends", count, KILL)], **orders)
+            place.wait_for(lambda: not victim.alive, 120, "the victim to fall")  # noqa: B023
+            assert victim.code == -signal.SIGKILL, place.story()
+            place.check_at_rest()
+        began = [place.connection.xlen(events_key(job.id)) for job in jobs]
+        assert max(began) > 1
+        drained = place.start_worker(**orders)
+        place.wait_for(
+            lambda: place.connection.xlen(events_key(jobs[0].id)) > began[0] + 2, 120, "progress"
+        )
+        drained.send(signal.SIGTERM)
+        place.wait_for(lambda: not drained.alive, 30, "the drain")
+        place.settle(200, **orders)
+        place.check()

@@ -1,0 +1,130 @@
+"""omlx-submit as a process: exit codes, signals, and pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from tests.helpers.fake_worker import FakeWorker, announce
+from tests.helpers.redis_server import free_port
+
+
+def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
+    # A shell that runs the tests in the background has its children ignore interrupts.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from omlx_producer.cli.main import main; main()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args],
+        env={
+            "PYTHONPATH": ":".join(path for path in sys.path if path),
+            "OMLX_QUEUE_REDIS_URL": redis_url,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.usefixtures("served", "producer")
+def test_the_process_exits_with_0_when_done(redis_url: str) -> None:
+    process = spawn(redis_url, "x")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "hello 0, wörld\n")
+    assert err.startswith("job ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("producer")
+def test_the_process_exits_with_1_when_the_job_fails(
+    redis_url: str, served: dict[str, Any]
+) -> None:
+    served["error"] = "out of memory"
+    process = spawn(redis_url, "x")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert "out of memory" in err
+
+
+@pytest.mark.usefixtures("producer")
+def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
+    process = spawn(redis_url, "")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err == (
+        "omlx-submit: prompt: got ''; give text of 1 to 8000000 characters or a list of token ids\n"
+    )
+
+
+def test_the_process_exits_with_3_without_redis() -> None:
+    process = spawn(f"redis://127.0.0.1:{free_port()}", "x")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (3, "")
+    assert "does not answer" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("producer")
+@pytest.mark.parametrize("options", [[], ["--no-stream"]])
+def test_an_interrupted_process_exits_with_130_and_the_job_goes_on(
+    redis_url: str, connection: redis.Redis, options: list[str]
+) -> None:
+    process = spawn(redis_url, *options, "x")
+    assert process.stderr is not None
+    job_id = process.stderr.readline().split()[1]
+    worker = FakeWorker(connection, job_id)
+    worker.start()
+    worker.step("so far")
+    if not options:
+        assert process.stdout is not None
+        assert process.stdout.read(6) == "so far"
+    else:
+        time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == f"\nthe job goes on; watch it again with: omlx-submit watch {job_id}\n"
+    assert worker.job.get_status() == "started"
+
+
+@pytest.mark.usefixtures("producer")
+def test_a_reader_that_leaves_ends_the_process_quietly(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    process = spawn(redis_url, "x")
+    assert process.stderr is not None
+    assert process.stdout is not None
+    worker = FakeWorker(connection, process.stderr.readline().split()[1])
+    worker.start()
+    worker.step("first")
+    assert process.stdout.read(5) == "first"
+    process.stdout.close()
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        worker.step("more")
+        time.sleep(0.05)
+    assert process.wait(timeout=5) == 141
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_the_first_text_does_not_wait_for_the_last(redis_url: str, connection: redis.Redis) -> None:
+    announce(connection)
+    process = spawn(redis_url, "x")
+    assert process.stderr is not None
+    assert process.stdout is not None
+    worker = FakeWorker(connection, process.stderr.readline().split()[1])
+    worker.start()
+    for text in ("a", "b", "c"):
+        worker.step(text)
+        assert os.read(process.stdout.fileno(), 10) == text.encode()
+    worker.finish()
+    assert process.communicate(timeout=30)[0] == "\n"

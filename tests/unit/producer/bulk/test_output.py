@@ -1,0 +1,259 @@
+"""The files of a run: repaired, appended to, counted once, rewritten, exported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlx_producer import InvalidRequest
+from omlx_producer.bulk import journal as journal_module
+from omlx_producer.bulk.index import RowIndex
+from omlx_producer.bulk.journal import Journal
+from omlx_producer.bulk.lines import read_line, write_line
+from omlx_producer.bulk.output import OutputFiles
+from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.bulk.runfile import RunFile, read_settings
+from omlx_producer.protocol import GenerationRequest
+from tests.helpers.bulk_runs import errors, ids, lines
+
+
+def body(text: str = "text") -> dict[str, Any]:
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+    }
+
+
+def row(custom_id: str, line: int = 1, prompt: str = "p") -> Row:
+    request = GenerationRequest(model="m", prompt=prompt)
+    return Row(custom_id, line, request, digest_of(custom_id, request.to_wire()))
+
+
+def ok(custom_id: str, line: int = 1, prompt: str = "p") -> RowResult:
+    return RowResult(row(custom_id, line, prompt), "bulk-1-1", body=body(f"text of {custom_id}"))
+
+
+def failed(custom_id: str, line: int = 1) -> RowResult:
+    return RowResult(row(custom_id, line), "bulk-1-1", code="failed", reason="out of memory")
+
+
+def bad(line: int, custom_id: str | None = None) -> RowResult:
+    row_ = BadRow(line, custom_id, "unparsable", f"line {line}: not JSON", f"{line:024x}", False)
+    return RowResult(row_, "", code=row_.code, reason=row_.reason)
+
+
+def write(path: Path, *results: RowResult, finish: bool = False, ordered: bool = False) -> RowIndex:
+    index = RowIndex()
+    files = OutputFiles(path, index)
+    for result in results:
+        index.see(result.row.key, result.row.line)
+    files.commit(results)
+    if finish:
+        files.finish(ordered=ordered)
+    files.close()
+    return index
+
+
+def test_results_and_errors_go_to_a_file_each(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b"), bad(3)).close()
+    assert ids(out) == ["a"]
+    assert lines(out)[0]["error"] is None
+    assert lines(out)[0]["response"]["body"] == body("text of a")
+    assert [(line["custom_id"], line["error"]["code"]) for line in errors(out)] == [
+        ("b", "failed"),
+        (None, "unparsable"),
+    ]
+    assert errors(out)[1]["error"]["line"] == 3
+    assert all(line["response"] is None for line in errors(out))
+
+
+@given(st.integers(min_value=0, max_value=10_000))
+def test_a_line_torn_anywhere_is_cut_off_and_all_others_stay(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "out.jsonl"
+    whole = [write_line(ok(f"r{n}")) for n in range(4)]
+    data = b"".join(whole)
+    cut = min(cut, len(data))
+    path.write_bytes(data[:cut])
+    journal = Journal(path)
+    kept = [line for _, line in journal.lines()]
+    journal.append(whole[0])
+    journal.close()
+    complete = data[:cut].count(b"\n")
+    # A line that lacks its line end alone is whole.
+    complete += any(cut == sum(map(len, whole[: n + 1])) - 1 for n in range(4))
+    assert kept == whole[:complete]
+    assert path.read_bytes() == b"".join(whole[:complete]) + whole[0]
+
+
+def test_a_torn_line_longer_than_a_block_is_cut_off_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_BYTES", 7)
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 100)
+    journal = Journal(path)
+    journal.close()
+    assert journal.torn == 107
+    assert path.read_bytes() == b'{"a": 1}\n'
+
+
+def test_earlier_results_are_known_again(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b"), bad(3)).close()
+    index = write(out)
+    first, second, third = (index.known(r.row.key) for r in (ok("a"), failed("b"), bad(3)))
+    assert first is not None
+    assert (first.ok, first.digest) == (True, row("a").digest)
+    assert second is not None
+    assert not second.ok
+    assert third is not None
+    assert index.known("id:c") is None
+    index.close()
+
+
+def test_a_row_that_ran_again_has_one_line_in_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), failed("b"), ok("c")).close()
+    write(out, ok("a", prompt="edited"), ok("b"), finish=True).close()
+    assert sorted(ids(out)) == ["a", "b", "c"]
+    assert lines(out)[-2]["id"].endswith(row("a", prompt="edited").digest)
+    assert errors(out) == []
+
+
+def test_a_row_that_fails_after_its_edit_has_no_result_left(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a", prompt="before")).close()
+    write(out, failed("a"), finish=True).close()
+    assert ids(out) == []
+    assert [line["custom_id"] for line in errors(out)] == ["a"]
+
+
+def test_bad_lines_that_the_input_no_longer_has_leave_the_errors(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, bad(3), bad(4)).close()
+    index = RowIndex()
+    files = OutputFiles(out, index)
+    index.see(bad(4).row.key, 4)
+    files.finish(ordered=False)
+    files.close()
+    index.close()
+    assert [line["error"]["line"] for line in errors(out)] == [4]
+
+
+def test_ordered_is_the_order_of_the_input_and_strangers_come_last(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("gone", 9)).close()
+    write(out, ok("c", 3), ok("a", 1), ok("b", 2), finish=True, ordered=True).close()
+    assert ids(out) == ["a", "b", "c", "gone"]
+
+
+@pytest.mark.parametrize("precious", ['{"precious": 1}\n', "no line end", "a\nb\n"])
+def test_a_file_of_something_else_is_not_touched(tmp_path: Path, precious: str) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text(precious)
+    with pytest.raises(InvalidRequest, match="holds no results of omlx-submit; give another"):
+        write(out)
+    assert out.read_text() == precious
+
+
+@pytest.mark.parametrize(
+    "line_id",
+    [
+        "batch_req_wnaDys",
+        "batch_req_67c5e1b2a4d48190b5c4d1e2f3a4b5c6",
+        "batch_req_67C5E1B2A4D48190B5C4D1E2",
+    ],
+)
+def test_results_of_openai_are_neither_touched_nor_taken_for_ours(
+    tmp_path: Path, line_id: str
+) -> None:
+    line = json.dumps({"id": line_id, "custom_id": "a", "response": body(), "error": None})
+    assert read_line(line.encode()) is None
+    out = tmp_path / "out.jsonl"
+    for precious in (f"{line}\n", line, line[: len('{"id": "') + len(line_id)] + "\n"):
+        out.write_text(precious)
+        with pytest.raises(InvalidRequest, match="holds no results of omlx-submit"):
+            write(out)
+        assert out.read_text() == precious
+
+
+def test_a_run_killed_in_its_very_first_line_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    for torn in ("", '{"i', '{"id": "batch_req_12'):
+        out.write_text(torn)
+        write(out, ok("a")).close()
+        assert ids(out) == ["a"]
+
+
+def test_lines_say_which_version_of_which_row_they_are() -> None:
+    for result in (ok("a"), failed("a"), bad(3), bad(3, "a")):
+        written = read_line(write_line(result))
+        assert written is not None
+        assert (written.key, written.digest) == (result.row.key, result.row.digest)
+        assert written.ok == result.ok
+    assert read_line(b'{"custom_id": "a"}') is None
+    assert read_line(b"[1]") is None
+    assert read_line(b"nonsense") is None
+
+
+def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
+    names = ["ünï", "\u2028", '"', "\ud800", "x" * 512]
+    index = write(tmp_path / "out.jsonl", *(ok(name) for name in names))
+    index.close()
+    index = write(tmp_path / "out.jsonl")
+    assert all(index.known(ok(name).row.key) for name in names)
+    index.close()
+
+
+def test_csv_has_a_row_for_each_result(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    write(out, ok("a", 1), ok('b"\n', 2), failed("c", 3), finish=True, ordered=True).close()
+    with out.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [r["custom_id"] for r in rows] == ["a", 'b"\n']
+    assert rows[0]["text"] == "text of a"
+    assert json.loads(rows[0]["response"]) == body("text of a")
+    assert [line["custom_id"] for line in errors(out)] == ["c"]
+
+
+def test_parquet_has_a_row_for_each_result(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "out.parquet"
+    write(out, ok("a", 1), ok("b", 2), finish=True, ordered=True).close()
+    table = parquet.read_table(out)
+    assert table.column("custom_id").to_pylist() == ["a", "b"]
+    assert table.column("completion_tokens").to_pylist() == [2, 2]
+
+
+def test_an_output_has_one_writer(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with RunFile.open(out) as first:
+        first.settings = {"input": "x"}
+        first.save()
+        with pytest.raises(InvalidRequest, match="another omlx-submit is writing it"):
+            RunFile.open(out).__enter__()
+    with RunFile.open(out) as again:
+        assert again.run == first.run
+        assert again.settings == {"input": "x"}
+    assert read_settings(out) == {"input": "x"}
+    assert read_settings(tmp_path / "other.jsonl") == {}
+
+
+def test_a_run_file_torn_by_a_power_cut_starts_a_new_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.run").write_text('{"run": "ab')
+    with RunFile.open(out) as run_file:
+        assert len(run_file.run) == 12

@@ -1,0 +1,260 @@
+"""How long running rows wait for somebody else's prompt."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import (
+    FEWEST_TOKENS,
+    FIRST_UNHURRIED_TOKENS,
+    GAP,
+    LAST_PIECE,
+    ChunkSize,
+)
+from omlx_worker.decode.row import DecodeRow, Stage
+from omlx_worker.decode.scheduler import Decode, Prefill, Scheduler
+from omlx_worker.engine.interface import Row, Sampling
+
+Cost = Callable[[int, int], float]
+
+# Seconds of a chunk by its tokens and the context before it: on a device where a step takes 20 ms.
+DEVICES: dict[str, Cost] = {
+    "a laptop's GPU": lambda tokens, context: 0.008 + tokens * (0.0008 + 2e-8 * context),
+    "a server's GPU": lambda tokens, context: 0.012 + tokens * (1.5e-5 + 1e-9 * context),
+    "a CPU": lambda tokens, context: 0.001 + tokens * (0.0015 + 3e-8 * context),
+}
+
+
+def row(name: str, tokens: int) -> DecodeRow:
+    return DecodeRow(Row(name, [0] * tokens, 100, Sampling()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: str) -> None:
+    chunks, chance = ChunkSize(2048), random.Random(3)
+    scheduler = Scheduler(8, chunks, MemoryBudget(0, 0, lambda _: 0))
+    gaps: list[float] = []
+    now = token_at = 0.0
+    for number in range(4):
+        scheduler.add(row(f"short-{number}", 40))
+    long = row("long", 32_768)
+    arrived, first = False, 0.0
+    while long.stage is not Stage.DECODING:
+        action = scheduler.next()
+        if isinstance(action, Decode):
+            seconds = 0.020 * chance.uniform(0.95, 1.1)
+            now += seconds
+            chunks.stepped(now - token_at)
+            if arrived and now > first:
+                gaps.append(now - token_at)
+            token_at = now
+        elif isinstance(action, Prefill):
+            context = long.context if action.row is long else 0
+            seconds = DEVICES[device](action.tokens, context)
+            # What is left of the step in flight is waited for too.
+            seconds += 0.010 if scheduler.decoding else 0.0
+            now += seconds
+            scheduler.read(action.row, action.row.left - action.tokens, seconds)
+        if not arrived and now > 1:
+            arrived, first = True, now
+            scheduler.add(long)
+    assert len(gaps) > 20
+    assert max(gaps) < 3 * 0.020 * 1.1
+    assert max(gaps) < 3 * statistics.median(gaps)
+
+
+def between_two_steps(chunks: ChunkSize, gap: Callable[[int], float]) -> int:
+    """Read a chunk that makes the gap between two steps so long; returns its tokens."""
+    tokens = chunks.chunk(0, True, left=10**6)
+    chunks.read(0, True, tokens, 0.0)
+    chunks.stepped(gap(tokens))
+    return tokens
+
+
+def test_chunks_shrink_as_the_context_grows() -> None:
+    chunks = ChunkSize(4096)
+    sizes = []
+    context = 0
+    for _ in range(400):
+        tokens = chunks.chunk(context, False, left=10**6)
+        chunks.read(context, False, tokens, tokens * (0.0002 + 4e-8 * context))
+        context += tokens
+        sizes.append(tokens)
+    assert sizes[0] == FIRST_UNHURRIED_TOKENS, "nothing was measured yet"
+    assert max(sizes) > 2 * sizes[-1]
+    assert sizes[-1] < 1000
+    worst = max(
+        size * (0.0002 + 4e-8 * sum(sizes[:place])) for place, size in enumerate(sizes[3:], start=3)
+    )
+    assert worst < 2, "Metal would have killed it at five"
+
+
+def test_nothing_slows_a_prompt_while_only_bulk_rows_run() -> None:
+    chunks = ChunkSize(2048)
+    for _ in range(40):
+        chunks.stepped(0.02)
+        size = chunks.chunk(0, False, left=10**6)
+        chunks.read(0, False, size, size * 1e-4)
+        chunks.stepped(0.02 + size * 1e-4)
+    assert chunks.chunk(0, False, left=10**6) == 2048
+    for _ in range(40):
+        between_two_steps(chunks, lambda tokens: 0.02 + tokens * 1e-4)
+    fitting = (GAP - 1) * 0.02 / 1e-4
+    assert 0.8 * fitting < chunks.chunk(0, True, left=10**6) <= 1.1 * fitting
+
+
+def test_a_chunk_never_becomes_so_small_that_reading_stands_still() -> None:
+    chunks = ChunkSize(2048)
+    chunks.stepped(0.001)
+    for _ in range(50):
+        between_two_steps(chunks, lambda tokens: 10.0 * tokens)
+    assert chunks.chunk(0, True, left=10**6) == FEWEST_TOKENS
+
+
+def test_the_short_last_piece_of_a_prompt_says_nothing() -> None:
+    chunks = ChunkSize(2048)
+    chunks.stepped(0.02)
+    before = chunks.chunk(0, True, left=10**6)
+    chunks.read(0, True, 3, 0.001)
+    chunks.stepped(0.021)
+    assert chunks.chunk(0, True, left=10**6) == before
+
+
+def test_where_a_chunk_costs_more_than_a_step_however_short_chunks_do_not_shrink_in_vain() -> None:
+    chunks, step, fixed, each = ChunkSize(2048), 0.005, 0.012, 7e-5
+    for _ in range(60):
+        chunks.stepped(step)
+        size = between_two_steps(chunks, lambda tokens: step + fixed + each * tokens)
+    assert 0.7 < size * each / (fixed / 2) < 1.4
+
+
+def test_steps_of_another_depth_are_not_taken_for_a_chunks_time() -> None:
+    chunks, steps, each = ChunkSize(2048), {0: 0.02, 3: 0.09}, 8e-4
+    for depth in (0, 3, 0, 3, 0):
+        for _ in range(30):
+            chunks.stepped(steps[depth], depth)
+            tokens = chunks.chunk(0, True, left=10**6)
+            chunks.read(0, True, tokens, 0.0)
+            chunks.stepped(steps[depth] + 0.001 + each * tokens, depth)
+        fitting = (GAP - 1) * steps[depth] / each
+        assert 0.8 * fitting < tokens < 1.1 * fitting
+
+
+def test_rows_that_are_used_to_long_steps_wait_as_long_for_a_chunk_beside_a_short_one() -> None:
+    chunks, each = ChunkSize(2048), 8e-4
+    for _ in range(30):
+        for _ in range(8):
+            chunks.stepped(0.05, depth=2)
+        tokens = chunks.chunk(0, True, left=10**6)
+        chunks.read(0, True, tokens, 0.0)
+        chunks.stepped(0.05 + each * tokens, depth=2)
+        for _ in range(2):
+            chunks.stepped(0.02, depth=0)
+        tokens = chunks.chunk(0, True, left=10**6)
+        chunks.read(0, True, tokens, 0.0)
+        chunks.stepped(0.02 + each * tokens, depth=0)
+    assert 0.8 < each * tokens / ((GAP - 1) * 0.05) < 1.1
+
+
+def test_rows_soon_get_used_to_shorter_steps() -> None:
+    chunks, each = ChunkSize(2048), 8e-4
+    for seconds, depth in ((0.06, 3), (0.02, 0)):
+        for _ in range(30):
+            chunks.stepped(seconds, depth)
+            tokens = chunks.chunk(0, True, left=10**6)
+            chunks.read(0, True, tokens, 0.0)
+            chunks.stepped(seconds + each * tokens, depth)
+    assert each * tokens < 1.1 * (GAP - 1) * 0.02
+
+
+def test_a_wait_with_more_in_it_than_a_chunk_says_nothing() -> None:
+    chunks = ChunkSize(2048)
+    chunks.stepped(0.02)
+    before = chunks.chunk(0, True, left=10**6)
+    chunks.read(0, True, before, 0.0)
+    chunks.stepped(None)
+    for _ in range(2):
+        chunks.read(0, True, before, 0.0)
+    chunks.stepped(5.0)
+    assert chunks.chunk(0, True, left=10**6) == before
+
+
+def test_the_rest_of_a_prompt_is_read_at_once_if_it_holds_rows_up_hardly_longer_than_a_chunk() -> (
+    None
+):
+    chunks, step, fixed, each = ChunkSize(2048), 0.02, 0.01, 4e-4
+    for _ in range(200):
+        chunks.stepped(step)
+        between_two_steps(chunks, lambda tokens: step + fixed + each * tokens)
+    size = chunks.chunk(0, True, left=10**6)
+    more = round((LAST_PIECE - 1) * GAP * step / each)
+    assert 0.8 * 50 < size < 1.2 * 50
+    assert chunks.chunk(0, True, left=size + more - 2) == size + more - 2
+    assert chunks.chunk(0, True, left=size + more + 10) == size
+    assert chunks.chunk(0, True, left=3) == 3
+
+
+def chunks_for_prompts(chunks: ChunkSize, chance: random.Random) -> float:
+    """Read prompts of about 100 tokens where a chunk takes 14 ms and hardly more for its tokens,
+    and where things take at times twice as long or have a kernel compiled; chunks a prompt."""
+    count = 0
+    for _ in range(300):
+        left = chance.randint(70, 130)
+        while left:
+            tokens = chunks.chunk(0, True, left)
+            seconds = (0.014 + 6e-5 * tokens) * chance.choice((0.9, 1.0, 1.0, 1.1, 2.0))
+            chunks.read(0, True, tokens, seconds)
+            chunks.stepped(0.008 + seconds + (0.4 if chance.random() < 0.05 else 0.0))
+            left -= tokens
+            count += 1
+        for _ in range(30):
+            chunks.stepped(0.008 * chance.choice((0.9, 1.0, 1.0, 1.1, 2.0)))
+    return count / 300
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_else_the_machine_does_cuts_no_short_prompts_to_pieces(seed: int) -> None:
+    chunks, chance = ChunkSize(2048), random.Random(seed)
+    chunks_for_prompts(chunks, chance)
+    assert chunks_for_prompts(chunks, chance) < 1.25
+
+
+def test_a_slow_first_chunk_does_not_keep_chunks_short_for_good() -> None:
+    chunks, step, fixed, each = ChunkSize(2048), 0.008, 0.012, 2e-5
+    chunks.stepped(step)
+    between_two_steps(chunks, lambda _: 0.5)
+    for _ in range(200):
+        chunks.stepped(step)
+        between_two_steps(chunks, lambda tokens: step + fixed + each * tokens)
+    assert chunks.chunk(0, True, left=10**6) > 100
+
+
+def test_no_chunk_is_larger_than_the_user_allows() -> None:
+    chunks = ChunkSize(10)
+    assert chunks.chunk(0, False, left=12) == 10
+
+
+# With these, what a chunk takes however short once came out below zero, by a rounding.
+@pytest.mark.parametrize("seed", [542, 554, 1288, 2327])
+def test_times_that_are_all_but_zero_make_no_chunk_longer_than_its_prompt(seed: int) -> None:
+    chance = random.Random(seed)
+    chunks, scale = ChunkSize(chance.choice([4, 8, 64, 512, 2048])), 10 ** chance.uniform(-7, 0)
+    for _ in range(300):
+        if chance.random() < 0.5:
+            seconds = [None, 0.0, chance.random() * scale, chance.random() * scale * 100]
+            chunks.stepped(chance.choice(seconds), chance.choice([0, 0, 1]))
+            continue
+        left, context, hurried = chance.choice([1, 5, 20, 100, 3000]), 0, chance.random() < 0.5
+        while left and chance.random() < 0.95:
+            tokens = chunks.chunk(context, hurried, left)
+            assert 0 < tokens <= left
+            taken = [0.0, chance.random() * scale, chance.random() * scale * tokens]
+            chunks.read(context, hurried, tokens, chance.choice(taken))
+            context, left = context + tokens, left - tokens
+            if chance.random() < 0.7:
+                chunks.stepped(chance.choice([0.0, chance.random() * scale]))

@@ -1,0 +1,161 @@
+"""Rows and memory: who may join those that are there, and whose cache gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.fixed import Decision, FixedPolicy, RowView, StepReport
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
+from omlx_worker.engine.interface import Emission, Row, Sampling
+from tests.helpers.fake_engine import FakeEngine
+
+
+class Suspending(FakeEngine):
+    """Keeps the caches of paused rows, of five bytes each, and notes which are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rows=2)
+        self.let_go: list[str] = []
+
+    def suspended_bytes(self, row_id: str) -> int:
+        return 5
+
+    def remove(self, row_id: str) -> None:
+        self.let_go.append(row_id)
+        super().remove(row_id)
+
+
+def a_byte_a_token(sizes: Sequence[tuple[int, int]]) -> int:
+    """Of the prompts that are still read, and of all rows at their longest."""
+    return sum(reading + longest for reading, longest in sizes)
+
+
+def row(name: str, level: int, prompt: int, tokens: int) -> list[DecodeRow]:
+    return [DecodeRow(Row(name, [1] * prompt, tokens, Sampling()), level)]
+
+
+def decoding(
+    engine: FakeEngine,
+    limit: int,
+    pacing: Pacing | None = None,
+    chunks: ChunkSize | None = None,
+) -> DecodeLoop:
+    budget = MemoryBudget(limit, 0, a_byte_a_token)
+    return DecodeLoop(engine, budget, Counters(), pacing=pacing, chunks=chunks or ChunkSize(512))
+
+
+def act_until(decoding: DecodeLoop, condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        decoding.act()
+    raise AssertionError("it never came to that")
+
+
+def test_no_cache_is_let_go_for_a_row_that_would_not_fit_even_then() -> None:
+    engine = Suspending()
+    worker = decoding(engine, limit=100)
+    worker.add(row("bulk", BULK, prompt=10, tokens=10))
+    worker.add(row("mid", DEFAULT, prompt=20, tokens=40))
+    act_until(worker, lambda: worker.counters.batch == 2 and worker.counters.steps > 3)
+    worker.add(row("high", HIGH, prompt=1, tokens=4))
+    act_until(worker, lambda: worker.counters.pauses == 1)
+    worker.add(row("too-long-now", HIGH, prompt=5, tokens=60))
+    act_until(worker, lambda: "too-long-now" in engine.states)
+    assert "mid" not in engine.states, "they do not fit together"
+    assert engine.let_go == []
+    act_until(worker, lambda: not engine.states["bulk"].suspended)
+
+
+def test_the_prompt_that_is_still_read_counts_beside_its_row() -> None:
+    engine = Suspending()
+    worker = decoding(engine, limit=2035)
+    worker.add(row("reading", DEFAULT, prompt=1000, tokens=10))
+    worker.act()
+    worker.add(row("high", HIGH, prompt=10, tokens=10))
+    act_until(worker, lambda: "high" in engine.states)
+    assert engine.states["reading"].unread == 0
+
+
+def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
+    class Traced(FakeEngine):
+        def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+            self.steps += 1
+            self.changes += self.steps == 4
+            return super().step(depths)
+
+        steps = 0
+
+    told: list[bool] = []
+
+    class Listening(FixedPolicy):
+        def observe(self, report: StepReport) -> None:
+            told.append(report.seconds is not None)
+
+    worker = decoding(Traced(), limit=1000, pacing=Pacing(Listening(0), 0))
+    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
+    act_until(worker, lambda: len(told) == 8)
+    assert told == [False, True, True, False, False, True, True, True]
+
+
+class Asked(FixedPolicy):
+    """Drafts nothing, or in its fourth decision alone; keeps what it is asked."""
+
+    def __init__(self, *, flips: bool = False) -> None:
+        super().__init__(0)
+        self.asked: list[tuple[int, int, bool]] = []
+        self._flips = flips
+
+    def choose(
+        self,
+        rows: Sequence[RowView],
+        slots: int | None = None,
+        coming: int = 0,
+        *,
+        reading: bool = False,
+    ) -> Decision:
+        self.asked.append((len(rows), coming, reading))
+        if self._flips and len(self.asked) == 4:
+            return Decision(1, {"a": 1}, "as told")
+        return super().choose(rows, slots, coming, reading=reading)
+
+
+def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
+    policy, engine = Asked(), FakeEngine(max_rows=3)
+    worker = decoding(engine, limit=10_000, pacing=Pacing(policy, 0))
+    for name in "abcd":
+        worker.add(row(name, DEFAULT, prompt=3, tokens=20))
+    act_until(worker, lambda: worker.counters.steps == 5)
+    expected = [(rows, coming, False) for rows, coming in ((1, 2), (2, 1), (3, 0), (3, 0), (3, 0))]
+    assert policy.asked == expected, "and the fourth has no place yet"
+
+
+def test_the_policy_is_told_that_a_prompt_is_being_read() -> None:
+    policy = Asked()
+    pacing = Pacing(policy, 0)
+    worker = decoding(FakeEngine(max_rows=2), limit=10_000, pacing=pacing, chunks=ChunkSize(8))
+    worker.add(row("a", DEFAULT, prompt=3, tokens=20))
+    worker.add(row("b", DEFAULT, prompt=20, tokens=20))
+    act_until(worker, lambda: len(policy.asked) == 6)
+    reading = [asked for _, _, asked in policy.asked]
+    assert not reading[0]
+    assert any(reading)
+    assert not reading[-1]
+
+
+def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
+    class Pace(ChunkSize):
+        def stepped(self, seconds: float | None, depth: int = 0) -> None:
+            told.append(seconds is not None)
+
+    told: list[bool] = []
+    pacing = Pacing(Asked(flips=True), 1)
+    worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, chunks=Pace(8))
+    worker.add(row("a", DEFAULT, prompt=1, tokens=20))
+    act_until(worker, lambda: len(told) == 8)
+    assert told == [False, True, True, False, False, True, True, True]

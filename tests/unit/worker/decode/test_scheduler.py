@@ -1,0 +1,360 @@
+"""The scheduler: who waits for whom, for any order of arrivals, ends and cancellations."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
+from omlx_worker.decode.scheduler import (
+    Action,
+    Decode,
+    Evict,
+    Idle,
+    Pause,
+    Prefill,
+    Resume,
+    Scheduler,
+)
+from omlx_worker.engine.interface import Row, Sampling
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rows:
+    """A scheduler of rows that take a byte each, in the batch as well as paused."""
+
+    def __init__(
+        self,
+        max_rows: int = 4,
+        chunk: int = 8,
+        memory: int = 100,
+        patience: float = 30.0,
+    ) -> None:
+        self.clock = Clock()
+        budget = MemoryBudget(memory, 0, len)
+        chunks = ChunkSize(chunk)
+        self.scheduler = Scheduler(max_rows, chunks, budget, patience=patience, clock=self.clock)
+        self.rows: dict[str, DecodeRow] = {}
+
+    @classmethod
+    def filled(cls, *levels: int, patience: float = 30.0) -> Rows:
+        """A full batch of decoding rows, ``row-0`` and so on, of these levels."""
+        rows = cls(len(levels), patience=patience)
+        for place, level in enumerate(levels):
+            rows.add(f"row-{place}", 1, level)
+        while len(rows.scheduler.decoding) < len(levels):
+            rows.drive()
+        rows.drive()
+        return rows
+
+    def add(self, name: str, tokens: int, level: int = DEFAULT) -> None:
+        row = DecodeRow(Row(name, [0] * tokens, 100, Sampling()), level)
+        self.rows[name] = row
+        self.scheduler.add(row)
+
+    def remove(self, name: str) -> None:
+        self.scheduler.remove(self.rows[name])
+
+    def drive(self, *, keeps: bool = True) -> Action:
+        action = self.scheduler.next()
+        if isinstance(action, Prefill):
+            self.scheduler.read(action.row, action.row.left - action.tokens)
+        elif isinstance(action, Pause):
+            self.scheduler.paused(action.row, 1 if keeps else None)
+        return action
+
+    def told(self, steps: int = 1, *, keeps: bool = True) -> list[str]:
+        """The next actions in words."""
+        return [words(self.drive(keeps=keeps)) for _ in range(steps)]
+
+
+def words(action: Action) -> str:
+    match action:
+        case Prefill(row, tokens, joins):
+            return f"read {tokens} of {row.row_id}{' which joins' if joins else ''}"
+        case Pause(row) | Resume(row) | Evict(row):
+            return f"{type(action).__name__.lower()} {row.row_id}"
+    return type(action).__name__.lower()
+
+
+def test_without_rows_there_is_nothing_to_do() -> None:
+    assert Rows().told() == ["idle"]
+
+
+def test_a_prompt_is_read_in_chunks_and_then_decodes() -> None:
+    rows = Rows()
+    rows.add("a", 20)
+    assert rows.told(4) == ["read 8 of a which joins", "read 8 of a", "read 4 of a", "decode"]
+
+
+def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None:
+    rows = Rows()
+    for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
+        rows.add(name, tokens)
+    coming = [rows.scheduler.coming for _ in range(12) if rows.told() == ["decode"]]
+    assert coming == [3, 2, 0, 2, 1, 0], "nobody while two pieces of a prompt are left, or no place"
+
+
+def test_a_prompt_is_being_read_from_its_first_piece_to_its_last() -> None:
+    rows = Rows(2)
+    rows.add("short", 1)
+    rows.add("long", 20)
+    assert not rows.scheduler.reading
+    seen = [rows.scheduler.reading for _ in range(9) if rows.told() == ["decode"]]
+    assert seen[0] is False
+    assert seen.count(True) == 2
+    assert seen[-1] is False
+
+
+def test_a_running_row_waits_for_one_chunk_at_most() -> None:
+    rows = Rows()
+    rows.add("a", 1)
+    rows.drive()
+    rows.add("b", 24)
+    kinds = [type(rows.drive()) for _ in range(6)]
+    assert kinds == [Decode, Prefill, Decode, Prefill, Decode, Prefill]
+
+
+def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
+    rows = Rows(1, chunk=100)
+    for name, level in (("bulk", BULK), ("first", DEFAULT), ("second", DEFAULT), ("high", HIGH)):
+        rows.add(name, 1, level)
+    order = []
+    while isinstance(action := rows.drive(), Prefill):
+        order.append(action.row.row_id)
+        rows.scheduler.remove(action.row)
+    assert order == ["high", "first", "second", "bulk"]
+
+
+def test_a_half_read_prompt_keeps_its_place_when_a_better_one_arrives() -> None:
+    rows = Rows(1)
+    rows.add("slow", 16, DEFAULT)
+    rows.drive()
+    rows.add("high", 8, HIGH)
+    assert rows.told(2) == ["read 8 of slow", "decode"]
+
+
+def test_a_row_that_is_not_in_the_batch_can_be_removed() -> None:
+    rows = Rows(1)
+    rows.scheduler.remove(DecodeRow(Row("nobody", [0], 1, Sampling())))
+    rows.add("waiting", 3)
+    rows.remove("waiting")
+    assert rows.told() == ["idle"]
+
+
+def test_a_row_of_the_best_level_takes_the_place_of_the_youngest_bulk_row() -> None:
+    rows = Rows.filled(BULK, BULK, DEFAULT)
+    rows.add("high", 4, HIGH)
+    assert rows.told(3) == ["pause row-1", "read 4 of high which joins", "decode"]
+    assert {row.row_id for row in rows.scheduler.decoding} == {"row-0", "row-2", "high"}
+    rows.remove("high")
+    assert rows.told(2) == ["resume row-1", "decode"]
+
+
+def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> None:
+    rows = Rows.filled(BULK, BULK, patience=30)
+    rows.clock.now = 31
+    rows.add("high", 1, HIGH)
+    assert rows.told(2) == ["pause row-1", "read 1 of high which joins"]
+    rows.clock.now = 31 + 30
+    rows.remove("high")
+    assert rows.told(2) == ["decode", "resume row-1"]
+
+
+def test_a_paused_row_whose_cache_is_lost_reads_its_tokens_again() -> None:
+    rows = Rows.filled(BULK)
+    rows.add("high", 1, HIGH)
+    rows.rows["row-0"].tokens += [7] * 10
+    assert rows.told(keeps=False) == ["pause row-0"]
+    rows.drive()
+    rows.remove("high")
+    assert rows.told(2) == ["read 8 of row-0 which joins", "read 3 of row-0"]
+
+
+def test_only_bulk_rows_make_place_and_only_for_the_best_level() -> None:
+    rows = Rows.filled(DEFAULT, HIGH)
+    rows.add("high", 1, HIGH)
+    assert rows.told() == ["decode"]
+    rows = Rows.filled(BULK)
+    rows.add("default", 1, DEFAULT)
+    assert rows.told() == ["decode"]
+
+
+def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> None:
+    rows = Rows.filled(DEFAULT, patience=30)
+    rows.add("bulk", 1, BULK)
+    rows.clock.now = 30
+    rows.add("high", 1, HIGH)
+    rows.drive()
+    rows.remove("row-0")
+    assert rows.told(4) == ["read 1 of bulk which joins", "decode", "decode", "decode"]
+
+
+def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_patience() -> None:
+    rows = Rows.filled(HIGH, patience=30)
+    rows.add("bulk", 1, BULK)
+    running = "row-0"
+    for arrival in range(100):
+        rows.clock.now += 1
+        rows.add(f"high-{arrival}", 1, HIGH)
+        rows.remove(running)
+        action = rows.drive()
+        rows.drive()
+        assert isinstance(action, Prefill)
+        running = action.row.row_id
+        if running == "bulk":
+            break
+    assert rows.clock.now == 30
+
+
+def test_rows_that_do_not_fit_together_wait_however_many_places_are_free() -> None:
+    rows = Rows(8, memory=2)
+    for name in "abc":
+        rows.add(name, 1)
+    assert [words for words in rows.told(8) if words.startswith("read")] == [
+        "read 1 of a which joins",
+        "read 1 of b which joins",
+    ]
+    rows.remove("a")
+    assert rows.told() == ["read 1 of c which joins"]
+
+
+def test_a_paused_rows_cache_goes_only_where_it_is_in_the_way() -> None:
+    rows = Rows(2, memory=3)
+    for name in ("a", "b"):
+        rows.add(name, 1, BULK)
+    rows.told(4)
+    rows.add("first", 1, HIGH)
+    assert rows.told(2) == ["pause b", "read 1 of first which joins"]
+    rows.add("second", 1, HIGH)
+    assert rows.told(4) == ["decode", "pause a", "evict b", "read 1 of second which joins"]
+    rows.remove("first")
+    rows.remove("second")
+    assert rows.told(3) == ["resume a", "read 1 of b which joins", "decode"]
+
+
+class _Model:
+    """What must hold of a scheduler, whatever happens to its rows.
+
+    A row in the batch takes a byte, and so does the cache of a paused one.
+    """
+
+    def __init__(self, max_rows: int, chunk: int, memory: int) -> None:
+        self.clock = Clock()
+        self.max_rows, self.memory, self.chunk = max_rows, memory, chunk
+        budget = MemoryBudget(memory, 0, len)
+        chunks = ChunkSize(chunk)
+        self.scheduler = Scheduler(max_rows, chunks, budget, patience=50, clock=self.clock)
+        self.rows: dict[str, DecodeRow] = {}
+        self.batch: set[DecodeRow] = set()
+        self.paused: set[DecodeRow] = set()
+        self.added = 0
+        self.chunks_since_decode = 0
+
+    def add(self, tokens: int, level: int) -> None:
+        name = f"row-{self.added}"
+        self.added += 1
+        self.rows[name] = DecodeRow(Row(name, [0] * tokens, 100, Sampling()), level)
+        self.scheduler.add(self.rows[name])
+
+    def remove(self, name: str) -> None:
+        if row := self.rows.pop(name, None):
+            self.scheduler.remove(row)
+            self.batch.discard(row)
+            self.paused.discard(row)
+
+    @property
+    def decoding(self) -> set[DecodeRow]:
+        return {row for row in self.batch if not row.left}
+
+    def act(self, keeps: bool) -> bool:
+        self.clock.now += 1
+        decoding = self.decoding
+        action = self.scheduler.next()
+        match action:
+            case Prefill(row, tokens, joins):
+                assert 0 < tokens <= min(self.chunk, row.left)
+                assert joins == (row not in self.batch)
+                self.batch.add(row)
+                self.scheduler.read(row, row.left - tokens)
+                self.chunks_since_decode += bool(decoding)
+                assert self.chunks_since_decode <= 1, "a running row waits for one chunk at most"
+            case Pause(row):
+                assert row in decoding
+                assert row.level == BULK
+                assert any(r.level == HIGH for r in set(self.rows.values()) - self.batch)
+                self.batch.remove(row)
+                if keeps:
+                    self.paused.add(row)
+                self.scheduler.paused(row, 1 if keeps else None)
+            case Resume(row):
+                assert row in self.paused
+                self.paused.remove(row)
+                self.batch.add(row)
+            case Evict(row):
+                assert row in self.paused
+                assert len(self.batch) + 1 + len(self.paused) > self.memory, "it is in the way"
+                assert row.left == row.length
+                self.paused.remove(row)
+            case Decode():
+                assert decoding
+                self.chunks_since_decode = 0
+            case Idle():
+                assert not self.rows
+        if isinstance(action, Prefill | Resume) and len(self.batch) > 1:
+            assert len(self.batch) <= self.memory
+        if isinstance(action, Resume) or (isinstance(action, Prefill) and action.joins):
+            assert len(self.batch) == 1 or len(self.batch) + len(self.paused) <= self.memory
+        assert self.scheduler.joined == len(self.batch) <= self.max_rows
+        assert set(self.scheduler.decoding) == self.decoding
+        assert {row for row in self.scheduler.rows if row.stage is Stage.PAUSED} == self.paused
+        assert self.scheduler.waiting == len(self.rows) - len(self.batch)
+        if not self.decoding:
+            self.chunks_since_decode = 0
+        return not isinstance(action, Idle)
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 20), st.sampled_from((BULK, BULK, HIGH, DEFAULT))),
+        st.tuples(st.just("act"), st.integers(0, 1), st.integers(1, 20)),
+        st.tuples(st.just("remove"), st.integers(0, 30), st.just(0)),
+    ),
+    max_size=150,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    max_rows=st.integers(1, 5), chunk=st.integers(1, 16), memory=st.integers(1, 5), script=events
+)
+def test_no_order_of_events_overfills_the_batch_stalls_rows_or_forgets_one(
+    max_rows: int, chunk: int, memory: int, script: list[tuple[str, int, int]]
+) -> None:
+    model = _Model(max_rows, chunk, memory)
+    for kind, number, level in script:
+        match kind:
+            case "add":
+                model.add(number, level)
+            case "act":
+                for _ in range(level):
+                    model.act(keeps=bool(number))
+            case _:
+                model.remove(f"row-{number}")
+    # Whatever happened, all rows get their turn once those before them have left.
+    for _ in range(5000):
+        if not model.act(keeps=True):
+            break
+        for row in list(model.decoding):
+            model.remove(row.row_id)
+    assert not model.rows

@@ -1,0 +1,238 @@
+"""The decode thread by itself: what it tells the traffic thread, without any Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.decode.thread import DecodeThread, EngineBroken
+from omlx_worker.job import ActiveJob
+from omlx_worker.messages import (
+    Admit,
+    Cancel,
+    Close,
+    Crashed,
+    Drain,
+    Ended,
+    Failed,
+    GivenBack,
+    Lost,
+    Stepped,
+    Stop,
+    Stopped,
+)
+from omlx_worker.queue.claim import ClaimedJob
+from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
+
+
+class Bench:
+    """A decode thread and its mailboxes."""
+
+    def __init__(self, **engine: Any) -> None:
+        self.engine = FakeEngine(**engine)
+        self.traffic: SimpleQueue[Any] = SimpleQueue()
+        self.main: SimpleQueue[Any] = SimpleQueue()
+        self.service = DecodeThread(lambda: self.engine, self.traffic, self.main, prefill_chunk=8)
+        self.jobs: dict[str, ActiveJob] = {}
+
+    def admit(
+        self, job_id: str, prompt: str = "hello", queue: str = "default", **fields: Any
+    ) -> ActiveJob:
+        request = GenerationRequest(model="m", prompt=prompt, seed=1, **fields)
+        claim = ClaimedJob(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
+        rows = self.engine.prepare(request, job_id)
+        job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
+        self.service.submit(Admit(job))
+        return job
+
+    def read(self) -> Any:
+        return self.traffic.get(timeout=5)
+
+    def until(self, kind: type, job_id: str | None = None) -> Any:
+        """Read on to a message of a kind, folding emissions into their jobs."""
+        while True:
+            message = self.read()
+            if isinstance(message, Stepped):
+                for emission in message.emissions:
+                    self.jobs[emission.row_id.partition(":")[0]].feed(emission)
+            if isinstance(message, kind) and job_id in (
+                None,
+                getattr(message, "claim", None) and message.claim.id,
+            ):
+                return message
+
+    def run_out(self) -> list[Any]:
+        self.service.submit(Stop())
+        messages = []
+        while not isinstance(message := self.read(), Close):
+            messages.append(message)
+        assert self.service.join(5)
+        return messages
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench(step_seconds=0.002)
+    made.service.start()
+    yield made
+    made.service.submit(Stop())
+    assert made.service.join(5)
+
+
+def test_a_job_is_announced_before_anything_about_it(bench: Bench) -> None:
+    job = bench.admit("a")
+    assert bench.read() == Admit(job)
+    assert isinstance(bench.read(), Stepped)
+
+
+def test_rows_that_join_and_leave_at_different_times_come_out_whole(bench: Bench) -> None:
+    jobs = [
+        bench.admit(f"j{i}", prompt="p" * (1 + 7 * i), max_completion_tokens=5 + i)
+        for i in range(8)
+    ]
+    while not all(job.finished for job in jobs):
+        bench.until(Stepped)
+    for job in jobs:
+        assert (job.choices[0].tokens, job.choices[0].text) == expected(job.rows[0].request)
+    assert bench.service.counters.tokens == sum(job.tokens for job in jobs)
+    assert 1 < bench.service.counters.mean_batch <= 8
+
+
+def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
+    def fail() -> FakeEngine:
+        raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        DecodeThread(fail, SimpleQueue(), SimpleQueue()).start()
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
+def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
+    limit: int | None, kept: int
+) -> None:
+    engine = FakeEngine()
+    service = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+
+    service.start()
+    service.submit(Stop())
+
+    assert service.join(5)
+    assert engine.kept_within == service.budget.limit == kept
+
+
+def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
+    job = bench.admit("a", max_completion_tokens=5000)
+    other = bench.admit("b", max_completion_tokens=5000)
+    bench.until(Stepped)
+    bench.service.submit(Cancel(job.claim, Stopped("enough")))
+    assert bench.until(Ended) == Ended(job.claim, Stopped("enough"))
+    for _ in range(5):
+        message = bench.read()
+        assert {emission.row_id for emission in message.emissions} == {other.rows[0].row_id}
+    assert set(bench.engine.states) == {"b:0"}
+
+
+def test_cancelling_a_job_of_an_earlier_claim_does_nothing(bench: Bench) -> None:
+    job = bench.admit("a", max_completion_tokens=30)
+    earlier = ClaimedJob("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
+    bench.service.submit(Cancel(earlier, Lost()))
+    while not job.finished:
+        assert not isinstance(bench.until(Stepped), Ended)
+
+
+def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
+    first = bench.admit("a", max_completion_tokens=5000)
+    bench.until(Stepped)
+    second = bench.admit("a", max_completion_tokens=5)
+    assert bench.until(Ended) == Ended(first.claim, Lost())
+    assert bench.read() == Admit(second)
+    while not second.finished:
+        bench.until(Stepped)
+
+
+def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
+    bench = Bench(max_rows=2, step_seconds=0.002)
+    bench.service.start()
+    jobs = [bench.admit(f"j{i}", max_completion_tokens=20) for i in range(4)]
+    bench.until(Stepped)
+    bench.until(Stepped)
+    bench.service.submit(Drain())
+    given_back = [bench.until(Ended), bench.until(Ended)]
+    assert given_back == [Ended(job.claim, GivenBack()) for job in jobs[2:]]
+    while not (jobs[0].finished and jobs[1].finished):
+        bench.until(Stepped)
+    assert bench.run_out() == []
+
+
+def test_stopping_gives_everything_back() -> None:
+    bench = Bench(max_rows=2, step_seconds=0.002)
+    bench.service.start()
+    jobs = [bench.admit(f"j{i}", max_completion_tokens=5000) for i in range(4)]
+    bench.until(Stepped)
+    ended = [message for message in bench.run_out() if isinstance(message, Ended)]
+    assert ended == [Ended(job.claim, GivenBack()) for job in jobs]
+    assert bench.engine.states == {}
+
+
+def test_higher_queues_go_first() -> None:
+    bench = Bench(max_rows=1)
+    jobs = [bench.admit("b", queue="bulk"), bench.admit("d"), bench.admit("h", queue="high")]
+    bench.service.start()
+    order: list[str] = []
+    while not all(job.finished for job in jobs):
+        emissions = bench.until(Stepped).emissions
+        order += [emission.row_id for emission in emissions if emission.finish_reason]
+    assert order == ["h:0", "d:0", "b:0"]
+    bench.run_out()
+
+
+def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
+    good = bench.admit("good", max_completion_tokens=40)
+    bad = bench.admit("bad", prompt=BREAKS_PREFILL)
+    ended = bench.until(Ended)
+    assert ended.claim is bad.claim
+    assert ended.reason == Failed("the engine failed on this job: RuntimeError: out of memory")
+    while not good.finished:
+        bench.until(Stepped)
+    assert bench.engine.states == {}
+
+
+def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
+    bench = Bench(max_rows=2)
+    hit, bad, waiting = (
+        bench.admit("hit", "a" * 20),
+        bench.admit("bad", BREAKS_STEP),
+        bench.admit("w"),
+    )
+    bench.service.start()
+    assert {bench.until(Ended).claim.id, bench.until(Ended).claim.id} == {"hit", "bad"}
+    while not waiting.finished:
+        bench.until(Stepped)
+    assert hit.claim.id == "hit"
+    assert bad.claim.id == "bad"
+    bench.run_out()
+
+
+def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
+    bench = Bench(max_rows=1)
+    jobs = [bench.admit(f"j{i}", BREAKS_STEP) for i in range(5)]
+    bench.service.start()
+    reasons = [bench.until(Ended).reason for _ in jobs]
+    assert [type(reason) for reason in reasons] == [Failed] * 3 + [GivenBack] * 2
+    assert isinstance(bench.main.get(timeout=5), Crashed)
+    assert isinstance(bench.read(), Close)
+    assert bench.service.join(5)
+
+
+def test_the_engine_is_given_up_with_the_reason() -> None:
+    bench = Bench(max_rows=1)
+    for number in range(3):
+        bench.admit(f"j{number}", BREAKS_STEP)
+    bench.service.start()
+    error = bench.main.get(timeout=5).error
+    assert isinstance(error, EngineBroken)
+    assert "the device was lost" in str(error)

@@ -1,0 +1,177 @@
+"""The kernels around the delta rule compute what the layers' operations do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from omlx_worker.engine.kernels import net_inputs, platform
+from omlx_worker.engine.kernels.delta_rule import Inputs, gates
+from omlx_worker.engine.models.layers import _committed_conv, _convolved
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from tests.helpers.decoding import Loaded
+from tests.unit.worker.engine.kernels import lanes
+from tests.unit.worker.engine.kernels.lanes import needs_compiler
+
+SLOTS = 3
+
+on_gpu = pytest.mark.skipif(platform.backend() != "cuda", reason="no CUDA")
+
+
+@pytest.fixture
+def net(qwen: Loaded) -> Any:
+    """A gated delta net of a tiny model."""
+    return qwen.network.layers[0].linear_attn
+
+
+def projections(net: Any, width: int, seed: int = 0) -> mx.array:
+    total = net.conv_dim + net.value_dim + 2 * net.num_v_heads
+    return mx.random.normal((SLOTS, width, total), key=mx.random.key(seed))
+
+
+def case(net: Any, width: int, depth: int) -> tuple[mx.array, mx.array, mx.array | None, mx.array]:
+    """Projections, committed conv inputs, the last window's projections, and drafts accepted."""
+    conv = mx.random.normal((SLOTS, net.conv_kernel_size - 1, net.conv_dim), key=mx.random.key(7))
+    past = projections(net, 1 + depth, seed=8) if depth else None
+    accepted = mx.array([min(depth, slot) for slot in range(SLOTS)], mx.int32)
+    return projections(net, width), conv, past, accepted
+
+
+def by_operations(
+    net: Any, projected: mx.array, conv: mx.array, past: mx.array | None, accepted: mx.array
+) -> tuple[Inputs, mx.array]:
+    """What the kernel is to compute, and the conv inputs ``[S, taps + W, channels]``."""
+    cache = RecurrentCache([conv, mx.zeros((1,))])
+    cache.kept = [past[..., : net.conv_dim]] if past is not None else []
+    taps = net.conv_kernel_size - 1
+    before = _committed_conv(cache, accepted, taps)
+    inputs = mx.concatenate([before, projected[..., : net.conv_dim]], axis=1)
+    b, a = mx.split(projected[..., -2 * net.num_v_heads :], 2, axis=-1)
+    return Inputs(*_convolved(net, inputs), *gates(net, a, b)), inputs
+
+
+def constants(net: Any, projected: mx.array, *, commit_first: bool) -> dict[str, int]:
+    total = projected.shape[-1]
+    return {
+        "Dk": net.head_k_dim,
+        "Dv": net.head_v_dim,
+        "Hk": net.num_k_heads,
+        "H": net.num_v_heads,
+        "Taps": net.conv_kernel_size - 1,
+        "Channels": net.conv_dim,
+        "Projected": total,
+        "B": total - 2 * net.num_v_heads,
+        "A": total - net.num_v_heads,
+        "CommitFirst": commit_first,
+    }
+
+
+@needs_compiler
+@pytest.mark.parametrize("commit_first", [True, False])
+@pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2), (7, 0)])
+def test_a_lane_convolves_normalises_and_gates_as_the_operations_do(
+    net: Any, width: int, depth: int, commit_first: bool, tmp_path: Path
+) -> None:
+    projected, conv, past, accepted = case(net, width, depth)
+    given = {
+        "projected": projected,
+        "conv": conv,
+        "kernel": net.conv1d.weight,
+        "A_log": net.A_log,
+        "dt_bias": net.dt_bias,
+    }
+    if past is not None:
+        given |= {"past": past, "accepted": accepted}
+    wanted, inputs = by_operations(net, projected, conv, past, accepted)
+
+    *got, conv_out = lanes.run(
+        net_inputs.body(replays=past is not None),
+        given,
+        dict(zip(net_inputs.OUTPUTS, [*(part.shape for part in wanted), conv.shape], strict=True)),
+        constants(net, projected, commit_first=commit_first),
+        rows=2 * net.num_k_heads + net.num_v_heads,
+        vectors=SLOTS * width,
+        folder=tmp_path,
+    )
+
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert np.allclose(mine, np.array(theirs), 1e-4, 1e-5)
+    end = 1 if commit_first else width
+    assert np.array_equal(conv_out, np.array(inputs[:, end : end + conv.shape[1]]))
+
+
+@needs_compiler
+def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
+    net: Any, tmp_path: Path
+) -> None:
+    width, heads, dv = 2, net.num_v_heads, net.head_v_dim
+    projected = projections(net, width)
+    outputs = mx.random.normal((SLOTS, width, heads, dv), key=mx.random.key(3))
+    gate = projected[..., net.conv_dim : net.conv_dim + net.value_dim].reshape(outputs.shape)
+
+    (mixed,) = lanes.run(
+        net_inputs.gated_norm_body(net.norm.eps),
+        {
+            "outputs": outputs,
+            "projected": projected,
+            "weight": net.norm.weight,
+        },
+        {"mixed": (SLOTS, width, heads * dv)},
+        {"H": heads, "Dv": dv, "Projected": projected.shape[-1], "Gate": net.conv_dim},
+        rows=heads,
+        vectors=SLOTS * width,
+        folder=tmp_path,
+    )
+
+    wanted = net.norm(outputs, gate).reshape(mixed.shape)
+    assert np.allclose(mixed, np.array(wanted), 1e-4, 1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2)])
+def test_the_kernels_compute_what_the_operations_do(
+    width: int, depth: int, dtype: mx.Dtype
+) -> None:
+    net = wide_net(dtype)
+    projected, conv, past, accepted = (
+        None if part is None else part if part.dtype == mx.int32 else part.astype(dtype)
+        for part in case(net, width, depth)
+    )
+    assert projected is not None
+    assert conv is not None
+    assert accepted is not None
+
+    got, conv_out = net_inputs.prepare(net, projected, conv, past, accepted, commit_first=True)
+    mixed = net_inputs.gated_norm(net, got.values, projected)
+
+    wanted, inputs = by_operations(net, projected, conv, past, accepted)
+    gate = projected[..., net.conv_dim : net.conv_dim + net.value_dim].reshape(got.values.shape)
+    tolerance = 1e-4 if dtype == mx.float32 else 2e-2
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mx.allclose(mine, theirs, tolerance, tolerance).item()
+    assert mx.array_equal(conv_out, inputs[:, 1 : 1 + conv.shape[1]]).item()
+    by_module = net.norm(wanted.values, gate).reshape(mixed.shape)
+    assert mx.allclose(mixed, by_module, tolerance, tolerance).item()
+
+
+def wide_net(dtype: mx.Dtype) -> Any:
+    """A gated delta net with heads of the sizes that published models have."""
+    from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
+
+    mx.random.seed(0)
+    args = TextModelArgs(
+        hidden_size=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
+    net = GatedDeltaNet(args)
+    net.set_dtype(dtype)
+    return net

@@ -1,0 +1,82 @@
+"""Loaded models compute what transformers' PyTorch models of the same checkpoints compute."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.attention_cache import Window
+from tests.helpers.decoding import Loaded, row, run
+
+pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")
+from tests.unit.worker.engine.models.references import FAMILIES, Reference, build
+
+TOLERANCE = 5e-4
+"""Of logits that spread over several units, in float32."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Reference:
+    fused_head = request.param == "mixture with a vision tower"
+    return build(request.param, tmp_path_factory.mktemp("reference"), fused_head=fused_head)
+
+
+@pytest.fixture(scope="module")
+def loaded(reference: Reference) -> Loaded:
+    return Loaded.at(reference.path)
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(256), k=length)
+
+
+def assert_close(ours: mx.array, theirs: np.ndarray) -> None:
+    np.testing.assert_allclose(np.array(ours), theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_the_backbones_logits_are_transformers_own(reference: Reference, loaded: Loaded) -> None:
+    text = tokens(70)
+
+    assert_close(loaded.network(mx.array([text]))[0], reference.logits(text))
+
+
+@pytest.mark.parametrize("takes_normed", [True, False])
+def test_the_heads_logits_are_those_of_its_definition_one_and_two_deep(
+    reference: Reference,
+    loaded: Loaded,
+    takes_normed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(loaded.network.mtp), "takes_normed", takes_normed)
+    text = tokens(70)
+    ids = mx.array([text])
+    model = as_ragged(loaded.network)
+    assert model is not None
+    caches = model.new_caches(1, 256)
+    start = mx.array([0])
+
+    window = Window.at(start, start, 69, ((1, 256),))
+    hidden = model.forward(ids[:, :-1], caches, window, start)
+    assert_close(model.logits(hidden)[0], reference.logits(text)[:-1])
+    once = model.draft(ids[:, 1:], hidden, caches, window)
+    assert_close(model.logits(once)[0], reference.drafts(text, 1, takes_normed=takes_normed))
+    window = Window.at(start, start, 68, ((1, 256),))
+    twice = model.draft(ids[:, 2:], once[:, :-1], model.new_caches(1, 256), window)
+    assert_close(model.logits(twice)[0], reference.drafts(text, 2, takes_normed=takes_normed))
+
+
+def test_the_ragged_batch_decodes_what_transformers_generates(
+    reference: Reference, loaded: Loaded
+) -> None:
+    prompts = {str(length): tokens(length, seed=length) for length in (1, 40)}
+    wanted = {name: reference.greedy(prompt, 24) for name, prompt in prompts.items()}
+
+    got = run(loaded.decoder(depth=2), [row(name, prompt, 24) for name, prompt in prompts.items()])
+
+    assert got == wanted

@@ -1,0 +1,199 @@
+"""The ragged batch decodes what mlx-lm decodes, whoever joins and leaves meanwhile."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.ragged.attention_cache import TAIL
+from omlx_worker.engine.ragged.layout import MIN_CAPACITY, Layout
+from omlx_worker.engine.ragged.seats import SHRINK_AFTER
+from tests.helpers.decoding import Loaded, row, run, small_classes
+
+
+def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
+    """Random prompts of different lengths, a one-token prompt among them."""
+    rng = random.Random(seed)
+    lengths = [1, *(rng.randint(2, longest) for _ in range(count - 1))]
+    rng.shuffle(lengths)
+    return [[rng.randrange(256) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(qwen: Loaded, rows: int) -> None:
+    given = prompts(rows, seed=rows)
+    wanted = {str(i): qwen.greedy(prompt, 40) for i, prompt in enumerate(given)}
+
+    got = run(
+        qwen.decoder(),
+        [row(str(i), prompt, 40) for i, prompt in enumerate(given)],
+        arrivals={str(i): 7 * i for i in range(rows)},
+    )
+
+    assert got == wanted
+    assert any(len(set(tokens)) > 10 for tokens in wanted.values()), "the reference is trivial"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_the_demo_model_decodes_its_heldout_prompts_as_mlx_lm_does(
+    demo: Loaded, heldout_prompts: list[str], rows: int
+) -> None:
+    given = [demo.tokenizer.encode(text) for text in heldout_prompts[:rows]]
+    wanted = {str(i): demo.greedy(prompt, 48) for i, prompt in enumerate(given)}
+
+    got = run(
+        demo.decoder(),
+        [row(str(i), prompt, 48) for i, prompt in enumerate(given)],
+        arrivals={str(i): 5 * i for i in range(rows)},
+        chunk=64,
+    )
+
+    assert got == wanted
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_stay_exact_when_tails_fold_into_bodies_and_bodies_grow(
+    qwen: Loaded, depth: int
+) -> None:
+    rng = random.Random(5)
+    given = [[rng.randrange(256) for _ in range(length)] for length in (3, MIN_CAPACITY - 20)]
+    tokens = TAIL + 60
+    wanted = {str(i): qwen.greedy(prompt, tokens) for i, prompt in enumerate(given)}
+    decoder = qwen.decoder(depth)
+
+    got = run(decoder, [row(str(i), p, tokens) for i, p in enumerate(given)], chunk=128)
+
+    assert got == wanted
+    assert decoder.batch.slots == 0, "an empty batch keeps no buffers"
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_of_all_lengths_stay_exact_side_by_side(qwen: Loaded, depth: int) -> None:
+    rng = random.Random(6)
+    lengths = {"short": 20, "outgrows": 200, "outgrows later": 120, "long": 700}
+    given = {name: [rng.randrange(256) for _ in range(n)] for name, n in lengths.items()}
+    tokens = TAIL + 120
+    wanted = {name: qwen.greedy(prompt, tokens) for name, prompt in given.items()}
+    decoder = qwen.decoder(depth)
+    layouts: list[Layout] = []
+    step = decoder.step
+
+    def watched() -> Any:
+        sampled = step()
+        if decoder.batch.layout not in layouts:
+            layouts.append(decoder.batch.layout)
+        return sampled
+
+    decoder.step = watched  # type: ignore[method-assign]
+    rows = [row(name, prompt, tokens) for name, prompt in given.items()]
+    with small_classes():
+        got = run(decoder, rows, arrivals={"long": 4}, chunk=128)
+
+    assert got == wanted
+    assert max(map(len, layouts)) == 3, "the rows were never in groups"
+    assert min(map(len, layouts[3:])) == 1, "no row ever outgrew its class"
+
+
+def test_a_row_that_leaves_early_does_not_disturb_the_others(qwen: Loaded) -> None:
+    given = prompts(4, seed=11)
+    wanted = {str(i): qwen.greedy(prompt, 60) for i, prompt in enumerate(given)}
+
+    got = run(
+        qwen.decoder(),
+        [row(str(i), prompt, 60) for i, prompt in enumerate(given)],
+        arrivals={"3": 20},
+        departures={"0": 9, "1": 25},
+    )
+
+    assert got["0"] == wanted["0"][:9]
+    assert got["1"] == wanted["1"][:25]
+    assert (got["2"], got["3"]) == (wanted["2"], wanted["3"])
+
+
+def test_a_batch_that_drains_is_compacted_without_changing_a_token(qwen: Loaded) -> None:
+    given = prompts(8, seed=3)
+    tokens = 3 * SHRINK_AFTER
+    wanted = qwen.greedy(given[5], tokens)
+    decoder = qwen.decoder()
+    sizes: list[int] = [0]
+    step = decoder.step
+
+    def watched() -> Any:
+        sampled = step()
+        if decoder.batch.slots != sizes[-1]:
+            sizes.append(decoder.batch.slots)
+        return sampled
+
+    decoder.step = watched  # type: ignore[method-assign]
+    got = run(
+        decoder,
+        [row(str(i), prompt, tokens if i == 5 else 12) for i, prompt in enumerate(given)],
+    )
+
+    assert got["5"] == wanted
+    assert sizes == [0, 1, 2, 4, 8, 1]
+
+
+def test_a_seeded_row_draws_the_same_tokens_alone_and_in_any_company(qwen: Loaded) -> None:
+    given = prompts(5, seed=2)
+    hot = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=1234)
+    alone = run(qwen.decoder(), [row("x", given[0], 40, hot)])["x"]
+
+    others = [
+        row(str(i), prompt, 30, Sampling(temperature=1.5, seed=i, presence_penalty=0.5))
+        for i, prompt in enumerate(given[1:])
+    ]
+    arrivals = {"x": 9, "2": 20}
+    together = run(qwen.decoder(), [*others, row("x", given[0], 40, hot)], arrivals=arrivals)
+
+    assert together["x"] == alone
+    assert run(qwen.decoder(), [row("x", given[0], 40, Sampling(seed=7))])["x"] != alone
+
+
+def test_joins_and_leaves_within_a_bucket_compile_nothing_new(qwen: Loaded) -> None:
+    decoder = qwen.decoder()
+    given = prompts(40, seed=9, longest=30)
+    rows = [row(str(i), prompt, 10 + i % 7) for i, prompt in enumerate(given)]
+    run(decoder, rows[:4])
+    traces = decoder.batch.traces
+
+    run(decoder, rows[4:], arrivals={r.row_id: 4 * i for i, r in enumerate(rows[4:])})
+
+    # One trace for each bucket of slots that the run went through, however many joined.
+    assert traces <= 3
+    assert decoder.batch.traces <= 4
+
+
+def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = qwen.decoder()
+    for i, prompt in enumerate(prompts(3, seed=4)):
+        decoder.add(row(str(i), prompt, 100))
+        while decoder.prefill(str(i), 64):
+            pass
+    decoder.step()
+    waits = []
+    monkeypatch.setattr(mx, "eval", lambda *_: waits.append("eval"))
+    before = decoder.batch.reads
+
+    for _ in range(20):
+        assert len(decoder.step()) == 3
+
+    assert waits == []
+    assert decoder.batch.reads - before == 20
+
+
+def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) -> None:
+    decoder = qwen.decoder()
+    decoder.add(row("a", [1, 2, 3], 5))
+    decoder.prefill("a", 8)
+
+    sampled = [decoder.step() for _ in range(8)]
+
+    assert [len(part) for part in sampled] == [0, 1, 1, 1, 1, 1, 0, 0]
+    assert decoder.batch.reads == 5

@@ -1,0 +1,234 @@
+"""Whatever joins, leaves, drafts and is rejected, a row's cache is that of the row alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
+
+from omlx_worker.engine.interface import Row
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from tests.helpers.decoding import GREEDY, Loaded, small_classes
+
+LENGTH = 140
+ROWS = 6
+
+length = st.one_of(st.integers(1, 40), st.sampled_from([70, 250, 300]))
+join = st.tuples(st.just("join"), length, st.sampled_from([0, 1, 2, 3, None]))
+suspend = st.tuples(st.just("suspend"), st.integers(0, ROWS - 1))
+resume = st.tuples(st.just("resume"), st.integers(0, ROWS - 1))
+leave = st.tuples(st.just("leave"), st.integers(0, ROWS - 1))
+step = st.tuples(
+    st.just("step"),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    st.integers(1, 8),
+    st.sampled_from([0, 1, 3]),
+)
+check = st.tuples(st.just("check"))
+catch_up = st.tuples(st.just("catch_up"))
+moves = st.lists(
+    st.one_of(join, leave, suspend, resume, resume, step, step, step, check, catch_up),
+    min_size=60,
+    max_size=90,
+)
+
+
+class Driver:
+    """Plays moves on a batch, drafts being right as often as the move says."""
+
+    def __init__(self, loaded: Loaded, seed: int, tokens: int = LENGTH) -> None:
+        self.loaded = loaded
+        self.tokens = tokens
+        self.decoder: RaggedDecoder = loaded.decoder(depth=3, varies=True)
+        self.batch = self.decoder.batch
+        self.rng = random.Random(seed)
+        self.histories: dict[str, list[int]] = {}
+        self.futures: dict[str, list[int]] = {}
+        self.steps = 0
+        self.accepted = 0
+        self.checked = 0
+        self.behind = 0
+        self.groups: set[int] = set()
+
+    def join(self, length: int, depth: int | None) -> None:
+        if len(self.histories) == ROWS:
+            return
+        name = f"{self.steps}-{self.rng.random()}"
+        prompt = [self.rng.randrange(256) for _ in range(length)]
+        self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
+        while self.decoder.prefill(name, 16):
+            pass
+        self.histories[name] = prompt
+        self.futures[name] = self.loaded.greedy(prompt, self.tokens + 8)
+
+    def leave(self, place: int) -> None:
+        if place < len(self.histories):
+            self._drop(list(self.histories)[place])
+
+    def suspend(self, place: int) -> None:
+        if place < len(self.histories):
+            self.decoder.suspend(list(self.histories)[place])
+
+    def resume(self, place: int) -> None:
+        if place < len(self.histories):
+            name = list(self.histories)[place]
+            if self.decoder.suspended_bytes(name):
+                self.decoder.resume(name)
+
+    def _drop(self, name: str) -> None:
+        self.decoder.remove(name)
+        del self.histories[name], self.futures[name]
+
+    def step(self, worth: float, times: int, depth: int) -> None:
+        for _ in range(times):
+            self._land()
+            if not self.histories:
+                return
+            self._forge(worth)
+            assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
+            self.steps += 1
+            self.groups.add(len(self.batch.layout))
+
+    def _land(self) -> None:
+        """Read the step in flight, so that the host knows where every row stands."""
+        flight, self.batch._in_flight = self.batch._in_flight, None
+        for outcome in self.batch._read(flight) if flight else []:
+            emitted = [sampled.token for sampled in outcome.tokens]
+            assert emitted == self.futures[outcome.row_id][: len(emitted)]
+            del self.futures[outcome.row_id][: len(emitted)]
+            self.histories[outcome.row_id] += emitted
+            self.accepted += outcome.accepted
+            if len(self.futures[outcome.row_id]) <= 8:
+                self._drop(outcome.row_id)
+
+    def _forge(self, worth: float) -> None:
+        if "drafts" not in self.batch._buffers.state:
+            return
+        drafts: Any = self.batch._buffers.state["drafts"].tolist()
+        for index, slot in self.batch._seats.taken:
+            future = self.futures[slot.row.row_id]
+            for place in range(len(drafts[index])):
+                right = self.rng.random() < worth
+                drafts[index][place] = (future[place] + (not right)) % 256
+        self.batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
+
+    def catch_up(self) -> None:
+        """Let the head read what it has missed, and hold that, too, against a fresh run."""
+        self._land()
+        if self.batch._seats.taken:
+            self.batch._backlog.catch_up()  # type: ignore[union-attr]
+            behind = self.behind
+            self.check()
+            assert self.behind == behind
+
+    def check(self) -> None:
+        self._land()
+        state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
+        for index, slot in self.batch._seats.taken:
+            history = self.histories[slot.row.row_id]
+            cursor = state["cursors"][index]
+            assert cursor == len(history) - 1
+            self._compare(index, slot.row, history, cursor, state["accepted"][index])
+            self.checked += 1
+
+    def _compare(
+        self, index: int, row: Row, history: list[int], cursor: int, accepted: int
+    ) -> None:
+        """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
+        model = self.decoder._model
+        body = self.batch._seats.at(index).body_length
+        fresh = model.new_prompt_cache()
+        recurrent = model.new_prompt_cache()
+        # Recurrent layers have yet to replay the drafts accepted last.
+        for tokens, caches in (
+            (history[:cursor], fresh),
+            (history[: cursor - accepted], recurrent),
+        ):
+            if tokens:
+                model.prefill(
+                    mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
+                )
+        layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
+        slot = self.batch._seats.at(index)
+        if slot.unread or slot.missed_from is not None:
+            # Drafting is off: the head catches up when it is on again.
+            layers.pop()
+            self.behind += 1
+        for cache, whole, behind in layers:
+            if isinstance(cache, AttentionCache):
+                assert isinstance(whole, KVCache)
+                if not cursor:
+                    continue
+                arrays, place = cache._place(index)
+                for held, tails, wanted in zip(
+                    arrays, cache.tails, whole.keys_and_values(), strict=True
+                ):
+                    got = mx.concatenate(
+                        [held[place, :, :body], tails[index, :, : cursor - body]], axis=1
+                    )
+                    assert mx.allclose(got, wanted[0], rtol=1e-3, atol=1e-3).item()
+            else:
+                assert isinstance(cache, RecurrentCache)
+                if cursor - accepted:
+                    conv, state = behind[0], behind[1]
+                    assert mx.allclose(cache.conv[index], conv[0], rtol=1e-3, atol=1e-3).item()
+                    assert mx.allclose(cache.state[index], state[0], rtol=1e-3, atol=1e-3).item()
+
+
+@settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(script=moves, seed=st.integers(0, 1000))
+def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
+    qwen: Loaded, script: list[tuple[Any, ...]], seed: int
+) -> None:
+    driver = Driver(qwen, seed)
+    with small_classes():
+        driver.join(12, None)
+        driver.join(1, 2)
+        for move, *values in script:
+            getattr(driver, move)(*values)
+        while driver.steps < 200:
+            for length in (270, 50):
+                driver.leave(0)
+                driver.join(length, None)
+            driver.suspend(driver.steps % ROWS)
+            driver.step(0.8, 5, driver.steps // 20 % 3)
+            for place in range(ROWS):
+                driver.resume(place)
+            driver.step(0.8, 5, driver.steps // 20 % 3)
+            driver.check()
+            if driver.steps % 3 == 0:
+                driver.catch_up()
+
+    assert max(driver.groups) > 1
+    assert driver.steps >= 200
+    assert driver.accepted > 50
+    assert driver.checked - driver.behind > 10
+
+
+def test_a_batch_of_one_slot_has_a_state_of_its_own_which_steps_may_overwrite() -> None:
+    prompt = [mx.ones((1, 3, 8)), mx.ones((1, 2, 4, 4))]
+    cache = RecurrentCache([mx.zeros((1, 3, 8)), mx.zeros((1, 2, 4, 4))])
+    mx.eval(prompt, cache.arrays)
+
+    cache.write(0, prompt)
+    mx.eval(cache.arrays)
+
+    assert mx.array_equal(cache.state, prompt[1]).item()
+    assert _address(cache.state) != _address(prompt[1])
+
+
+def _address(array: mx.array) -> int:
+    return int(np.asarray(memoryview(array)).ctypes.data)

@@ -1,0 +1,122 @@
+"""The depth may change from step to step: no text changes with it, and few shapes are met."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.ragged.change_of_depth import fit
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.step import State
+from tests.helpers.decoding import GREEDY, Loaded, row, run
+
+DEEPEST = 3
+SHAPES = 1 + 3 * DEEPEST
+"""No drafts at all; for each depth its first drafts, and a step that judges as many as it makes;
+and for each depth but the deepest a step after a deeper one."""
+
+
+def recurrent(width: int) -> RecurrentCache:
+    """A cache of two slots that keeps inputs of so many positions, each position its number."""
+    positions = mx.broadcast_to(mx.arange(width)[None, :, None], (2, width, 4))
+    kept = [positions, mx.broadcast_to(positions[..., None], (2, width, 4, 2))] if width else []
+    return RecurrentCache([mx.zeros((2, 3, 4)), mx.zeros((2, 1, 4, 4)), *kept])
+
+
+def drafted(depth: int) -> State:
+    drafts = mx.broadcast_to(mx.arange(1, depth + 1, dtype=mx.int32), (2, depth))
+    weights = mx.broadcast_to(mx.arange(1.0, depth + 1)[:, None], (2, depth, 5))
+    made = {"drafts": drafts, "weights": weights} if depth else {}
+    return {"drafted": mx.array([depth, min(depth, 1)], mx.int32), **made}
+
+
+@pytest.mark.parametrize(("made", "asked"), list(itertools.product(range(4), repeat=2)))
+def test_drafts_are_cut_or_padded_and_none_is_judged_that_is_cut(made: int, asked: int) -> None:
+    cache = recurrent(0)
+
+    state = fit(drafted(made), [cache], asked, DEEPEST)
+
+    assert state["drafted"].tolist() == [min(made, asked), min(made, asked, 1)]
+    if not made or not asked:
+        assert "drafts" not in state
+        assert "weights" not in state
+        return
+    padded = [*range(1, made + 1), 0, 0][:asked]
+    assert state["drafts"].tolist() == [padded, padded]
+    assert state["weights"].shape == (2, asked, 5)
+    assert state["weights"][0, :, 0].tolist() == padded
+
+
+@pytest.mark.parametrize(("kept", "asked"), list(itertools.product(range(1, 5), range(4))))
+def test_whatever_may_be_replayed_is_kept_in_one_of_two_widths(kept: int, asked: int) -> None:
+    cache = recurrent(kept)
+
+    fit(drafted(max(asked, 1)), [cache], asked, DEEPEST)
+
+    if kept == 1 and not asked:
+        assert cache.kept == [], "one position alone is committed already"
+        return
+    width = 1 + (asked if kept <= 1 + asked else DEEPEST)
+    assert [array.shape[1] for array in cache.kept] == [width, width]
+    assert cache.kept[0][1, :, 0].tolist() == [*range(kept), *[0] * (width - kept)]
+
+
+def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> None:
+    decoder = qwen.decoder(DEEPEST, varies=True)
+    decoder.add(row("a", [1, 2, 3], 1000))
+    while decoder.prefill("a", 16):
+        pass
+    decoder.step({"a": 0})
+    met = []
+
+    for _ in range(2):
+        for pair in itertools.permutations(range(DEEPEST + 1), 2):
+            for depth in pair:
+                for _ in range(2):
+                    decoder.step({"a": depth})
+        met.append(decoder.batch.traces)
+
+    assert len(decoder.batch.layout) == 1
+    assert decoder.batch.layout[0].capacity == 256, "a larger body is another shape"
+    assert met == [SHAPES, SHAPES]
+
+
+SETTINGS = [
+    pytest.param(GREEDY, id="greedy"),
+    pytest.param(
+        Sampling(temperature=0.8, seed=5, presence_penalty=0.4, repetition_penalty=1.2),
+        id="sampled, penalties",
+    ),
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_texts_are_the_same_whatever_depth_each_row_has_in_each_step(
+    demo: Loaded, heldout_prompts: list[str], sampling: Sampling, seed: int
+) -> None:
+    prompts = [demo.tokenizer.encode(prompt)[:40] for prompt in heldout_prompts[:4]]
+    rows = [Row(str(n), prompt, 60, sampling) for n, prompt in enumerate(prompts)]
+    wanted = run(demo.decoder(), rows)
+    rng, decoder = random.Random(seed), demo.decoder(DEEPEST, varies=True)
+    step, depth, judged = decoder.step, 0, set[int]()
+
+    def changing(_: Mapping[str, int] | None = None) -> Any:
+        nonlocal depth
+        if rng.random() < 0.5:
+            depth = rng.randrange(DEEPEST + 1)
+        own = {r.row_id: rng.choice([depth, rng.randrange(DEEPEST + 1)]) for r in rows}
+        landed = step({name: min(depth, most) for name, most in own.items()})
+        judged.update(outcome.drafted for outcome in landed)
+        return landed
+
+    decoder.step = changing  # type: ignore[method-assign]
+
+    assert run(decoder, rows, arrivals={"1": 3, "2": 9, "3": 20}) == wanted
+    assert judged == {0, 1, 2, 3}

@@ -1,0 +1,145 @@
+"""What a step may cost besides arithmetic: no waits, no whole-cache copies, no recompilation."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.ragged.batch import Batch
+from tests.helpers.decoding import GREEDY, Loaded, row, run
+
+LONG = 9_300
+ROWS = 8
+
+
+def long_batch(loaded: Loaded, depth: int) -> Batch:
+    """A batch whose bodies are large, their contents made up."""
+    model = as_ragged(loaded.network, drafts=depth > 0)
+    assert model is not None
+    batch = Batch(model, depth)
+    rng = random.Random(1)
+    for index in range(ROWS):
+        prompt = [rng.randrange(256) for _ in range(LONG + 1)]
+        caches = model.new_prompt_cache()
+        model.prefill(mx.array(prompt[:4])[None], mx.array(prompt[1:5])[None], caches)
+        arrays = [
+            [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], LONG, part.shape[3])) for part in a]
+            if a[0].ndim == 4 and a[1].ndim == 4 and a[0].shape == a[1].shape
+            else a
+            for a in model.prompt_arrays(caches)
+        ]
+        batch.join(Row(str(index), prompt, 10_000, GREEDY), arrays)
+    return batch
+
+
+def body_bytes(batch: Batch) -> int:
+    caches = [cache for cache in batch._buffers.caches if isinstance(cache, AttentionCache)]
+    return sum(array.nbytes for cache in caches for body in cache.bodies for array in body)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
+    qwen: Loaded, depth: int
+) -> None:
+    batch = long_batch(qwen, depth)
+    for _ in range(4):
+        batch.step()
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    for _ in range(20):
+        batch.step()
+
+    bodies = body_bytes(batch)
+    assert bodies >= 32 * 2**20, "too small to tell"
+    # Scores over the bodies are what a step needs most, a fraction of the bodies themselves.
+    assert mx.get_peak_memory() - before < bodies / 2
+
+
+def test_folding_tails_writes_the_bodies_in_place(qwen: Loaded) -> None:
+    batch = long_batch(qwen, 0)
+    for _ in range(TAIL - 1):
+        batch.step()
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    drains = batch.drains
+
+    for _ in range(4):
+        batch.step()
+
+    assert batch.drains == drains + 1
+    assert mx.get_peak_memory() - before < body_bytes(batch) / 2
+
+
+def test_a_step_evaluates_once_and_reads_once(
+    qwen: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = qwen.decoder(depth=2)
+    for index in range(3):
+        decoder.add(row(str(index), [1 + index, 2, 3], 500, Sampling(0.7, seed=index)))
+        decoder.prefill(str(index), 8)
+    for _ in range(3):
+        decoder.step()
+    calls: list[str] = []
+    submit = mx.async_eval
+
+    def counted(*arrays: object) -> None:
+        calls.append("submit")
+        submit(*arrays)
+
+    monkeypatch.setattr(mx, "async_eval", counted)
+    monkeypatch.setattr(mx, "eval", lambda *_: calls.append("wait"))
+    reads = decoder.batch.reads
+
+    for _ in range(30):
+        decoder.step()
+
+    assert calls == ["submit"] * 30
+    assert decoder.batch.reads - reads == 30
+
+
+def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
+    qwen: Loaded,
+) -> None:
+    decoder = qwen.decoder(depth=2)
+    rng = random.Random(4)
+    rows = [
+        Row(str(i), [rng.randrange(256) for _ in range(5 + i)], 12 + i % 5, GREEDY, depth=i % 3)
+        for i in range(24)
+    ]
+    keeper = row("keeper", [9, 9], 400)
+    run(decoder, [keeper, *rows[:3]], departures={"keeper": 60})
+    traces = decoder.batch.traces
+
+    arrivals = {r.row_id: 6 * i for i, r in enumerate(rows[3:])}
+    run(decoder, [keeper, *rows[3:]], arrivals=arrivals, departures={"keeper": 160})
+
+    # A bucket of slots is traced twice: with the first drafts still to come, and with them.
+    assert decoder.batch.traces <= traces + 2
+
+
+def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
+    qwen: Loaded,
+) -> None:
+    def kept(sampling: Sampling) -> set[str]:
+        decoder = qwen.decoder(depth=2)
+        decoder.add(row("a", [1, 2, 3], 50, sampling))
+        decoder.prefill("a", 8)
+        for _ in range(4):
+            decoder.step()
+        state = decoder.batch._buffers.state
+        return {name for name, array in state.items() if array.shape[-1] == 257}
+
+    assert kept(Sampling(0.8, top_p=0.9)) == set()
+    assert kept(Sampling(0.8, presence_penalty=0.5)) == {"counts"}
+    assert kept(Sampling(0.8, ratio=True)) == {"weights"}
+    assert kept(Sampling(0.0, ratio=True)) == set()

@@ -1,0 +1,299 @@
+"""A row that was suspended, or interrupted and read again, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.ragged.attention_cache import TAIL
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+
+HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+PENALISED = replace(HOT, repetition_penalty=1.3, frequency_penalty=0.2)
+SAMPLINGS = [GREEDY, HOT, PENALISED, replace(GREEDY, presence_penalty=0.6)]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(length)]
+
+
+@dataclass
+class Player:
+    """Plays rows on a decoder and gathers what they yield."""
+
+    decoder: RaggedDecoder
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        self.tokens.setdefault(row.row_id, list(row.generated))
+        self.decoder.add(row)
+        while self.decoder.prefill(row.row_id, 16):
+            pass
+
+    def step(self, depths: Mapping[str, int] | None = None, times: int = 1) -> None:
+        for _ in range(times):
+            for step in self.decoder.step(depths):
+                self.tokens[step.row_id] += [sampled.token for sampled in step.tokens]
+
+    def until(self, name: str, length: int) -> list[int]:
+        while len(self.tokens[name]) < length:
+            self.step()
+        return self.tokens[name][:length]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_an_interrupted_row_goes_on_from_what_it_had_generated(
+    qwen: Loaded, sampling: Sampling, depth: int
+) -> None:
+    whole = row("x", prompt(9), 40, sampling)
+    wanted = run(qwen.decoder(depth), [whole])["x"]
+
+    for length in (1, 17, 39):
+        player = Player(qwen.decoder(depth))
+        player.add(replace(whole, generated=tuple(wanted[:length])))
+        assert player.until("x", 40) == wanted
+
+    assert len(set(wanted)) > 8, "the row is trivial"
+
+
+def test_an_interrupted_row_stops_at_its_limit_counted_from_the_prompt(qwen: Loaded) -> None:
+    player = Player(qwen.decoder())
+    player.add(Row("x", prompt(5), 12, GREEDY, generated=(1, 2, 3, 4)))
+
+    player.step(times=20)
+
+    assert len(player.tokens["x"]) == 12
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_suspended_row_goes_on_where_it_stood(
+    qwen: Loaded, sampling: Sampling, depth: int
+) -> None:
+    rows = [row("x", prompt(9), 90, sampling), row("y", prompt(20, 1), 90, GREEDY)]
+    wanted = run(qwen.decoder(depth), rows)
+    player = Player(qwen.decoder(depth))
+    for each in rows:
+        player.add(each)
+
+    player.step(times=7)
+    assert player.decoder.suspend("x")
+    player.step(times=5)
+    at_rest = len(player.tokens["x"])
+    player.step(times=5)
+    assert len(player.tokens["x"]) == at_rest
+    player.decoder.resume("x")
+
+    assert {name: player.until(name, 90) for name in ("x", "y")} == wanted
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED])
+def test_rows_that_take_turns_in_a_slot_lose_no_accepted_draft(
+    demo: Loaded, heldout_prompts: list[str], sampling: Sampling
+) -> None:
+    rows = [
+        row(name, demo.tokenizer.encode(text), 40, sampling)
+        for name, text in zip("xy", heldout_prompts, strict=False)
+    ]
+    wanted = run(demo.decoder(3), rows)
+    player = Player(demo.decoder(3))
+    for each in rows:
+        player.add(each)
+        player.step(times=2)
+        player.decoder.suspend(each.row_id)
+        player.step()
+
+    while any(len(player.tokens[name]) < 40 for name in wanted):
+        for name in wanted:
+            player.decoder.resume(name)
+            player.step(times=2)
+            player.decoder.suspend(name)
+
+    assert {name: tokens[:40] for name, tokens in player.tokens.items()} == wanted
+
+
+def test_the_only_row_can_be_suspended_and_what_was_under_way_is_still_read(qwen: Loaded) -> None:
+    wanted = run(qwen.decoder(2), [row("x", prompt(9), 60)])["x"]
+    player = Player(qwen.decoder(2))
+    player.add(row("x", prompt(9), 60))
+    player.step(times=4)
+    read = len(player.tokens["x"])
+
+    player.decoder.suspend("x")
+    assert player.decoder.batch.slots == 0
+    player.step()
+
+    assert len(player.tokens["x"]) > read
+    player.step(times=3)
+    player.decoder.resume("x")
+    assert player.until("x", 60) == wanted
+
+
+def test_removing_one_suspended_row_leaves_the_others_tokens_to_be_read(qwen: Loaded) -> None:
+    player = Player(qwen.decoder())
+    for name in ("x", "y"):
+        player.add(row(name, prompt(9), 60))
+    player.step(times=4)
+    for name in ("x", "y"):
+        player.decoder.suspend(name)
+
+    player.decoder.remove("x")
+    before = len(player.tokens["x"]), len(player.tokens["y"])
+    player.step()
+
+    assert (len(player.tokens["x"]), len(player.tokens["y"])) == (before[0], before[1] + 1)
+    assert player.decoder.suspended_bytes("x") == 0
+    with pytest.raises(KeyError):
+        player.decoder.resume("x")
+
+
+def test_a_row_that_is_still_being_read_cannot_be_suspended(qwen: Loaded) -> None:
+    decoder = qwen.decoder()
+    decoder.add(row("x", prompt(40), 60))
+    decoder.prefill("x", 8)
+
+    assert not decoder.suspend("x")
+    assert not decoder.suspend("never there")
+
+
+def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loaded) -> None:
+    player = Player(qwen.decoder())
+    player.add(row("long", prompt(700), 60))
+    player.add(row("short", prompt(20, 1), 60))
+    player.step(times=3)
+    mx.synchronize()
+
+    sizes = {}
+    for name in ("long", "short"):
+        player.decoder.suspend(name)
+        sizes[name] = player.decoder.suspended_bytes(name)
+    del player.decoder.batch._in_flight
+    mx.clear_cache()
+
+    # Two heads of 32 dimensions, keys and values, float32; 1,024 and 256 positions.
+    attention = {"long": 1024 * 512, "short": 256 * 512}
+    assert sizes["long"] - sizes["short"] == attention["long"] - attention["short"]
+    assert sizes["short"] < 2 * attention["short"]
+
+
+def test_suspended_rows_make_room_at_once(qwen: Loaded) -> None:
+    rows = [row(str(index), prompt(9 + index, index), 40) for index in range(8)]
+    wanted = run(qwen.decoder(2), rows)
+    player = Player(qwen.decoder(2))
+    for each in rows:
+        player.add(each)
+    player.step(times=3)
+    batch = player.decoder.batch
+    others = [(0, 49)] * 4
+    alone = batch.bytes_for(others, alone=True)
+    assert batch.bytes_for(others) > alone
+
+    for each in rows[:4]:
+        batch.suspend(each.row_id)
+
+    assert batch.slots == 4
+    assert batch.bytes_for(others) == alone
+    for each in rows[:4]:
+        batch.resume(each.row_id)
+    assert {name: player.until(name, 40) for name in wanted} == wanted
+
+
+suspend = st.tuples(st.just("suspend"), st.integers(0, 3))
+resume = st.tuples(st.just("resume"), st.integers(0, 3))
+join = st.tuples(st.just("join"), st.integers(0, 5))
+leave = st.tuples(st.just("leave"), st.integers(0, 5))
+step = st.tuples(st.just("step"), st.integers(1, 9), st.sampled_from([0, 1, 3]))
+moves = st.lists(
+    st.one_of(step, step, suspend, resume, resume, join, leave), min_size=70, max_size=90
+)
+
+
+class Company(Player):
+    """Rows to hold against their undisturbed runs, and visitors who come and go."""
+
+    def __init__(self, loaded: Loaded, rows: list[Row]) -> None:
+        super().__init__(loaded.decoder(3, varies=True))
+        self.rows = rows
+        self.visitors: list[str] = []
+        self.suspended: set[str] = set()
+        self.suspensions = 0
+        for each in rows:
+            self.add(each)
+
+    def join(self, kind: int) -> None:
+        name = f"visitor {len(self.tokens)}"
+        sampling = [*SAMPLINGS, Sampling(1.0, seed=1, ratio=True), replace(HOT, top_k=9)][kind]
+        self.add(row(name, prompt(1 + 60 * kind, kind), 10_000, sampling))
+        self.visitors.append(name)
+
+    def leave(self, place: int) -> None:
+        if place < len(self.visitors):
+            self.decoder.remove(self.visitors.pop(place))
+
+    def suspend(self, place: int) -> None:
+        name = self.rows[place].row_id
+        if name not in self.suspended and self.decoder.suspend(name):
+            self.suspended.add(name)
+            self.suspensions += 1
+
+    def resume(self, place: int) -> None:
+        name = self.rows[place].row_id
+        if name in self.suspended:
+            self.suspended.discard(name)
+            self.decoder.resume(name)
+
+    def step(self, times: int = 1, depth: int | None = None) -> None:  # type: ignore[override]
+        names = self.tokens if depth is not None else ()
+        super().step(dict.fromkeys(names, depth or 0) or None, times)
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(script=moves)
+def test_rows_end_alike_however_they_are_suspended_and_whoever_comes_and_goes(
+    qwen: Loaded, script: list[tuple[Any, ...]]
+) -> None:
+    length = TAIL + 40
+    rows = [row(str(i), prompt(3 + 50 * i, i), length, s) for i, s in enumerate(SAMPLINGS)]
+    wanted = undisturbed(qwen, rows)
+    with small_classes():
+        company = Company(qwen, rows)
+        for move, *values in script:
+            getattr(company, move)(*values)
+        for lap in range(6):
+            company.join(lap)
+            company.suspend(lap % 4)
+            company.step(3, lap % 3)
+            company.resume(lap % 4)
+        for place in range(len(rows)):
+            company.resume(place)
+        got = {name: company.until(name, length) for name in wanted}
+
+    assert got == wanted
+    assert company.suspensions > 3
+
+
+_UNDISTURBED: dict[int, dict[str, list[int]]] = {}
+
+
+def undisturbed(loaded: Loaded, rows: list[Row]) -> dict[str, list[int]]:
+    key = id(loaded)
+    if key not in _UNDISTURBED:
+        _UNDISTURBED[key] = run(loaded.decoder(), rows)
+    return _UNDISTURBED[key]

@@ -1,0 +1,247 @@
+"""The engine turns decoded tokens into emissions that end where they should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.loader import ModelError, load_engine
+from tests.helpers.checkpoints import write_qwen
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen(tmp_path_factory.mktemp("engine-qwen"))
+
+
+@pytest.fixture
+def engine(path: Path) -> DecodingEngine:
+    return load_engine(str(path), max_rows=8)
+
+
+def generate(engine: DecodingEngine, job: str = "job", **fields: Any) -> list[Emission]:
+    request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
+    open_rows = set()
+    for prepared in engine.prepare(request, job):
+        engine.add(prepared)
+        while engine.prefill(prepared.row_id, 16):
+            pass
+        open_rows.add(prepared.row_id)
+    emissions: list[Emission] = []
+    while open_rows:
+        for emission in engine.step():
+            emissions.append(emission)
+            if emission.finish_reason:
+                open_rows.discard(emission.row_id)
+    return emissions
+
+
+def text_of(emissions: list[Emission]) -> str:
+    return "".join(emission.text for emission in emissions)
+
+
+def test_a_row_ends_at_its_token_limit_and_leaves_the_engine(engine: DecodingEngine) -> None:
+    emissions = generate(engine, prompt="def f", max_tokens=12, ignore_eos=True)
+
+    assert sum(len(emission.tokens) for emission in emissions) == 12
+    assert [emission.finish_reason for emission in emissions[:-1]] == [None] * 11
+    assert emissions[-1].finish_reason == "length"
+    assert engine.step() == []
+
+
+def test_a_stop_string_ends_a_row_one_step_late_without_letting_the_surplus_out(
+    engine: DecodingEngine,
+) -> None:
+    full = generate(engine, prompt="def f", max_tokens=40, ignore_eos=True)
+    whole = text_of(full)
+    stop = whole[10:12]
+    cut = whole.find(stop)
+
+    emissions = generate(engine, prompt="def f", max_tokens=40, ignore_eos=True, stop=stop)
+
+    assert emissions[-1].finish_reason == "stop"
+    assert text_of(emissions) == whole[:cut]
+    assert engine.step() == []
+    assert engine.step() == []
+
+
+def test_a_stop_token_is_not_among_the_rows_tokens(engine: DecodingEngine) -> None:
+    full = generate(engine, prompt="abc", max_tokens=20, ignore_eos=True)
+    tokens = [token for emission in full for token in emission.tokens]
+    stop = tokens[8]
+
+    emissions = generate(engine, prompt="abc", max_tokens=20, stop_token_ids=[stop])
+
+    kept = [token for emission in emissions for token in emission.tokens]
+    assert kept == tokens[: tokens.index(stop)]
+    assert emissions[-1].finish_reason == "stop"
+
+
+def test_choices_of_a_sampled_request_differ(engine: DecodingEngine) -> None:
+    emissions = generate(engine, prompt="abc", max_tokens=12, temperature=1.0, n=3, ignore_eos=True)
+
+    texts = {
+        choice: [t for e in emissions if e.row_id == f"job:{choice}" for t in e.tokens]
+        for choice in range(3)
+    }
+    assert all(len(tokens) == 12 for tokens in texts.values())
+    assert len({tuple(tokens) for tokens in texts.values()}) == 3
+
+
+def test_a_removed_row_emits_nothing_more_and_the_rest_goes_on(engine: DecodingEngine) -> None:
+    request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=9, ignore_eos=True)
+    for job in ("gone", "stays"):
+        [prepared] = engine.prepare(request, job)
+        engine.add(prepared)
+        engine.prefill(prepared.row_id, 16)
+    engine.step()
+    engine.step()
+
+    engine.remove("gone:0")
+    engine.remove("never there")
+    rest = [emission.row_id for _ in range(12) for emission in engine.step()]
+
+    assert set(rest) == {"stays:0"}
+
+
+def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: DecodingEngine) -> None:
+    """The decoded tokens equal those of a plain loop that counts the history by hand."""
+    request = GenerationRequest(
+        model="m",
+        prompt="abcabcaab",
+        temperature=0,
+        max_completion_tokens=24,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        ignore_eos=True,
+    )
+    [prepared] = engine.prepare(request, "job")
+    network = engine._decoder._model._text  # type: ignore[attr-defined]
+    history = list(prepared.prompt)
+    for _ in range(24):
+        logits = network(mx.array([history]))[0, -1].tolist()
+        for token in set(history):
+            value = logits[token]
+            value = value * 1.3 if value < 0 else value / 1.3
+            logits[token] = value - 0.4 - 0.3 * history.count(token)
+        history.append(max(range(len(logits)), key=logits.__getitem__))
+
+    engine.add(prepared)
+    while engine.prefill(prepared.row_id, 4):
+        pass
+    emissions = [emission for _ in range(26) for emission in engine.step()]
+
+    assert [t for e in emissions for t in e.tokens] == history[len(prepared.prompt) :]
+
+
+def resumed(engine: DecodingEngine, generated: list[int], **fields: Any) -> list[Emission]:
+    """What is emitted for a request of which these tokens were there before."""
+    request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
+    [prepared] = engine.prepare(request, "resumed")
+    engine.add(replace(prepared, generated=tuple(generated)))
+    while engine.prefill(prepared.row_id, 16):
+        pass
+    return [emission for _ in range(30) for emission in engine.step()]
+
+
+BIASED = {"prompt": "def f", "max_tokens": 24, "ignore_eos": True, "logprobs": True}
+
+
+@pytest.mark.parametrize("stop", [None, "later"])
+def test_an_interrupted_row_emits_just_what_followed_what_it_had_emitted(
+    engine: DecodingEngine, stop: str | None
+) -> None:
+    whole = generate(engine, **BIASED)
+    if stop:
+        # Held back from its first character on, until its last.
+        stop = text_of(whole)[9:14]
+        whole = generate(engine, **BIASED, stop=stop)
+    held = 0
+
+    for place in range(1, len(whole)):
+        before, after = whole[:place], whole[place:]
+        generated = [token for emission in before for token in emission.tokens]
+        emissions = resumed(engine, generated, **BIASED, stop=stop)
+
+        assert text_of(emissions) == text_of(after)
+        for name in ("tokens", "logprobs"):
+            wanted = [entry for emission in after for entry in getattr(emission, name)]
+            got = [entry for emission in emissions for entry in getattr(emission, name)]
+            if name == "tokens":
+                assert got == wanted
+            assert [getattr(entry, "token_id", entry) for entry in got] == [
+                getattr(entry, "token_id", entry) for entry in wanted
+            ]
+        assert emissions[-1].finish_reason == whole[-1].finish_reason
+        held += before[-1].text == ""
+    assert held or not stop, "nothing was ever held back"
+
+
+@pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])
+def test_an_interrupted_row_that_had_ended_only_says_so(
+    engine: DecodingEngine, stop: bool, reason: str
+) -> None:
+    fields = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True, "logprobs": True}
+    if stop:
+        fields["stop"] = text_of(generate(engine, **fields))[3:5]
+    whole = generate(engine, **fields)
+    generated = [token for emission in whole for token in emission.tokens]
+
+    emissions = resumed(engine, generated, **fields)
+
+    assert emissions == [Emission("resumed:0", [], "", [], reason)]  # type: ignore[arg-type]
+    assert engine.step() == []
+
+
+def test_an_interrupted_row_that_had_ended_can_be_removed_before_it_says_so(
+    engine: DecodingEngine,
+) -> None:
+    request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=2)
+    [prepared] = engine.prepare(request, "job")
+    engine.add(replace(prepared, generated=(1, 2)))
+
+    engine.remove(prepared.row_id)
+
+    assert engine.step() == []
+
+
+def test_a_suspended_row_may_finish_by_what_was_under_way(engine: DecodingEngine) -> None:
+    request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=3, ignore_eos=True)
+    [prepared] = engine.prepare(request, "job")
+    engine.add(prepared)
+    engine.prefill(prepared.row_id, 16)
+    for _ in range(3):
+        engine.step()
+
+    assert engine.suspend(prepared.row_id)
+    [last] = engine.step()
+
+    assert last.finish_reason == "length"
+    assert engine.suspended_bytes(prepared.row_id) == 0
+    assert not engine.suspend(prepared.row_id)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("/no/such/place", "no such directory; give a directory or a repository"),
+        ("./nowhere", "no such directory"),
+        ("not a name!", "neither 'demo', a directory, nor a repository name"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_sentence(model: str, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        load_engine(model, max_rows=1)
+
+
+def test_a_directory_that_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="the checkpoint cannot be loaded"):
+        load_engine(str(tmp_path), max_rows=1)

@@ -1,0 +1,250 @@
+"""What rows will take is known before they are let in, and how much there is to take."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.engine import footprint as memory
+from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.loader import load_engine
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.batch import Batch
+from tests.helpers.checkpoints import write_qwen
+from tests.helpers.decoding import GREEDY, Loaded, row, run
+
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "filtered": Sampling(0.8, top_p=0.9),
+    "penalised": Sampling(0.8, top_p=0.9, repetition_penalty=1.1),
+    "everything": Sampling(
+        0.8,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        top_logprobs=5,
+        logit_bias={5: 1.0},
+        ratio=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A model most of whose memory is its logits and what is made of them."""
+    path = tmp_path_factory.mktemp("talkative")
+    return Loaded.at(write_qwen(path, vocab_size=60_000))
+
+
+@pytest.fixture(scope="module")
+def qwen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def attentive(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A model most of whose memory is attention's, as it is at length."""
+    path = tmp_path_factory.mktemp("attentive")
+    return Loaded.at(write_qwen(path, num_hidden_layers=12, full_attention_interval=2))
+
+
+def settled() -> int:
+    """Bytes in use once nothing is under way and nothing is waiting to be freed."""
+    mx.synchronize()
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+def joined(
+    batch: Batch,
+    model: RaggedModel,
+    name: str,
+    length: int,
+    tokens: int,
+    sampling: Sampling = GREEDY,
+) -> None:
+    """Let a row in as if its prompt had been read, its caches' contents made up."""
+    caches = model.new_prompt_cache()
+    model.prefill(mx.array([[1, 2]]), mx.array([[2, 3]]), caches)
+    prompt = [
+        [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], length, part.shape[3])) for part in pair]
+        if pair[0].ndim == 4
+        else pair
+        for pair in model.prompt_arrays(caches)
+    ]
+    batch.join(Row(name, [1] * (length + 1), tokens, sampling), prompt)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "depth"),
+    [
+        pytest.param([4000] * 4, 16, 0, id="alike"),
+        pytest.param([4000] * 4, 16, 3, id="alike, drafting"),
+        pytest.param([3900] * 4, 300, 0, id="growing"),
+        pytest.param([30, 20, 900, 24_000, 10], 16, 3, id="one long, drafting"),
+    ],
+)
+def test_rows_take_what_was_projected_and_not_much_less(
+    attentive: Loaded, lengths: list[int], tokens: int, depth: int
+) -> None:
+    model = as_ragged(attentive.network, drafts=depth > 0)
+    assert model is not None
+    batch = Batch(model, depth)
+    before = settled()
+    mx.reset_peak_memory()
+    projected = batch.bytes_for([(0, length + tokens) for length in lengths])
+
+    for index, length in enumerate(lengths):
+        joined(batch, model, str(index), length, 10_000)
+    produced = 0
+    while produced < tokens - 8:
+        produced += max((len(step.tokens) for step in batch.step()), default=0)
+    mx.synchronize()
+
+    taken = mx.get_peak_memory() - before
+    # An eighth is for rows of one length that pass the limit of a class one after the other.
+    assert taken <= projected <= 1.22 * taken
+
+
+def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded) -> None:
+    decoder = attentive.decoder(depth=2)
+    before = settled()
+    rows = [row("x", [1] * 3000, 50)]
+    alone, read = (decoder.bytes_for([(n, rows[0].longest)]) for n in (0, rows[0].length))
+
+    decoder.add(rows[0])
+    while decoder.prefill("x", 300) > 300:
+        pass
+
+    taken = settled() - before
+    assert 0.8 * taken <= read - alone <= 1.5 * taken
+
+
+def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> None:
+    model = as_ragged(attentive.network, drafts=False)
+    assert model is not None
+    batch = Batch(model)
+    few = batch.bytes_for([(0, 100)])
+    for index in range(8):
+        joined(batch, model, str(index), 50, 10_000)
+    for index in range(7):
+        batch.leave(str(index))
+
+    assert batch.bytes_for([(0, 100)]) > 4 * few
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
+    talkative: Loaded, sampling: Sampling, depth: int
+) -> None:
+    model = as_ragged(talkative.network, drafts=depth > 0)
+    assert model is not None
+    batch = Batch(model, depth, varies=depth > 0)
+    before = settled()
+    mx.reset_peak_memory()
+    projected = batch.bytes_for([(0, 60)] * 8)
+
+    for index in range(8):
+        joined(batch, model, str(index), 2, 50, sampling)
+    for _ in range(6):
+        batch.step()
+    mx.synchronize()
+
+    taken = mx.get_peak_memory() - before
+    assert taken <= projected
+    if sampling.ratio and depth:
+        assert projected <= 1.2 * taken
+
+
+def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path) -> None:
+    engine = load_engine(str(qwen_path), max_rows=8)
+    job = (400, 500)
+    alone = engine.bytes_for([job])
+    budget = MemoryBudget(engine.weight_bytes + alone, engine.weight_bytes, engine.bytes_for)
+    for index in range(8):
+        engine.add(row(str(index), [1] * 300, 600))
+        while engine.prefill(str(index), 512):
+            pass
+
+    assert not budget.fits([job]), "the batch is too small to matter"
+    assert budget.objection([job]) is None
+    longer = budget.objection([(400, 1000)])
+    assert longer is not None
+    assert in_units(engine.bytes_for([(400, 1000)], alone=True)) in longer
+
+
+def test_an_allocator_kept_within_a_budget_caches_an_eighth_of_it_and_4_gib_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: dict[str, int] = {}
+    for name in ("memory", "cache"):
+        monkeypatch.setattr(mx, f"set_{name}_limit", partial(limits.__setitem__, name))
+
+    memory.keep_within(16 << 30)
+    assert limits == {"memory": 16 << 30, "cache": 2 << 30}
+    memory.keep_within(96 << 30)
+    assert limits == {"memory": 96 << 30, "cache": 4 << 30}
+
+
+def test_rows_that_take_more_than_the_allocators_limit_decode_all_the_same(qwen: Loaded) -> None:
+    wanted = qwen.greedy([3, 1, 2], 20)
+    memory_limit, cache_limit = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    memory.keep_within(1)
+    try:
+        assert run(qwen.decoder(2), [row("x", [3, 1, 2], 20)])["x"] == wanted
+    finally:
+        mx.set_memory_limit(memory_limit)
+        mx.set_cache_limit(cache_limit)
+
+
+def test_weights_are_counted_whether_the_head_is_used_or_not(attentive: Loaded) -> None:
+    weights = sum(array.nbytes for _, array in tree_flatten(attentive.network.parameters()))
+
+    assert attentive.decoder(0).weight_bytes == attentive.decoder(2).weight_bytes == weights
+
+
+def test_rows_of_a_llama_take_no_more_than_projected(llama_path: Path) -> None:
+    llama = Loaded.at(llama_path)
+    decoder = GeneratorDecoder(llama.network, max_rows=8, prefill_chunk=128)
+    lengths = [700, 30, 1500]
+    before = settled()
+    mx.reset_peak_memory()
+    projected = decoder.bytes_for([(length, length + 60) for length in lengths])
+
+    for index, length in enumerate(lengths):
+        decoder.add(row(str(index), [1 + index] * length, 60))
+        decoder.prefill(str(index), 2000)
+    while len(decoder.step()) < len(lengths):
+        pass
+    for _ in range(50):
+        decoder.step()
+    mx.synchronize()
+
+    taken = mx.get_peak_memory() - before
+    assert taken <= projected <= 3 * taken
+
+
+def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = mx.get_active_memory() + mx.get_cache_memory()
+    infos = {
+        "metal": {"max_recommended_working_set_size": 123_456, "memory_size": 200_000},
+        "cuda": {"free_memory": 1 << 40, "total_memory": 1 << 41},
+    }
+
+    monkeypatch.setattr(mx, "device_info", lambda: infos["metal"])
+    assert memory.budget() == 111_110, "nine tenths of it"
+    monkeypatch.setattr(mx, "device_info", lambda: infos["cuda"])
+    assert memory.budget() >= (1 << 40) + taken
+    monkeypatch.setattr(mx, "device_info", dict)
+    assert 1 << 26 < memory.budget() < 1 << 46

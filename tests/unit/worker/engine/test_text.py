@@ -1,0 +1,115 @@
+"""Text comes out as it is final: no half characters, no part of a stop string."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.text import RowText, decode_faithfully
+from tests.helpers.decoding import Loaded
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _faithful(qwen: Loaded) -> None:
+    decode_faithfully(qwen.tokenizer)
+
+
+def follow(
+    loaded: Loaded, tokens: list[int], stops: tuple[str, ...] = (), limit: int | None = None
+) -> tuple[list[str], str | None, int]:
+    """Feed tokens one by one; returns the pieces, the finish reason and the tokens used."""
+    row = Row(
+        "r",
+        [1],
+        limit or len(tokens),
+        Sampling(),
+        stop_strings=stops,
+        stop_tokens=frozenset(loaded.tokenizer.eos_token_ids),
+    )
+    text = RowText(row, loaded.tokenizer)
+    pieces: list[str] = []
+    for used, token in enumerate(tokens, 1):
+        piece = text.feed(token)
+        pieces.append(piece.text)
+        if piece.finish_reason:
+            return pieces, piece.finish_reason, used
+    return pieces, None, len(tokens)
+
+
+def composed(text: str) -> str:
+    """Text as Qwen's tokenizer takes it: it normalises before it encodes."""
+    return unicodedata.normalize("NFC", text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(min_size=1, max_size=40).map(composed))
+@example(text="\x00")
+def test_pieces_add_up_to_the_text_and_hold_whole_characters(qwen: Loaded, text: str) -> None:
+    tokens = qwen.tokenizer.encode(text, add_special_tokens=False)
+
+    pieces, reason, _ = follow(qwen, tokens)
+
+    assert "".join(pieces) == text.rstrip("�")
+    assert all("�" not in piece for piece in pieces) or "�" in text
+    assert reason == "length"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="abé\n ", max_size=30),
+    stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_no_part_of_a_stop_string_is_ever_let_out(
+    qwen: Loaded, text: str, stops: list[str]
+) -> None:
+    tokens = qwen.tokenizer.encode(text + "|", add_special_tokens=False)
+    ends = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
+
+    pieces, reason, _ = follow(qwen, tokens, tuple(stops))
+
+    if not ends:
+        assert ("".join(pieces), reason) == (text + "|", "length")
+        return
+    # The stop string that is complete first ends the text; the longest of several wins.
+    end, negative_length = min(ends)
+    assert reason == "stop"
+    assert "".join(pieces) == text[: end + negative_length]
+    for used in range(len(pieces)):
+        assert text.startswith("".join(pieces[: used + 1]))
+
+
+def test_a_completion_keeps_its_first_space(qwen: Loaded) -> None:
+    tokens = qwen.tokenizer.encode(" x = 1", add_special_tokens=False)
+
+    pieces, _, _ = follow(qwen, tokens)
+
+    assert "".join(pieces) == " x = 1"
+
+
+def test_a_stop_token_ends_the_row_and_releases_what_was_held_back(qwen: Loaded) -> None:
+    [eos] = qwen.tokenizer.eos_token_ids
+    tokens = [*qwen.tokenizer.encode("say en", add_special_tokens=False), eos, 65]
+
+    pieces, reason, used = follow(qwen, tokens, ("end",))
+
+    assert ("".join(pieces), reason, used) == ("say en", "stop", 7)
+
+
+def test_half_a_character_at_the_token_limit_is_dropped(qwen: Loaded) -> None:
+    tokens = qwen.tokenizer.encode("né", add_special_tokens=False)
+
+    pieces, reason, _ = follow(qwen, tokens[:-1], limit=len(tokens) - 1)
+
+    assert ("".join(pieces), reason) == ("n", "length")
+
+
+def test_text_held_back_for_a_stop_string_comes_out_at_the_token_limit(qwen: Loaded) -> None:
+    tokens = qwen.tokenizer.encode("ab", add_special_tokens=False)
+
+    pieces, reason, _ = follow(qwen, tokens, ("abc",))
+
+    assert (pieces, reason) == (["", "ab"], "length")

@@ -1,0 +1,211 @@
+"""How a job's emissions become events and, at the end, a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omlx_producer.protocol import GenerationRequest, TokenLogprob, TokensEvent
+from omlx_worker.delivery.response import finished
+from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import ClaimedJob
+
+
+def active(n: int = 1, streams: bool = True, **fields: Any) -> ActiveJob:
+    fields = fields or {"prompt": "abc"}
+    request = GenerationRequest(model="m", n=n, **fields)
+    claim = ClaimedJob("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
+    rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling()) for choice in range(n)]
+    return ActiveJob(claim, request, rows, streams=streams)
+
+
+def emit(job: ActiveJob, text: str, *tokens: int, choice: int = 0, reason: Any = None) -> None:
+    feed(job, Emission(f"j:{choice}", list(tokens), text, None, reason))
+
+
+def feed(job: ActiveJob, emission: Emission) -> None:
+    """One step of a row, as the decode thread and the traffic thread take it in."""
+    row = next(row for row in job.rows if row.row_id == emission.row_id)
+    row.tokens += emission.tokens
+    job.feed(emission)
+
+
+def taken(job: ActiveJob) -> TokensEvent:
+    event = job.take_event()
+    assert event is not None
+    return event
+
+
+def test_an_event_holds_what_came_since_the_last_one() -> None:
+    job = active()
+    emit(job, "a", 1)
+    assert taken(job).n == 1
+    emit(job, "", 2)
+    emit(job, "bc", 3)
+    event = taken(job)
+    assert (event.n, event.choices[0].tokens, event.choices[0].text) == (3, [2, 3], "bc")
+    assert event.since == 1
+    assert job.take_event() is None
+
+
+def test_the_tokens_of_all_choices_are_counted_together() -> None:
+    job = active(n=3)
+    emit(job, "a", 1)
+    emit(job, "b", 2, choice=2)
+    event = taken(job)
+    assert event.n == 2
+    assert [delta.index for delta in event.choices] == [0, 2]
+
+
+def test_text_that_comes_with_a_stop_token_still_makes_ids_grow() -> None:
+    job = active()
+    emit(job, "a", 1)
+    first = taken(job)
+    emit(job, "b", reason="stop")
+    last = taken(job)
+    assert (first.n, last.n, last.since, last.choices[0].tokens) == (1, 2, 1, [])
+    ending = finished(job)
+    assert ending.event.n == 2
+    assert ending.result is not None
+    assert ending.result["usage"]["completion_tokens"] == 1
+
+
+def test_an_ending_without_text_makes_no_event() -> None:
+    job = active()
+    emit(job, "a", 1)
+    taken(job)
+    emit(job, "", reason="stop")
+    assert job.take_event() is None
+    assert job.finished
+
+
+def final_text(texts: dict[int, str]) -> Callable[[Row], str]:
+    """An engine's word on what tokens have made final, by the first of them."""
+    return lambda row: texts[row.generated[0]] if row.generated else ""
+
+
+def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
+    first = active(n=2)
+    sent = []
+    for step in range(3):
+        emit(first, "xy"[step % 2], 10 + step)
+        emit(first, "", 20 + step, choice=1)
+        sent.append(taken(first))
+    second = active(n=2)
+    second.resume(sent, final_text({10: "xyx", 20: ""}))
+    assert second.sent == 6
+    assert [row.tokens for row in second.rows] == [[10, 11, 12], [20, 21, 22]]
+    assert second.take_event() is None
+    emit(second, "zz", 13)
+    emit(second, "late", 23, reason="stop", choice=1)
+    event = taken(second)
+    assert event.n == 8
+    assert [(d.index, d.tokens, d.text) for d in event.choices] == [
+        (0, [13], "zz"),
+        (1, [23], "late"),
+    ]
+    assert second.choices[0].text == "xyxzz"
+    assert second.choices[0].tokens == [10, 11, 12, 13]
+
+
+def test_log_probabilities_of_the_first_run_are_part_of_the_result() -> None:
+    entries = [TokenLogprob(token=t, token_id=i, logprob=-1.0, top=[]) for i, t in enumerate("ab")]
+    fields = {"prompt": "abc", "logprobs": True}
+    first, second = active(**fields), active(**fields)
+    feed(first, Emission("j:0", [0], "a", entries[:1]))
+    second.resume([taken(first)], final_text({0: "a"}))
+    feed(second, Emission("j:0", [1], "b", entries[1:], "length"))
+    assert taken(second).choices[0].logprobs == entries[1:]
+    assert second.choices[0].logprobs == entries
+
+
+def test_text_that_the_last_step_of_the_first_run_released_is_not_said_again() -> None:
+    """A stop token releases what was held back; the run died between that event and its commit."""
+    first, second = active(), active()
+    emit(first, "a", 1)
+    emit(first, "bc", reason="stop")
+    second.resume([taken(first)], final_text({1: "a"}))
+    emit(second, "bc", reason="stop")
+    assert second.take_event() is None
+    assert second.choices[0].text == "abc"
+
+
+def test_text_that_was_final_but_not_yet_said_is_said_first() -> None:
+    first, second = active(), active()
+    emit(first, "a", 1)
+    second.resume([taken(first)], final_text({1: "ab"}))
+    emit(second, "c", 2)
+    assert taken(second).choices[0].text == "bc"
+    assert second.choices[0].text == "abc"
+
+
+def test_a_stream_whose_text_is_not_that_of_its_tokens_is_refused() -> None:
+    first = active()
+    emit(first, "a", 1)
+    with pytest.raises(ValueError, match="the stream says 'a' where its tokens say 'z'"):
+        active().resume([taken(first)], final_text({1: "z"}))
+
+
+def test_a_finished_chat_job_answers_as_openai_does() -> None:
+    job = active(messages=[{"role": "user", "content": "hi"}])
+    emit(job, "hello", 1, 2, reason="length")
+    body = finished(job).result
+    assert body is not None
+    assert (body["object"], body["id"], body["model"]) == ("chat.completion", "chatcmpl-j", "m")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hello"},
+            "finish_reason": "length",
+            "logprobs": None,
+        }
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "speculation": {"steps": 1, "drafted": 0, "accepted": []},
+    }
+
+
+def test_usage_says_how_drafts_fared_by_position() -> None:
+    job = active(prompt="hi")
+    for drafted, accepted in ((0, 0), (3, 3), (3, 1), (1, 0)):
+        tokens = list(range(accepted + 1))
+        feed(job, Emission("j:0", tokens, "x", None, None, drafted=drafted, accepted=accepted))
+
+    speculation = job.usage().speculation
+    assert (speculation.steps, speculation.drafted) == (4, 7)
+    assert speculation.accepted == [2, 1, 1]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_log_probabilities_are_in_events_and_in_the_answer(chat: bool) -> None:
+    fields: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    )
+    job = active(logprobs=True, top_logprobs=1, **fields)
+    for number, token in enumerate(("é", "b")):
+        entry = TokenLogprob(token=token, token_id=number, logprob=-0.5, top=[("c", 9, -1.0)])
+        feed(job, Emission("j:0", [number], token, [entry], "stop" if number else None))
+    logprobs = taken(job).choices[0].logprobs
+    assert logprobs is not None
+    assert [entry.token for entry in logprobs] == ["é", "b"]
+    body = finished(job).result
+    assert body is not None
+    written = body["choices"][0]["logprobs"]
+    if chat:
+        top = [{"token": "c", "logprob": -1.0, "bytes": [99]}]
+        assert written["content"][0] == {
+            "token": "é",
+            "logprob": -0.5,
+            "bytes": [195, 169],
+            "top_logprobs": top,
+        }
+    else:
+        assert written["tokens"] == ["é", "b"]
+        assert written["top_logprobs"] == [{"c": -1.0}] * 2
+        assert written["text_offset"] == [0, 1]

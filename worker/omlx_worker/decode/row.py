@@ -1,0 +1,88 @@
+"""A row: one record of a sequence being generated, from its admission to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from omlx_worker.engine.interface import Row
+from omlx_worker.queue.claim import Size
+
+HIGH, DEFAULT, BULK = 0, 1, 2
+"""Levels, the best one first."""
+
+
+class Stage(Enum):
+    """Where a row is: it waits, reads its prompt, decodes, is paused with its cache, or is done."""
+
+    WAITING = auto()
+    READING = auto()
+    DECODING = auto()
+    PAUSED = auto()
+    DONE = auto()
+
+
+@dataclass(eq=False, slots=True)
+class DecodeRow:
+    """One sequence being generated.
+
+    The main thread makes it and the decode thread owns it from its admission on. The traffic
+    thread reads ``tokens``, as far as emissions have told it.
+
+    Attributes:
+        request: what to generate, as the engine takes it.
+        level: `HIGH`, `DEFAULT` or `BULK`.
+        tokens: produced so far, oldest first, by an interrupted run too.
+        left: tokens to read before it decodes.
+        context: tokens in its cache while it reads its prompt.
+        arrival: place in the order of arrivals.
+        joined: place in the order in which rows joined the batch.
+        since: when it began to wait, in seconds of the scheduler's clock.
+        aged: it has waited so long that it goes first and is not paused again.
+        kept_bytes: what its cache takes while it is paused.
+    """
+
+    request: Row
+    level: int = DEFAULT
+    tokens: list[int] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    left: int = 0
+    context: int = 0
+    arrival: int = 0
+    joined: int = 0
+    since: float = 0.0
+    aged: bool = False
+    kept_bytes: int = 0
+
+    @property
+    def row_id(self) -> str:
+        return self.request.row_id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Rows with a smaller rank go first."""
+        return (HIGH if self.aged else self.level, self.arrival)
+
+    @property
+    def in_batch(self) -> bool:
+        return self.stage in (Stage.READING, Stage.DECODING)
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the engine holds something of it."""
+        return self.in_batch or self.stage is Stage.PAUSED
+
+    @property
+    def length(self) -> int:
+        """Tokens of its prompt and its text."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def size(self) -> Size:
+        """What it asks of memory: the tokens that are read or will be, and the most it may hold."""
+        return (0 if self.stage is Stage.DECODING else self.length, self.request.longest)
+
+    @property
+    def resumed(self) -> Row:
+        """The request of a row that goes on from the tokens it has."""
+        return replace(self.request, generated=tuple(self.tokens))
