@@ -19,6 +19,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Engine
@@ -76,7 +77,9 @@ def main() -> None:
     engine = load_engine(args.model, max_rows=args.rows + 1, depth=args.depth)
     budget = MemoryBudget(1 << 62, engine.weight_bytes, engine.bytes_for)
     chunks = ChunkSize(args.prefill_chunk)
-    loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
+    loop = DecodeLoop(
+        engine, budget, Counters(), driver=DepthDriver.fixed(engine.max_depth), chunks=chunks
+    )
     for number in range(args.rows):
         loop.add([row_of(engine, [40 + number] * 20, 3000)])
     gaps(loop, None, 50)

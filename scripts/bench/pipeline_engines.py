@@ -15,6 +15,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Emission, Engine, Row
@@ -54,7 +55,9 @@ class InProcessSide:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(PREFILL_CHUNK)
-        self._loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
+        self._loop = DecodeLoop(
+            engine, budget, Counters(), driver=DepthDriver.fixed(engine.max_depth), chunks=chunks
+        )
 
     def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
         rows = _rows(self._engine, requests)

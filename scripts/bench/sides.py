@@ -18,7 +18,7 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import KVCache
 from mlx_lm.sample_utils import make_sampler
 
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.decode.loop import CHANGE_STEPS
 from omlx_worker.engine.interface import Row, Sampling
@@ -156,7 +156,7 @@ class Ragged:
         assert model is not None
         self._model = model
         self._batch = Batch(model, depth, varies=auto)
-        self._pacing = Pacing(AutoPolicy(depth), depth) if auto else None
+        self._driver = DepthDriver(AutoPolicy(depth), depth) if auto else None
         self._rows: list[str] = []
         # The batch takes the head's cache only where it drafts.
         self.layers = len(model.new_prompt_cache())
@@ -169,23 +169,23 @@ class Ragged:
             row = Row(str(index), prompt.tokens, FOREVER, sampling)
             self._batch.join(row, self._model.prompt_arrays(prompt.caches)[: self.layers])
             self._rows.append(row.row_id)
-            if self._pacing:
-                self._pacing.add(row)
-        if self._pacing:
-            self._pacing.disturb()
+            if self._driver:
+                self._driver.add(row)
+        if self._driver:
+            self._driver.disturb()
 
     def forget(self) -> None:
         """Count drafts and depths from here on."""
         self.drafting, self.depths = Drafting(), {}
 
     def step(self) -> int:
-        depths = self._pacing.before(self._rows, self._batch.slots) if self._pacing else None
+        depths = self._driver.before(self._rows, self._batch.slots) if self._driver else None
         changes = self._batch.traces + self._batch.drains
         steps = self._batch.step(depths)
-        if self._pacing:
+        if self._driver:
             if self._batch.traces + self._batch.drains != changes:
-                self._pacing.disturb(CHANGE_STEPS)
-            self._pacing.after(steps)  # type: ignore[arg-type]
+                self._driver.disturb(CHANGE_STEPS)
+            self._driver.after(steps)  # type: ignore[arg-type]
         for step in steps:
             self.drafting.row_steps += 1
             self.drafting.drafted += step.drafted
@@ -199,7 +199,7 @@ class Ragged:
     def stop(self) -> None:
         for row in self._rows:
             self._batch.leave(row)
-            if self._pacing:
-                self._pacing.remove(row)
+            if self._driver:
+                self._driver.remove(row)
         self._rows = []
         mx.synchronize()

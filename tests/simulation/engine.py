@@ -12,14 +12,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from omlx_worker.decode.depth.auto import context_bucket, slots_for
 from omlx_worker.decode.depth.fixed import DepthPolicy
-from omlx_worker.decode.depth.records import Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import (
+    Outcome,
+    RowView,
+    StepReport,
+    bucket_of,
+    slots_for,
+)
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 
-import os
-OLD = "OLD" in os.environ
 CHUNK = 1.5
 """Seconds of a prompt chunk as a share of a step, as `chunk_size` aims at."""
 
@@ -133,6 +136,7 @@ class SimulatedEngine:
         self._has_drafts = False
         self._slack = 0
         self._landing: StepReport | None = None
+        self._drafted = 0
         self._joined = False
         self.generated = 0
         self._shapes: set[tuple[int, int, int, int]] = set()
@@ -184,18 +188,16 @@ class SimulatedEngine:
                 del self._rows[name]
         self._has_drafts = bool(drafted and self._rows)
         self.generated += tokens
-        report = StepReport(
-            self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
-            self.slots,
-            judged,
-            context,
-            outcomes,
-            drafted,
-        )
-        landed, self._landing = self._landing, report
-        if landed and landed.drafted != drafted:
-            # As `Pacing` has it: what a change of depth takes is in the time of the step before.
-            landed = replace(landed, turns=True)
+        shape = (self.slots, window, drafted, bucket_of(context))
+        time = self._reported(seconds, shape)
+        landed, self._landing = self._landing, None
+        if landed and self._drafted != drafted:
+            # What a change of depth takes is in the time of the step before, as in `DepthDriver`.
+            landed = replace(landed, seconds=None)
+        self._drafted = drafted
+        if judged != drafted:
+            time = None
+        self._landing = StepReport(time, self.slots, judged, context, outcomes)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
     def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:
@@ -265,15 +267,6 @@ class Prompts:
         if not self._after_chunk or (self._job and self._left > self._chunk):
             return 0
         return (self._job is not None) + min(len(self._waiting), self._free)
-
-    @property
-    def reading(self) -> bool:
-        return self._job is not None
-
-    @property
-    def room(self) -> bool:
-        """Whether more rows could join."""
-        return self._free > 0
 
     @property
     def _free(self) -> int:
@@ -347,8 +340,7 @@ def simulate(
             depth, _ = policy.best(views, engine.slots, engine.generated)
             depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
         else:
-            joining = prompts.reading and (prompts.room or OLD)
-            depths = policy.choose(views, engine.slots, prompts.coming, reading=joining).depths
+            depths = policy.choose(views, engine.slots, prompts.coming).depths
         step, landed = engine.step(depths)
         if landed and not isinstance(policy, Oracle):
             policy.observe(landed)

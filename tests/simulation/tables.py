@@ -100,7 +100,7 @@ def jump(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
 
 
 def throttled(slots: int, depth: int, context: int, clock: float = 0.0) -> float:
-    """A roofline: weights take 20 ms to read, arithmetic 0.6 ms a token, when hot 2.2 times that."""
+    """A roofline: weights take 20 ms, arithmetic 0.6 ms a token, 2.2 times that when hot."""
     heat = 2.2 if int(clock / HEAT) % 2 else 1.0
     return max(20e-3, 0.6e-3 * heat * slots * (1 + depth)) + 1e-3 * depth + slots * context * 1e-8
 

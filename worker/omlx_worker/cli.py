@@ -66,6 +66,9 @@ def main(verbose: bool) -> None:
     "--patience", type=float, help="Seconds that a job may be passed over for better ones."
 )
 @click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
+@click.option(
+    "--calibration/--no-calibration", default=None, help="Measure step times while idle, for auto."
+)
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Keeps what was measured.")
 @click.option("--drain-timeout", type=float, help="Seconds for running jobs after SIGTERM.")
 @click.option("--redis-grace", type=float, help="Seconds that Redis may be in trouble.")

@@ -45,6 +45,7 @@ class WorkerSettings(BaseSettings):
         patience: how long a queue or row is passed over for better ones.
         memory_limit: bytes for the model and its caches, also as in ``24GB``; by default what the
             device recommends, or what is free.
+        calibration: measure what steps cost while there are no jobs, in mode ``auto``.
         state_dir: where what was measured is kept for the next start.
         drain_timeout: how long running jobs may go on after SIGTERM.
         redis_grace: how long Redis may be in trouble before the worker ends with an error.
@@ -74,6 +75,7 @@ class WorkerSettings(BaseSettings):
     prefill_chunk: int = Field(default=2048, ge=1)
     patience: float = Field(default=30.0, gt=0)
     memory_limit: ByteSize | None = Field(default=None, gt=0)
+    calibration: bool = True
     state_dir: Path = Field(default_factory=app_folder)
     drain_timeout: float = Field(default=60.0, ge=0)
     redis_grace: float = Field(default=600.0, gt=0)

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
@@ -88,7 +88,7 @@ class DecoderSide:
     ) -> None:
         self.name = name
         self._decoder = decoder
-        self._pacing = Pacing(policy, decoder.depth) if policy else None
+        self._driver = DepthDriver(policy, decoder.depth) if policy else None
         self._clock = StepClock()
         self._chunk = chunk
         self._rows: list[str] = []
@@ -98,13 +98,13 @@ class DecoderSide:
         for index, prompt in enumerate(prompts):
             row = Row(str(index), list(prompt), FOREVER, Sampling(temperature=0.0))
             self._decoder.add(row)
-            if self._pacing:
-                self._pacing.add(row)
+            if self._driver:
+                self._driver.add(row)
             self._rows.append(row.row_id)
         for row_id in self._rows:
             while self._decoder.prefill(row_id, self._chunk):
                 pass
-        if self._pacing:
+        if self._driver:
             self._clock.interrupt()
         waiting = set(self._rows)
         while waiting:
@@ -116,8 +116,8 @@ class DecoderSide:
     def stop(self) -> None:
         for row_id in self._rows:
             self._decoder.remove(row_id)
-            if self._pacing:
-                self._pacing.remove(row_id)
+            if self._driver:
+                self._driver.remove(row_id)
         self._rows = []
         mx.synchronize()
 
@@ -126,16 +126,16 @@ class DecoderSide:
         return taken
 
     def _step(self) -> list[RowStep]:
-        if self._pacing is None:
+        if self._driver is None:
             steps = self._decoder.step()
         else:
             changes = self._decoder.changes
-            steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
+            steps = self._decoder.step(self._driver.before(self._rows, self._decoder.slots))
             if self._decoder.changes != changes:
                 self._clock.traced()
             seconds, alone = self._clock.step()
             emissions = [_as_emission(step) for step in steps]
-            self._pacing.after(emissions, seconds if alone else None)
+            self._driver.after(emissions, seconds if alone else None)
         self._drafting.add(steps)
         return steps
 

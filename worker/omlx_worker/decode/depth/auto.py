@@ -1,135 +1,78 @@
 """The `auto` policy: drafts as deep as yields the most tokens per second, as far as is known.
 
-A depth K yields (rows + drafts accepted at K) / (seconds of a step at K). Seconds come from a
-calibration grid where one was measured, and from the steps themselves; acceptance comes from each
-row's own record, with the model's as prior. The depth changes once the gains forgone add up to
-`CHANGE` steps. Now and then another depth is probed for a few steps.
+A depth K yields (rows + drafts accepted at K) / (seconds of a step at K). Seconds are those of the
+calibration grid, refreshed by steps; acceptance is each row's own, with the model's as prior. The
+depth changes once the gains forgone add up to `CHANGE` steps. Now and then another is probed.
 """
 
 from __future__ import annotations
 
-import math, os
-import statistics
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from omlx_worker.decode.depth.records import Decision, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport, bucket_of, slots_for
 
-MARGIN, CHANGE = 0.005, 0.4
-"""Share by which a depth must beat the one in use to count, and the sum of gains that changes it."""
-
-PROBE, FIRST = 6, 4
-"""Steps of a probe; timings that make a depth known."""
-
-DEBT = 6.0
-BUDGET, SAVINGS = 0.005, 10.0
-"""Share of the time that probes may cost, and how much of it is saved up at most, in steps."""
-
-INTERVAL = 48
-"""Steps between probes with as many slots, at least."""
-
-CHANGES, CATCH_UP = 1.0, 3.0
-"""Price of going to another depth and back, and of the head's catching up before, in steps."""
-
-DOUBT = 0.14
-"""A depth is probed on credit once steps became slower or faster by this much (a logarithm)."""
-
-ATTEMPTS = 6
-"""Probes of a depth that never yielded enough timings; after that, guesses must do."""
-
-GAIN, FAST_GAIN, JUMP = float(os.environ.get('GAIN','.2')), 0.5, 0.15
-"""Weight of a timing of the depth in use, and of one probed or off by more than a jump."""
-
-SURE = 16
-"""Timings after which a depth in use says how all depths of its cell have changed."""
-
-GUESS = 0.08
-"""Cost of a draft where nothing is known, as a share of a step."""
-
-ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995
-"""What one more draft leaves of a record: a row's spans some 65 drafts, the model's 2,000."""
-
-PRIOR = float(os.environ.get('PRIOR','4'))
-"""Drafts that the model's record counts for in a row's."""
-
-RATES = (0.8, 0.92)
-"""Rate of a first draft before anything is known, and of each further one relative to the last."""
-
-REFRESH = 64
-"""Steps after which the expectations of all rows follow the model's record."""
-
-
-def slots_for(rows: int) -> int:
-    """The engine's batch sizes: powers of two."""
-    return 1 << max(rows - 1, 0).bit_length()
-
-
-def context_bucket(tokens: int) -> int:
-    """0 up to 1,024 tokens, 1 up to 2,048, 2 up to 4,096 and so on."""
-    return (max(tokens - 1, 0) // 1024).bit_length()
+# Durations are in steps, shares are of the depth in use.
+MARGIN, CHANGE = 0.005, 0.4  # gains that count, and the sum of them that changes the depth
+PROBE, ALIKE = 6, 3  # steps of a probe; timings of one depth in a row whose median counts
+INTERVAL = 48  # between probes with as many slots, at least
+BUDGET = 0.005  # share of the time that probes may cost
+SAVINGS, DEBT = 10.0, 6.0  # the most that is saved for probes, or owed
+OVERHEAD, CATCH_UP = 1.0, 3.0  # price of a probe besides its steps, and of the head's catching up
+GAIN, FAST_GAIN = 0.2, 0.5  # weight of a timing in use, and of one that is probed or jumps
+JUMP = 0.15  # log change of a cost that is no noise; other depths are then probed on credit
+SURE = 16  # timings after which the depth in use moves all depths of its cell
+GUESS = 0.08  # cost of a draft where nothing is known
+ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
+PRIOR = 4.0  # drafts that the model's record counts for in a row's
+RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
 
 
 @dataclass(slots=True)
-class _Timing:
-    """A depth's cost: log seconds less the cell's shift; ``shift`` is the cell's when last timed."""
+class _Cost:
+    """A depth's log seconds less its cell's shift, and the cell's shift and step when timed."""
 
     log: float
-    count: int
     shift: float
+    count: int = SURE
     step: int = 0
 
 
-class _Cell:
-    """Costs of one number of slots and context bucket. All depths move with ``shift``."""
+class Cell:
+    """Costs at one number of slots and context bucket. All depths move with ``shift``."""
 
     def __init__(self) -> None:
         self.shift = 0.0
-        self.depths: dict[int, _Timing] = {}
-        self._first: defaultdict[int, list[float]] = defaultdict(list)
-        self._recent: deque[float] = deque(maxlen=3)
+        self.depths: dict[int, _Cost] = {}
+        self._recent: deque[float] = deque(maxlen=ALIKE)
         self._last = -1
 
     def seconds(self, depth: int) -> float:
         return math.exp(self.depths[depth].log + self.shift)
 
-    def put(self, depth: int, seconds: float, count: int = SURE, step: int = 0) -> None:
-        self.depths[depth] = _Timing(math.log(seconds) - self.shift, count, self.shift, step)
+    def put(self, depth: int, seconds: float) -> None:
+        self.depths[depth] = _Cost(math.log(seconds) - self.shift, self.shift)
 
-    def observe(self, depth: int, seconds: float, in_use: bool, step: int) -> float:
-        """Take in the time of a step; the median of three keeps outliers out.
-
-        Returns:
-            By how much the depth moved against the others.
-        """
+    def observe(self, depth: int, seconds: float, step: int, *, in_use: bool) -> None:
+        """Take in the time of a step. Outliers are no median; a jump is three that agree."""
         if depth != self._last:
-            self._last = depth
-            self._recent.clear()
-        known = self.depths.get(depth)
-        if known is None:
-            first = self._first[depth]
-            first.append(seconds)
-            if len(first) == FIRST:
-                self.put(depth, statistics.median_low(first), FIRST, step)
-            return 0.0
-        self._recent.append(seconds)
-        if len(self._recent) < 3:
-            return 0.0
-        low, off, high = (math.log(t) - self.shift - known.log for t in sorted(self._recent))
-        known.count += 1
-        jumps = low > JUMP or high < -JUMP
-        gain = FAST_GAIN if jumps or not in_use else max(1 / known.count, GAIN)
-        if not jumps:
-            off = max(-JUMP, min(off, JUMP))
-        known.step = step
-        if in_use and known.count > SURE:
+            self._last, self._recent = depth, deque(maxlen=ALIKE)
+        self._recent.append(math.log(seconds))
+        if len(self._recent) < ALIKE:
+            return
+        low, middle, high = (log - self.shift for log in sorted(self._recent))
+        cost = self.depths.setdefault(depth, _Cost(middle, self.shift, ALIKE))
+        cost.step, cost.count = step, cost.count + 1
+        jumps = low - cost.log > JUMP or high - cost.log < -JUMP
+        gain = FAST_GAIN if jumps or not in_use else max(1 / cost.count, GAIN)
+        off = middle - cost.log if jumps else max(-JUMP, min(middle - cost.log, JUMP))
+        if in_use and cost.count > SURE:
             self.shift += gain * off
-            known.shift = self.shift
-            return 0.0
-        known.log += gain * off
-        known.shift = self.shift
-        return gain * off
+        else:
+            cost.log += gain * off
+        cost.shift = self.shift
 
 
 @dataclass(slots=True)
@@ -138,7 +81,6 @@ class _Record:
 
     tries: list[float]
     hits: list[float]
-    limit: int
     expected: list[float] = field(default_factory=list)
     news: int = 0
 
@@ -150,87 +92,69 @@ class _Record:
 
 @dataclass(slots=True)
 class _Size:
-    """What holds for a number of slots: the depth in use, and probes."""
+    """With so many slots: the depth in use, gains forgone, steps since a probe, and the probe."""
 
-    depth: int = 0
+    depth: int | None = None
     reason: str = "nothing is known yet"
     regret: float = 0.0
     wait: int = 0
-    attempts: Counter[int] = field(default_factory=Counter)
-    settled: bool = False
+    probed: int = 0
+    left: int = 0
 
 
 class AutoPolicy:
     """Measures what steps cost and what rows accept, and drafts as deep as pays.
 
-    Args:
-        max_depth: drafts a row and step, at most.
-
     Attributes:
-        transitions: changes of the depth in use.
-        probes: of other depths, begun so far.
+        cells: costs by slots and context bucket.
+        model: drafts of all rows, judged and accepted.
     """
 
     def __init__(self, max_depth: int) -> None:
-        self.transitions = self.probes = 0
+        self.transitions = 0
+        self.model = _Record([0.0] * max_depth, [0.0] * max_depth)
         self._max_depth = max_depth
-        self._cells: dict[tuple[int, int], _Cell] = {}
-        self._sizes: defaultdict[int, _Size] = defaultdict(_Size)
-        self._model = _Record([0.0] * max_depth, [0.0] * max_depth, max_depth)
+        self.cells: defaultdict[tuple[int, int], Cell] = defaultdict(Cell)
+        self._sizes = defaultdict[int, _Size](_Size)
         self._rows: dict[str, _Record] = {}
         self._limits: dict[str, int] = {}
-        self._totals = [0.0] * (max_depth + 1)
+        self._totals: list[float] = []
         self._decisions: dict[tuple[int, str, bool], Decision] = {}
-        self._probe: tuple[int, int, int] | None = None  # slots, depth, steps left
-        self._credit = float(os.environ.get("CREDIT","2"))
-        self._timed = True
-        self._step = 0
+        self._credit = OVERHEAD + 1.0
+        self._timed, self._step = True, 0
 
-    def choose(
-        self,
-        rows: Sequence[RowView],
-        slots: int | None = None,
-        coming: int = 0,
-        *,
-        reading: bool = False,
-    ) -> Decision:
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
+        """See `DepthPolicy`. Nobody drafts while more rows join than decode."""
         self._step += 1
         limits = {row.row_id: min(row.limit, self._max_depth) for row in rows if row.limit > 0}
-        if limits != self._limits or self._step % REFRESH == 0:
+        if limits != self._limits or self._step % INTERVAL == 0:
             self._keep(limits)
         top = max(limits.values(), default=0)
         if top == 0 or coming > len(rows):
-            self._probe = None
-            reason = "prompts are read" if top else "no row drafts"
-            return self._decide(0, reason, passing=top > 0)
-        slots = slots_for(slots or len(rows))
-        cell = self._cell(slots, context_bucket(max([row.context for row in rows])), top)
-        size = self._sizes[slots]
-        seconds = self._seconds(slots, cell, top)
-        speeds = [
-            (len(rows) + self._totals[depth]) / seconds[depth] for depth in range(top + 1)
-        ]
-        best = speeds.index(max(speeds))
-        current = min(size.depth, top)
-        if not size.settled and best in cell.depths and len(cell.depths) > 1:
-            size.settled, size.depth, current = True, best, best
-            size.reason = f"depth {best}: the best when last measured"
+            return self._decide(0, "rows join" if top else "no row drafts", passing=top > 0)
+        slots = slots_for(slots)
+        cell, seconds = self._look_up(slots, max([row.context for row in rows]), top)
+        speeds = [(len(rows) + self._totals[k]) / seconds[k] for k in range(top + 1)]
+        best, size = speeds.index(max(speeds)), self._sizes[slots]
+        if size.depth is None and best in cell.depths and len(cell.depths) > 1:
+            size.depth, size.reason = best, f"depth {best}: the best when last measured"
+        current = min(size.depth or 0, top)
         size.wait += 1
         self._credit = min(self._credit + BUDGET, SAVINGS)
-        depth = self._go_on(slots, top)
-        if depth is None and self._timed:
-            depth = self._begin(slots, cell, current, speeds, seconds)
-        if depth is not None:
+        if not size.left and self._timed:
+            self._begin(size, cell, current, speeds, seconds)
+        if size.left:
+            size.left -= 1
+            depth = min(size.probed, top)
             return self._decide(depth, f"measuring depth {depth}", passing=True)
         gain = speeds[best] / speeds[current] - 1
         size.regret = max(0.0, size.regret + gain - MARGIN)
         if best != current and size.regret > CHANGE:
+            if current in cell.depths:
+                cell.depths[current].shift = math.inf  # in doubt: it may have met a bad moment
             size.reason = f"depth {best}: {gain:+.0%} against depth {current}"
-            size.depth, size.regret = best, 0.0
-            if current in cell.depths and "NOLEFT" not in os.environ:
-                cell.depths[current].shift = math.inf
+            size.depth, size.regret, current = best, 0.0, best
             self.transitions += 1
-            current = best
         return self._decide(current, size.reason)
 
     def observe(self, report: StepReport) -> None:
@@ -238,170 +162,95 @@ class AutoPolicy:
         for row_id, drafted, accepted in report.outcomes:
             if not drafted:
                 continue
-            self._model.add(drafted, accepted, MODEL_MEMORY)
+            self.model.add(drafted, accepted, MODEL_MEMORY)
             record = self._rows.get(row_id)
             if record is not None:
                 record.add(drafted, accepted, ROW_MEMORY)
                 record.news += 1
                 if 8 * record.news >= record.tries[0]:
-                    self._renew(record)
-        self._timed = report.seconds is not None and not report.turns
-        if report.seconds is None or report.seconds <= 0 or report.changes_depth:
-            return
-        slots = slots_for(report.rows)
-        key = (slots, context_bucket(report.context))
-        cell = self._cells.setdefault(key, _Cell())
-        in_use = report.depth == self._sizes[slots].depth
-        moved = cell.observe(report.depth, report.seconds, in_use, self._step)
-        if moved:
-            for (size, _), other in self._cells.items():
-                if size == slots and other is not cell and report.depth in other.depths:
-                    other.depths[report.depth].log += moved
-                    if not in_use:
-                        other.depths[report.depth].shift = other.shift
+                    self._expect(record, self._limits[row_id])
+        self._timed = report.seconds is not None
+        if report.seconds:
+            slots = slots_for(report.slots)
+            in_use = report.depth == self._sizes[slots].depth
+            cell = self.cells[slots, bucket_of(report.context)]
+            cell.observe(report.depth, report.seconds, self._step, in_use=in_use)
 
-    # Costs
-
-    def calibrate(self, slots: int, depth: int, seconds: float) -> None:
-        """Take in a cost from the calibration grid, or one that an earlier run knew."""
-        self._cells.setdefault((slots, 0), _Cell()).put(depth, seconds)
-
-    def _cell(self, slots: int, bucket: int, top: int) -> _Cell:
-        cell = self._cells.setdefault((slots, bucket), _Cell())
-        if len(cell.depths) <= top:
-            others = [key for key in self._cells if key[0] == slots and key[1] != bucket]
-            for key in sorted(others, key=lambda key: abs(key[1] - bucket)):
-                other = self._cells[key]
-                shared = min(cell.depths.keys() & other.depths.keys(), default=None)
-                move = cell.seconds(shared) / other.seconds(shared) if shared is not None else 1.0
-                for depth in other.depths.keys() - cell.depths.keys():
-                    known = other.depths[depth]
-                    cell.put(depth, other.seconds(depth) * move, step=known.step)
-                    cell.depths[depth].shift -= other.shift - known.shift
-        return cell
-
-    def _seconds(self, slots: int, cell: _Cell, top: int) -> list[float]:
-        """Seconds of a step at each depth; unknown ones follow the nearest size, or a guess."""
-        known = cell.depths
-        if len(known) > top:
-            return [math.exp(known[d].log + cell.shift) for d in range(top + 1)]
-        near = sorted(
-            (key for key, other in self._cells.items() if other.depths and other is not cell),
-            key=lambda key: abs(key[0].bit_length() - slots.bit_length()),
-        )
-        guesses = {d: cell.seconds(d) for d in known}
-        for key in near:
-            other = self._cells[key]
-            shared = min(guesses.keys() & other.depths.keys(), default=None)
-            move = guesses[shared] / other.seconds(shared) if shared is not None else 1.0
-            for depth in other.depths.keys() - guesses.keys():
-                guesses[depth] = other.seconds(depth) * move
-        if not guesses:
-            guesses[0] = 1e-3
-        base = min(guesses)
-        for depth in range(top + 1):
-            guesses.setdefault(depth, guesses[base] * (1 + GUESS * (depth - base)))
-        return [guesses[depth] for depth in range(top + 1)]
-
-    # Probes
-
-    def _go_on(self, slots: int, top: int) -> int | None:
-        """The depth of the probe under way, if it goes on."""
-        probe, self._probe = self._probe, None
-        if probe is None or probe[0] != slots or probe[1] > top or probe[2] == 0:
-            return None
-        self._probe = (slots, probe[1], probe[2] - 1)
-        return probe[1]
+    def _look_up(self, slots: int, context: int, top: int) -> tuple[Cell, list[float]]:
+        """The cell, and seconds of a step at each depth. One unknown here costs what it does in
+        other contexts, else with other slots, moved as much as one known in both; else a guess."""
+        bits, bucket = slots.bit_length(), bucket_of(context)
+        cell = self.cells[slots, bucket]
+        known = {depth: cell.seconds(depth) for depth in cell.depths}
+        if len(known) <= top:
+            others = [(abs(s.bit_length() - bits), abs(b - bucket), s, b) for s, b in self.cells]
+            for far, _, *key in sorted(others)[1:]:
+                other = self.cells[key[0], key[1]]
+                shared = min(known.keys() & other.depths.keys(), default=None)
+                move = 1.0 if shared is None else known[shared] / other.seconds(shared)
+                for depth in other.depths.keys() - known.keys():
+                    known[depth] = move * other.seconds(depth)
+                    if not far:
+                        cell.put(depth, known[depth])
+            known.setdefault(0, min(known.values(), default=1.0))
+            for depth in range(1, top + 1):
+                known.setdefault(depth, known[depth - 1] * (1 + GUESS))
+        return cell, [known[depth] for depth in range(top + 1)]
 
     def _begin(
-        self, slots: int, cell: _Cell, current: int, speeds: list[float], seconds: list[float]
-    ) -> int | None:
-        """The depth that a probe begins to measure now, if any."""
-        size, known = self._sizes[slots], cell.depths
-        depth = self._unknown(size, cell, speeds, seconds)
-        if depth is not None:
-            size.attempts[depth] += 1
-            self._probe = (slots, depth, PROBE)
-        elif size.wait >= INTERVAL:
-            depth = self._overdue(cell, current, speeds, seconds)
-            if depth is None:
-                return None
-            self._probe = (slots, depth, PROBE - 1)
-        else:
-            return None
-        size.wait = 0
-        self.probes += 1
-        return depth
-
-    def _unknown(
-        self, size: _Size, cell: _Cell, speeds: list[float], seconds: list[float]
-    ) -> int | None:
-        """The shallowest depth never measured here that could win if it cost no more than the
-        shallower ones."""
-        best = max((speeds[d] for d in cell.depths if d < len(speeds)), default=0.0)
-        least = 0.0
+        self, size: _Size, cell: Cell, current: int, speeds: list[float], seconds: list[float]
+    ) -> None:
+        """Begin a probe: of the shallowest unknown depth that would win if it cost no more than
+        shallower ones; else, if one is due and paid for, of a depth in doubt or long not timed."""
+        least, urgency, prices = 0.0, dict[int, float](), [0.0] * len(speeds)
+        best = max((speeds[k] for k in cell.depths if k < len(speeds)), default=0.0)
         for depth, speed in enumerate(speeds):
-            if depth in cell.depths:
-                least = seconds[depth]
-            elif size.attempts[depth] < ATTEMPTS and (
-                not least or speed * seconds[depth] / least > best
-            ):
-                return depth
-        return None
-
-    def _overdue(
-        self, cell: _Cell, current: int, speeds: list[float], seconds: list[float]
-    ) -> int | None:
-        prices, urgency = dict[int, float](), dict[int, float]()
-        for depth, speed in enumerate(speeds):
-            known = cell.depths.get(depth)
-            if depth == current or known is None:
+            cost = cell.depths.get(depth)
+            if cost is None:
+                if not least or speed * seconds[depth] / least > best:
+                    urgency = {depth: 0.0}
+                    break
                 continue
+            least = seconds[depth]
             share = min(speed / speeds[current], 1.0)
-            price = PROBE * seconds[depth] / seconds[current] * (1 - share) + CHANGES
-            prices[depth] = min(price + (0.0 if current else CATCH_UP), SAVINGS)
-            doubtful = abs(cell.shift - known.shift) > DOUBT
-            if prices[depth] <= self._credit or (doubtful and self._credit > -DEBT):
-                urgency[depth] = (1e6 if doubtful else self._step - known.step) * share**4
-        depth = max(urgency, key=urgency.__getitem__, default=None)
-        if depth is not None:
-            self._credit -= prices[depth]
-        return depth
-
-    # Acceptance
+            price = PROBE * seconds[depth] / seconds[current] * (1 - share) + OVERHEAD
+            prices[depth] = price = min(price + (0.0 if current else CATCH_UP), SAVINGS)
+            doubtful = abs(cell.shift - cost.shift) > JUMP
+            paid = self._credit >= price or (doubtful and self._credit > -DEBT)
+            if depth != current and paid and size.wait >= INTERVAL:
+                urgency[depth] = (1e9 if doubtful else self._step - cost.step) * share**4
+        if urgency:
+            size.probed = max(urgency, key=urgency.__getitem__)
+            size.left = PROBE + (size.probed not in cell.depths)
+            self._credit -= prices[size.probed]
+            size.wait = 0
 
     def _keep(self, limits: dict[str, int]) -> None:
         """Make sure of these rows and forget all others."""
         self._limits, self._decisions = limits, {}
-        zeros = [0.0] * self._max_depth
-        self._rows = {
-            row_id: self._rows.get(row_id) or _Record(list(zeros), list(zeros), limit)
-            for row_id, limit in limits.items()
-        }
         self._totals = [0.0] * (self._max_depth + 1)
-        for record in self._rows.values():
-            record.expected = []
-            self._renew(record)
+        rows, self._rows = self._rows, {}
+        for row_id, limit in limits.items():
+            zeros = [0.0] * self._max_depth
+            record = self._rows[row_id] = rows.get(row_id) or _Record(zeros, list(zeros))
+            record.expected = [0.0] * (self._max_depth + 1)
+            self._expect(record, limit)
 
-    def _renew(self, record: _Record) -> None:
+    def _expect(self, record: _Record, limit: int) -> None:
         """Work out a row's expectations from its record and the model's."""
-        before, record.news = record.expected, 0
-        expected, model, rate, reach = [0.0], 1.0, 1.0, 1.0
+        before, record.news, record.expected = record.expected, 0, [0.0]
+        general, rate, reach = 1.0, 1.0, 1.0
         for position in range(self._max_depth):
-            default = RATES[0] if position == 0 else model * RATES[1]
-            last = model
-            model = (2 * PRIOR * default + self._model.hits[position]) / (
-                2 * PRIOR + self._model.tries[position]
-            )
-            prior = min(rate * model / max(last, 1e-6), 1.0)
-            rate = (PRIOR * prior + record.hits[position]) / (PRIOR + record.tries[position])
-            reach *= rate if position < record.limit else 0.0
-            expected.append(expected[-1] + reach)
-        record.expected = expected
-        for depth, value in enumerate(expected):
-            self._totals[depth] += value - (before[depth] if before else 0.0)
-
-    # Decisions
+            last, default = general, general * RATES[position > 0]
+            tries, hits = self.model.tries[position], self.model.hits[position]
+            general = (2 * PRIOR * default + hits) / (2 * PRIOR + tries)
+            prior = min(rate * general / max(last, 1e-6), 1.0)
+            tries, hits = record.tries[position], record.hits[position]
+            rate = (PRIOR * prior + hits) / (PRIOR + tries)
+            reach *= rate if position < limit else 0.0
+            record.expected.append(record.expected[-1] + reach)
+        for depth, value in enumerate(record.expected):
+            self._totals[depth] += value - before[depth]
 
     def _decide(self, depth: int, reason: str, *, passing: bool = False) -> Decision:
         key = (depth, reason, passing)
