@@ -10,9 +10,15 @@ from hypothesis import HealthCheck, settings
 
 from tests.helpers.redis_server import RedisServer, redis_server
 
-# How fast inputs are made says something of the machine, not of what is tested.
-settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# How fast examples run says something of the machine, not of what is tested.
+for name, examples in (("default", 50), ("all", 300)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +32,7 @@ def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Workers keep what they measure away from the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMLX_QUEUE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("OMLX_QUEUE_CALIBRATION", "false")
         yield
 
 

@@ -11,6 +11,7 @@ from omlx_producer.errors import (
     TokensLost,
     UnknownJob,
 )
+from omlx_producer.outcome import JobState
 from omlx_producer.protocol import (
     CancelledEvent,
     ChoiceDelta,
@@ -26,7 +27,6 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
 )
-from omlx_producer.state import JobState
 from omlx_producer.stream import AsyncTokenStream, TokenStream
 
 __all__ = [

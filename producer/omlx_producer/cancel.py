@@ -1,4 +1,4 @@
-"""Cancel a job, wherever it is."""
+"""Cancels a job that waits, and stops one that runs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,31 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outcome import ENDINGS
+from omlx_producer.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
 from omlx_producer.protocol import CancelledEvent, events_key
-from omlx_producer.state import fetch_job
-from omlx_producer.stream_end import read_stream_end, write_stream_end
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 
 TRIES, PAUSE_SECONDS = 100, 0.02
-# In RQ's job hash; workers honour it when they claim a job, write for it, or renew its lease.
+# In RQ's job hash. Workers read it when they claim a job, append to its stream or renew its lease.
 STOP_FIELD = "omlx_stop"
 REASON = "the job was cancelled before a worker took it"
 
 
 def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> CancelOutcome:
-    """Cancel a job that waits, stop one that runs, leave one that is over as it is.
+    """Cancel a job.
 
     Args:
-        connection: a client of Redis.
-        job_id: the job.
-        keep_for: seconds for which a cancelled job can still be asked about.
+        keep_for: seconds until a cancelled job expires.
 
     Returns:
-        ``cancelled``: it waited and will never run. ``stopping``: it runs, and its worker was
-        told to stop it; if that worker has just died, the next one ends the job instead of
-        running it again. ``over``: it had finished, failed or been cancelled.
+        ``cancelled``: the job waited and will never run. ``stopping``: the job runs and its worker
+        was told to stop it. If that worker has died, the next one ends the job. ``over``: the job
+        had already ended.
 
     Raises:
-        UnknownJob: if there is none.
-        OmlxQueueError: if it changed hands at every try.
+        UnknownJob: if the job does not exist.
+        OmlxQueueError: if its state changed at every try.
     """
     for _ in range(TRIES):
         job = fetch_job(connection, job_id)
@@ -58,14 +54,16 @@ def cancel_job(connection: redis.Redis, job_id: str, *, keep_for: int) -> Cancel
             _cancel_waiting(connection, job, keep_for)
             return "cancelled"
         except (WatchError, InvalidJobOperation, NoSuchJobError):
-            # A worker took the job, gave it back or ended it meanwhile: look again.
+            # A worker has claimed the job, given it back or ended it meanwhile: look again.
             time.sleep(PAUSE_SECONDS)
-    raise OmlxQueueError(f"job {job_id} changes hands all the time; cancel it again later")
+    raise OmlxQueueError(f"the state of job {job_id} keeps changing; cancel it again later")
 
 
 def _mark(connection: redis.Redis, job: Job) -> bool:
-    """Note on a running job that it is to be stopped, for a command is heard by living workers
-    only; returns False if it no longer runs."""
+    """Mark a running job as to be stopped; returns False if it no longer runs.
+
+    A dead worker does not receive the command, but the next one reads the mark.
+    """
     script = """
         if redis.call('HGET', KEYS[1], 'status') ~= 'started' then return 0 end
         return redis.call('HSET', KEYS[1], ARGV[1], 1) and 1
@@ -74,10 +72,10 @@ def _mark(connection: redis.Redis, job: Job) -> bool:
 
 
 def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
-    """Cancel a job that no worker has, and tell those who wait for its tokens or its result.
+    """Cancel a job that no worker has, and end its stream.
 
     Raises:
-        WatchError: if the job changed meanwhile; nothing has been done then.
+        WatchError: if the job has changed meanwhile; nothing is written.
     """
     with connection.pipeline() as pipe:
         pipe.watch(job.key, events_key(job.id))  # type: ignore[no-untyped-call]
@@ -86,7 +84,7 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
         tokens, over = read_stream_end(connection, job.id)
         pipe.multi()
         if over:
-            # The job was requeued, and this is the end of an earlier run of it.
+            # The job was requeued; the stream is that of an earlier run.
             pipe.delete(events_key(job.id))
             tokens = 0
         event = CancelledEvent(job_id=job.id, n=tokens, error=REASON)

@@ -1,4 +1,4 @@
-"""Submit jobs, wait for them, watch them, cancel them."""
+"""The Python API: submit jobs, stream them, wait for them, cancel them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from omlx_producer.cancel import CancelOutcome, cancel_job
-from omlx_producer.connections import connect, require_bytes
+from omlx_producer.connection import connect, require_bytes
 from omlx_producer.enqueue import (
     FAILURE_SECONDS,
     JOB_SECONDS,
@@ -21,21 +21,29 @@ from omlx_producer.enqueue import (
     Limits,
     NewJob,
     enqueue,
+    job_id_of,
+    job_id_of_content,
 )
 from omlx_producer.errors import InvalidRequest, JobTimeout
-from omlx_producer.idempotency import job_id_of, job_id_of_content
 from omlx_producer.models import only_model, read_models, require_fit, require_known
-from omlx_producer.outcome import ENDINGS, ask_result, read_outcome, results_key, unknown_job
+from omlx_producer.outcome import (
+    ENDINGS,
+    JobState,
+    ask_result,
+    read_outcome,
+    read_state,
+    results_key,
+    unknown_job,
+)
 from omlx_producer.protocol import (
     PRIORITIES,
     GenerationRequest,
     ModelInfo,
     Priority,
 )
-from omlx_producer.state import JobState, read_state
 from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
 
-# One MULTI of this many jobs holds other clients up for about 3 ms; 50,000 would for 200 ms.
+# A MULTI of this many jobs delays other clients by about 3 ms; one of 50,000 by 200 ms.
 CHUNK = 500
 LONGEST_BLOCK_SECONDS = 4.0
 
@@ -44,7 +52,7 @@ Fields = GenerationRequest | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """A submitted job. Its id is all that another process needs."""
+    """A submitted job. Another process needs only its id."""
 
     id: str
     queue: str
@@ -71,7 +79,7 @@ class Producer:
     """A client of the queue.
 
     Args:
-        connection: a client of Redis that returns bytes, or the URL of one.
+        connection: a Redis client that returns bytes, or a URL.
     """
 
     def __init__(self, connection: redis.Redis | str) -> None:
@@ -87,7 +95,7 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection if it was made here from a URL."""
+        """Close the connection if it was made from a URL."""
         if self._owned:
             self.connection.close()
 
@@ -107,20 +115,19 @@ class Producer:
         """Enqueue one request: ``submit(prompt="def fibonacci(n):", temperature=0)``.
 
         Args:
-            request: the request; or give its fields by name. Where exactly one model is known,
-                ``model`` may be left out.
+            request: the request; or give its fields by name. ``model`` may be left out if workers
+                have announced exactly one.
             priority: which of the model's queues it joins.
             job_timeout: seconds that it may run.
-            result_ttl: seconds for which its result and its tokens are kept.
-            failure_ttl: seconds for which a failure is kept.
-            require_known_model: False also takes a model that no worker has announced yet.
-            idempotency_key: submitting again with the same key returns the job of the first
-                time, whatever has become of it, until its result has expired or it was deleted.
-            idempotent: the same, with a key made from the request itself.
+            result_ttl: seconds until its result and its tokens expire.
+            failure_ttl: seconds until a failure expires.
+            require_known_model: False also takes a model that no worker has announced.
+            idempotency_key: a second submission with the same key returns the first job, in
+                whatever state it is, until its result expires or it is deleted.
+            idempotent: make the key from the request.
 
         Raises:
-            InvalidRequest: with one sentence that names the field, the value and the remedy;
-                nothing was enqueued.
+            InvalidRequest: names the field, the value and the remedy; nothing was enqueued.
         """
         if request is not None and fields:
             raise TypeError("give a request or its fields by name, not both")
@@ -148,14 +155,14 @@ class Producer:
         idempotency_keys: Sequence[str | None] | None = None,
         idempotent: bool = False,
     ) -> list[JobHandle]:
-        """Enqueue many requests, in their order, `CHUNK` at a time; see `submit`.
+        """Enqueue many requests in order, `CHUNK` at a time; see `submit`.
 
         Args:
-            idempotency_keys: one for each request; None for those without.
+            idempotency_keys: one for each request, or None.
 
         Raises:
-            InvalidRequest: for the first invalid one; nothing was enqueued. With more than one
-                request the message begins with its index.
+            InvalidRequest: for the first invalid request, whose index begins the message if there
+                are several; nothing was enqueued.
         """
         if priority not in PRIORITIES:
             raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
@@ -185,13 +192,13 @@ class Producer:
 
         Args:
             job_id: the job.
-            timeout: seconds to wait at most; None waits for ever, 0 not at all.
+            timeout: seconds to wait; None waits for ever, 0 not at all.
 
         Raises:
             JobFailed: if it failed.
             JobCancelled: if it was cancelled or stopped.
-            JobTimeout: if the time is over first; the job goes on.
-            UnknownJob: if there is none, or its result has expired.
+            JobTimeout: if the timeout passes first; the job goes on.
+            UnknownJob: if the job does not exist, or its result has expired.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -204,17 +211,16 @@ class Producer:
             if deadline is not None:
                 wait = min(wait, deadline - time.monotonic())
                 if wait <= 0:
-                    raise JobTimeout(f"job {job_id} had not finished within {timeout:g} s")
-            # A result wakes this up. It also looks again by itself, for tools that cancel a job
-            # write no result.
+                    raise JobTimeout(f"job {job_id} did not finish within {timeout:g} s")
+            # A result ends the wait. Other tools cancel a job without one, so look again by time.
             last = entries[0][0] if entries else "0-0"
             self.connection.xread({results_key(job_id): last}, block=max(1, int(1000 * wait)))
 
     def status(self, job_id: str) -> JobState:
-        """What a job is doing.
+        """The state of a job.
 
         Raises:
-            UnknownJob: if there is none.
+            UnknownJob: if it does not exist.
         """
         return read_state(self.connection, job_id)
 
@@ -222,7 +228,7 @@ class Producer:
         """Cancel a job that waits, stop one that runs; see `omlx_producer.cancel.cancel_job`.
 
         Raises:
-            UnknownJob: if there is none.
+            UnknownJob: if it does not exist.
         """
         return cancel_job(self.connection, job_id, keep_for=RESULT_SECONDS)
 
@@ -232,7 +238,7 @@ class Producer:
 
     @property
     def _block_seconds(self) -> float:
-        """How long a read may block before redis-py takes the silence for a lost connection."""
+        """How long a read may block; redis-py takes a longer silence for a lost connection."""
         socket_timeout = self.connection.get_connection_kwargs().get("socket_timeout")
         return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
 
@@ -252,7 +258,7 @@ class Producer:
         return checked
 
     def _queue(self, name: str) -> Queue:
-        # RQ asks the server for its version once for each Queue object.
+        # RQ asks the server for its version once per Queue object.
         if name not in self._queues:
             self._queues[name] = Queue(name, connection=self.connection, serializer=JSONSerializer)
         return self._queues[name]

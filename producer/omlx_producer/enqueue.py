@@ -1,7 +1,14 @@
-"""Put jobs into their queues, all of a batch at one moment and exactly once."""
+"""Puts jobs into their queues: each exactly once, many in one transaction.
+
+A job with an idempotency key has an id made from the key. A second submission finds the first one's
+job as long as that exists: while it waits or runs, and until its result expires or is deleted.
+Nothing else is stored.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +34,12 @@ JOB_SECONDS = 3600
 RESULT_SECONDS = 24 * 3600
 FAILURE_SECONDS = 7 * 24 * 3600
 DESCRIPTION_CHARACTERS = 40
+LONGEST_KEY = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds that a job may run, and for which its result or its failure is kept."""
+    """Seconds that a job may run, and that its result or failure is kept."""
 
     job_timeout: int = JOB_SECONDS
     result_ttl: int = RESULT_SECONDS
@@ -40,10 +48,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A checked request on its way into a queue.
+    """A checked request to be enqueued.
 
     Attributes:
-        once: its id stands for an idempotency key: where a job has it already, that is the job.
+        once: its id stands for an idempotency key. An existing job with this id is the job.
     """
 
     id: str
@@ -60,6 +68,27 @@ class NewJob:
         return str(Job.key_for(self.id))
 
 
+def job_id_of(key: str) -> str:
+    """The id of the job with an idempotency key.
+
+    Raises:
+        InvalidRequest: if the key is empty or too long.
+    """
+    if not 1 <= len(key) <= LONGEST_KEY:
+        raise InvalidRequest(f"idempotency_key: got {len(key)} characters; give 1 to {LONGEST_KEY}")
+    return f"once-{_digest(key)}"
+
+
+def job_id_of_content(request: GenerationRequest) -> str:
+    """The id of all jobs with the same request, in whatever order its fields are."""
+    document = json.dumps(request.to_wire(), sort_keys=True, separators=(",", ":"))
+    return f"same-{_digest(document)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
 def enqueue(
     connection: redis.Redis,
     jobs: Sequence[NewJob],
@@ -68,9 +97,9 @@ def enqueue(
 ) -> None:
     """Enqueue jobs and ring for their workers.
 
-    redis-py repeats a command whose answer was lost, which would enqueue the jobs twice; a
-    watched pipeline raises WatchError instead, and then the jobs that are there tell what
-    happened. It raises it too when somebody else has enqueued a job with the same key meanwhile.
+    redis-py repeats a command whose answer was lost, which would enqueue the jobs twice. A watched
+    pipeline raises WatchError instead, also when another client enqueues a job with the same key.
+    The jobs that exist then show what happened.
 
     Raises:
         InvalidRequest: if a job with the same key has another request; nothing was enqueued.
@@ -81,7 +110,7 @@ def enqueue(
             raise _taken(job.id)
     jobs = [by_id[job_id] for job_id in dict.fromkeys(job.id for job in jobs)]
     once = [job for job in jobs if job.once]
-    # One of those whose ids are new in the world stands for all of them.
+    # One job with a random id stands for all of them.
     fresh = [job for job in jobs if not job.once][:1]
     lost_answer = False
     while True:
@@ -104,10 +133,10 @@ def enqueue(
 
 
 def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
-    """The ids of those that have been enqueued before.
+    """The ids of the jobs that exist.
 
     Raises:
-        InvalidRequest: if one of them has another request now.
+        InvalidRequest: if one of them has another request.
     """
     if not (once and connection.exists(*(job.key for job in once))):
         return set()
@@ -127,7 +156,7 @@ def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
 def _taken(job_id: str) -> InvalidRequest:
     return InvalidRequest(
         f"idempotency_key: job {job_id} has the same key and another request; "
-        "give each request a key of its own"
+        "give each request its own key"
     )
 
 
@@ -150,7 +179,7 @@ def _fill(
             )
             for job in members
         ]
-        # What a deleted job of the same id has left would be taken for this one's.
+        # What a deleted job with the same id left behind would be taken for this job's.
         once = [job.id for job in members if job.once]
         if left := [key for job_id in once for key in (events_key(job_id), results_key(job_id))]:
             pipe.delete(*left)
@@ -159,7 +188,7 @@ def _fill(
 
 
 def _describe(request: GenerationRequest) -> str:
-    """A line for dashboards. RQ's own would hold the whole request a second time."""
+    """A line for dashboards. RQ's default would hold the whole request a second time."""
     if isinstance(request.prompt, list):
         text = f"{len(request.prompt)} tokens"
     else:

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions whose messages are one sentence for the user.
+"""The exceptions of this package. Each message is one sentence for the user.
 
 * OmlxQueueError
   · InvalidRequest        also a ValueError: this request can never be served
@@ -7,12 +7,26 @@
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
-  · JobTimeout            also a TimeoutError: the job goes on, the waiting ended
+  · JobTimeout            also a TimeoutError: the wait ended, the job goes on
 
-Trouble with Redis itself is left as redis-py's own ``redis.exceptions.RedisError``.
+Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
 """
 
 from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+LONGEST_SENTENCE = 1000
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel = 2
 
 
 class OmlxQueueError(Exception):
@@ -20,7 +34,7 @@ class OmlxQueueError(Exception):
 
 
 class InvalidRequest(OmlxQueueError, ValueError):
-    """A request that can never be served. The message names the field, the value, the remedy."""
+    """A request that can never be served. The message names field, value and remedy."""
 
 
 class UnknownJob(OmlxQueueError, LookupError):
@@ -28,10 +42,10 @@ class UnknownJob(OmlxQueueError, LookupError):
 
 
 class TokensLost(OmlxQueueError):
-    """Tokens after the cursor have left the stream; the job's result still has the whole text.
+    """The stream has lost tokens after the cursor; the job's result still has the whole text.
 
     Attributes:
-        cursor: where the tokens that are still there begin; a stream can be opened from it.
+        cursor: where the remaining tokens begin. A stream can start from it.
     """
 
     def __init__(self, message: str, cursor: int) -> None:
@@ -40,7 +54,7 @@ class TokensLost(OmlxQueueError):
 
 
 class JobError(OmlxQueueError):
-    """A job that is over and has no result."""
+    """The job is over and has no result."""
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)
@@ -52,8 +66,83 @@ class JobFailed(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled or stopped; the message says by what."""
+    """The job was cancelled or stopped; the message says why."""
 
 
 class JobTimeout(OmlxQueueError, TimeoutError):
-    """The job had not finished when the time for waiting was over; it goes on."""
+    """The job did not finish within the timeout; it goes on."""
+
+
+def one_line(text: str) -> str:
+    """A sentence that can be stored and shown, whatever it quotes."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
+
+
+def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: str) -> str:
+    """The first problem of a validation error as one sentence: field, value, remedy.
+
+    Every field of the model must have a ``description`` that says what it should hold.
+
+    Args:
+        error: raised while ``data`` was validated.
+        data: the input; says which name it uses for a field that has two.
+        whole: what ``data`` should be.
+    """
+    problems = [(problem, _path(problem)) for problem in error.errors(include_url=False)]
+    first = problems[0][1][:1]
+    # A union reports every branch that failed; the user meant the deepest.
+    problem, path = max((p for p in problems if p[1][:1] == first), key=lambda p: len(p[1]))
+    if problem["type"] == "value_error":
+        return problem["msg"].removeprefix("Value error, ")
+    if not path:
+        return f"request: got {_SHORT.repr(problem['input'])}; give {whole}"
+    owner, expected = _look_up(model, path)
+    if path == ["max_completion_tokens"] and isinstance(data, dict) and "max_tokens" in data:
+        path = ["max_tokens"]
+    where = _spell(path)
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), owner.model_fields, n=1)
+        return f"{where}: unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
+    if problem["type"] == "missing":
+        return f"{where}: missing; give {expected}"
+    return f"{where}: got {_SHORT.repr(problem['input'])}; give {expected}"
+
+
+def _path(problem: ErrorDetails) -> list[int | str]:
+    """The path to a problem: fields, keys and indices, without the branches of unions."""
+    return [part for part in problem["loc"] if not _is_branch(part)]
+
+
+def _is_branch(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part in {"str", "constrained-str"})
+
+
+def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[type[BaseModel], str]:
+    """The innermost model along a path, and the description of the innermost known field."""
+    expected = ""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue
+        expected = field.description or ""
+        model = next(_models_in(field.annotation), model)
+    return model, expected
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _spell(path: list[int | str]) -> str:
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            name = part if part.isidentifier() and len(part) <= 60 else _SHORT.repr(part)
+            spelled += f".{name}" if spelled else name
+    return spelled

@@ -1,6 +1,6 @@
-"""What workers tell: the events of a job, and what model an alias stands for.
+"""What workers write: the events of a job, and the model behind an alias.
 
-See `omlx_producer.protocol` for where and in which order events travel.
+See `omlx_producer.protocol` for the keys and the order of events.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class _Wire(BaseModel):
-    """What workers write. Unknown fields are ignored: a worker may be newer than a consumer."""
+    """The base of what workers write. It ignores unknown fields, for workers that are newer."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class TokenLogprob(_Wire):
-    """A sampled token and its log-probability (natural log, before filters and temperature)."""
+    """A sampled token and its log-probability: natural, before filters and temperature."""
 
     token: str
     token_id: int
@@ -28,7 +28,7 @@ class TokenLogprob(_Wire):
 
 
 class ChoiceDelta(_Wire):
-    """What one step added to one choice; ``text`` may lag behind ``tokens``, never lead."""
+    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead."""
 
     index: int
     text: str
@@ -37,10 +37,11 @@ class ChoiceDelta(_Wire):
 
 
 class Speculation(_Wire):
-    """How a job's drafts fared, all choices together.
+    """The drafts of a job, all choices together.
 
-    ``steps`` counts each row's steps; ``accepted`` says for each draft position, the first
-    token drafted in a step first, how many drafts were accepted there.
+    Attributes:
+        steps: summed over the rows.
+        accepted: drafts accepted at each position of a step, the first position first.
     """
 
     steps: int = 0
@@ -49,7 +50,7 @@ class Speculation(_Wire):
 
 
 class Usage(_Wire):
-    """Token counts of a finished job, all choices together."""
+    """The token counts of a finished job, all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -105,16 +106,17 @@ _EVENT: TypeAdapter[TokenEvent] = TypeAdapter(Annotated[TokenEvent, Field(discri
 
 
 def parse_event(payload: bytes | str) -> TokenEvent:
-    """Read an event from a stream entry or a channel message."""
+    """Parse the event of a stream entry or a channel message."""
     return _EVENT.validate_json(payload)
 
 
 class ModelInfo(_Wire):
-    """What a worker writes about its model under its alias in the hash ``MODELS_KEY``.
+    """The entry of a model in the hash ``MODELS_KEY``, under its alias.
 
-    The entry outlives the worker, so that jobs can be queued for a Mac that is asleep.
-    ``longest_token`` is the length in characters of the longest token, which bounds from below
-    how many tokens a text can become.
+    It outlives the worker, so jobs can be queued for a Mac that is asleep.
+
+    Attributes:
+        longest_token: characters of the longest token. It bounds the tokens of a text from below.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Which models workers serve, and whether a request can be one of theirs."""
+"""The models that workers have announced, and the checks of a request against them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 
 
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
-    """The models that workers have served, by alias, whether or not one is running now."""
+    """The models that workers have announced, by alias. None of the workers need be running."""
     models = {}
     for key, document in connection.hgetall(MODELS_KEY).items():
         alias = str_if_bytes(key)
         try:
             models[alias] = ModelInfo.model_validate_json(document)
         except ValidationError:
-            log.warning("the entry %r of %s is not a model; ignored", alias, MODELS_KEY)
+            log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
     return dict(sorted(models.items()))
 
 
 def count_waiting(connection: redis.Redis, model: str) -> dict[str, int]:
-    """How many jobs wait for a model, by priority."""
+    """The number of jobs that wait for a model, by priority."""
     queues = {priority: Queue(queue_name(model, priority), connection) for priority in PRIORITIES}
     return {priority: queue.count for priority, queue in queues.items()}
 
@@ -44,7 +44,7 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
     """The model of a request that names none.
 
     Raises:
-        InvalidRequest: unless exactly one is known.
+        InvalidRequest: unless exactly one model is known.
     """
     if len(models) == 1:
         return next(iter(models))
@@ -54,14 +54,16 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
             "omlx-worker run, or name a model and pass --queue-anyway "
             "(require_known_model=False)"
         )
-    raise InvalidRequest(f"model: missing, and there are several; give one of {_spell(models)}")
+    raise InvalidRequest(
+        f"model: missing, but workers have announced several; give one of {_spell(models)}"
+    )
 
 
 def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
-    """Check that some worker has announced the request's model.
+    """Check that a worker has announced the request's model.
 
     Raises:
-        InvalidRequest: naming the alias, the known ones and the remedy.
+        InvalidRequest: names the alias, the known aliases and the remedy.
     """
     if request.model in models:
         return
@@ -73,12 +75,12 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
 
 
 def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
-    """Check that the prompt is not certainly longer than the context of its model.
+    """Check that the prompt may fit the context of its model.
 
     A prompt that passes may still be too long: only the worker counts the tokens of a text.
 
     Raises:
-        InvalidRequest: with the figures.
+        InvalidRequest: names both lengths.
     """
     info = models.get(request.model)
     if info is None:

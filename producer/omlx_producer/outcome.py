@@ -1,23 +1,39 @@
-"""How a job ended, from the status and the result that RQ keeps."""
+"""What a job does and how it ended, from its RQ status, its result and its stream."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
+import redis
 from pydantic import ValidationError
+from redis.client import Pipeline
+from rq import Queue
+from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import JobCancelled, JobFailed, UnknownJob
-from omlx_producer.events import CancelledEvent, DoneEvent, FailedEvent, TerminalEvent, Usage
+from omlx_producer.protocol import (
+    ENDED_SECONDS,
+    CancelledEvent,
+    DoneEvent,
+    FailedEvent,
+    TerminalEvent,
+    Usage,
+    ended_stream,
+    events_key,
+    tokens_channel,
+)
 
 Ending = Literal["finished", "failed", "cancelled"]
+Status = Literal["queued", "started", Ending]
 ResultEntry = tuple[bytes, Mapping[bytes, bytes]]
 
-# RQ's words for a job that is over, and ours.
+# RQ's statuses of ended jobs, and ours.
 ENDINGS: dict[str, Ending] = {
     "finished": "finished",
     "failed": "failed",
@@ -26,7 +42,7 @@ ENDINGS: dict[str, Ending] = {
 }
 _NO_REASON: dict[Ending, str] = {
     "finished": "",
-    "failed": "the job failed, and no reason was noted",
+    "failed": "the job failed without a reason",
     "cancelled": "the job was cancelled",
 }
 
@@ -37,7 +53,7 @@ def unknown_job(job_id: str) -> UnknownJob:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a job: an OpenAI response body, or one sentence that says why there is none."""
+    """The end of a job: an OpenAI response body, or a sentence that says why there is none."""
 
     job_id: str
     ending: Ending
@@ -50,7 +66,7 @@ class Outcome:
         Raises:
             JobFailed: if the job failed.
             JobCancelled: if it was cancelled or stopped.
-            UnknownJob: if the body is none.
+            UnknownJob: if the body is not a response.
         """
         if self.ending == "failed":
             raise JobFailed(self.job_id, self.error)
@@ -61,10 +77,10 @@ class Outcome:
         return self.body
 
     def as_event(self, cursor: int) -> TerminalEvent:
-        """The terminal event that says the same, for a stream that has none.
+        """The terminal event of a stream that has none.
 
         Args:
-            cursor: how many tokens the consumer has had.
+            cursor: the number of tokens that the consumer has had.
         """
         if self.ending == "failed":
             return FailedEvent(job_id=self.job_id, n=cursor, error=self.error)
@@ -82,22 +98,24 @@ class Outcome:
             raise self._foreign() from None
 
     def _foreign(self) -> UnknownJob:
-        return UnknownJob(f"job {self.job_id} is no generation job: its result is of another kind")
+        return UnknownJob(
+            f"job {self.job_id} is not a generation job: its result is of another kind"
+        )
 
 
 def results_key(job_id: str) -> str:
-    """The stream in which RQ keeps the results of a job."""
+    """The stream that holds RQ's results of a job."""
     return str(Result.get_key(job_id))  # type: ignore[no-untyped-call]
 
 
 def ask_result(pipe: Any, job_id: str) -> Any:
-    """Queue the reading of a job's status and last result, at one moment, on a pipeline.
+    """Queue the reading of a job's status and last result.
 
     Args:
         pipe: a sync or async pipeline of redis-py.
 
     Returns:
-        The pipeline; executed, it gives the status or None, and a list of at most one entry.
+        The pipeline. Executed, it gives the status or None, and a list of at most one entry.
     """
     pipe.hget(Job.key_for(job_id), "status")
     pipe.xrevrange(results_key(job_id), count=1)
@@ -105,7 +123,7 @@ def ask_result(pipe: Any, job_id: str) -> Any:
 
 
 def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outcome:
-    """Read the last entry of the results stream of a job that is over.
+    """Read the last entry of the results stream of an ended job.
 
     Raises:
         UnknownJob: if the job finished, but its result has expired or is of another kind.
@@ -119,7 +137,102 @@ def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outc
     try:
         result = restore(job_id, entry_id.decode(), payload, None, serializer=JSONSerializer)
     except ValueError:
-        # A pickled return value, which is never read.
-        raise UnknownJob(f"job {job_id} is no generation job: its result is not JSON") from None
+        # A pickled return value; it is never read.
+        raise UnknownJob(f"job {job_id} is not a generation job: its result is not JSON") from None
     lines = (result.exc_string or "").strip().splitlines() or [_NO_REASON[ending]]
     return Outcome(job_id, ending, body=result.return_value, error=lines[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job at one moment.
+
+    Attributes:
+        position: the number of jobs before it in its queue, while it is queued.
+        tokens: the number of tokens it has published.
+        worker: the name of its worker, or of its last one.
+        error: why it failed or was cancelled.
+    """
+
+    id: str
+    status: Status
+    queue: str
+    position: int | None
+    tokens: int
+    worker: str | None
+    enqueued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    error: str | None
+
+
+def fetch_job(connection: redis.Redis, job_id: str) -> Job:
+    """RQ's record of a job.
+
+    Raises:
+        UnknownJob: if it does not exist.
+    """
+    try:
+        return Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
+    except (NoSuchJobError, ValueError):
+        # RQ raises a ValueError for ids that it cannot have made.
+        raise unknown_job(job_id) from None
+
+
+def read_state(connection: redis.Redis, job_id: str) -> JobState:
+    """Look up a job.
+
+    Raises:
+        UnknownJob: if it does not exist.
+    """
+    job = fetch_job(connection, job_id)
+    status = job.get_status(refresh=False).value
+    ending = ENDINGS.get(status)
+    position = error = None
+    if ending is None and status != "started":
+        position = Queue(job.origin, connection=connection).get_job_position(job_id)
+    elif ending == "failed" or ending == "cancelled":
+        _, entries = ask_result(connection.pipeline(), job_id).execute()
+        error = read_outcome(job_id, ending, entries[0] if entries else None).error
+    tokens, _ = read_stream_end(connection, job_id)
+    return JobState(
+        id=job_id,
+        status=ending or ("started" if status == "started" else "queued"),
+        queue=job.origin,
+        position=position,
+        tokens=tokens,
+        worker=job.worker_name,
+        enqueued_at=job.enqueued_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        error=error,
+    )
+
+
+def read_stream_end(connection: redis.Redis, job_id: str) -> tuple[int, bool]:
+    """The number of tokens in a job's stream, and whether the stream has ended.
+
+    The id of the last entry says both.
+    """
+    last: list[tuple[bytes, dict[bytes, bytes]]] = connection.xrevrange(  # type: ignore[assignment]
+        events_key(job_id), count=1
+    )
+    if not last:
+        return 0, False
+    tokens, _, part = last[0][0].partition(b"-")
+    return int(tokens), part != b"0"
+
+
+def write_stream_end(pipeline: Pipeline, event: TerminalEvent, *, keep_for: int) -> None:
+    """Queue the terminal event of a job, for its consumers and for its bulk run.
+
+    Args:
+        keep_for: seconds until the stream expires.
+    """
+    key, payload = events_key(event.job_id), event.model_dump_json()
+    pipeline.xadd(key, {"event": payload}, id=event.stream_id)
+    pipeline.publish(tokens_channel(event.job_id), payload)
+    if stream := ended_stream(event.job_id):
+        pipeline.xadd(stream, {"job": event.job_id})
+        pipeline.expire(stream, ENDED_SECONDS)
+    pipeline.expire(key, keep_for)

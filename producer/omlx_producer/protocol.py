@@ -1,37 +1,38 @@
-"""What travels between producers, Redis and workers: requests, events, results, names.
+"""The wire between producers, Redis and workers: keys, requests, events, results.
 
-One RQ job carries one generation request. Its function is named ``JOB_FUNCTION``, its only
-keyword argument is ``request``, the JSON form of a `GenerationRequest`, and it is written with
-RQ's JSON serializer. Workers refuse anything else; nothing is ever unpickled.
+One RQ job carries one generation request. Its function is named ``JOB_FUNCTION``. Its only argument
+is the keyword ``request``, the JSON form of a `GenerationRequest`. RQ's JSON serializer writes it.
+Workers refuse anything else; nothing is ever unpickled.
 
-A worker writes every event of a job twice in one script call: as an entry of the stream
+A worker writes every event of a job twice, in one script call: as an entry of the stream
 ``events_key(job_id)`` (field ``event``) and as a message on the channel
-``tokens_channel(job_id)``; both hold the same JSON document, one of:
+``tokens_channel(job_id)``. Both hold the same JSON document:
 
-``tokens``     new tokens of one step: ``n`` is the number of tokens of the job so far, all
-               choices together; ``choices`` the choices that moved (`ChoiceDelta`)
+``tokens``     the new tokens of one step. ``n`` is the number of tokens of the job so far, all
+               choices together; ``choices`` are the choices that changed (`ChoiceDelta`)
 ``done``       the job finished: ``finish_reasons`` by choice, and ``usage``
 ``failed``     the job failed: ``error`` is one sentence
-``cancelled``  the job was cancelled or stopped: ``error`` says by what
+``cancelled``  the job was cancelled or stopped: ``error`` says why
 
-The last three are terminal: exactly one of them ends a stream. Stream ids are token counts:
-a ``tokens`` event has the id ``<n>-0``, the terminal event ``<n>-1``, so ids only grow, Redis
-itself refuses a late writer, and a consumer's cursor is a count of tokens. From one event to the
-next ``n`` grows by the tokens in it, and by one when it has text but no tokens (text held back
-until a stop token, which is in no choice), so that a consumer sees a gap. The ``n`` of a terminal
-event may be larger than any before it: not every job publishes its tokens. Concatenating the
-``text`` of one choice over all events gives exactly the text in the result.
+The last three are terminal: exactly one of them ends a stream. Stream ids are token counts. A
+``tokens`` event has the id ``<n>-0``, the terminal event ``<n>-1``. So ids only grow, Redis refuses
+a late writer, and a consumer's cursor is a count of tokens.
 
-A terminal event appears with, or before, the change of the job's status and the result. Where
-none was written, by a tool that knows nothing of events, status and result stand for it.
+From one event to the next, ``n`` grows by the tokens in it. An event with text but no tokens (text
+held back until a stop token, which is in no choice) adds one, so a consumer detects a gap. The
+``n`` of a terminal event may be larger than any before it: not every job publishes its tokens. The
+``text`` of a choice, concatenated over all events, is exactly the text in the result.
+
+A terminal event appears with, or before, the change of the job's status and the result. Other tools
+end jobs without an event; then status and result stand for it.
 
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
 ``messages``, a ``text_completion`` for ``prompt``.
 
-Jobs of a bulk run have ids of their own making, ``bulk_job_id``. Whoever ends one also adds its id
-(field ``job``) to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so that
-a client with a million rows follows one key. An entry says that the job is worth looking at, no
-more: it may come twice, or late.
+Jobs of a bulk run have ids from ``bulk_job_id``. Whoever ends one also adds its id (field ``job``)
+to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so a client with a
+million rows follows one key. An entry is only a hint to look at the job. It may come twice, or
+late.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from omlx_producer.request import (
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 MODELS_KEY = "omlx:models"
-# How long the stream of a bulk run is kept after its last entry.
+# The stream of a bulk run expires this long after its last entry.
 ENDED_SECONDS = 7 * 24 * 3600
 
 Priority = Literal["high", "default", "bulk"]
@@ -82,32 +83,32 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 def queue_name(model: str, priority: Priority) -> str:
-    """The RQ queue that holds the jobs of a model alias at one priority."""
+    """The RQ queue of a model alias at a priority."""
     return f"omlx:{model}:{priority}"
 
 
 def events_key(job_id: str) -> str:
-    """The Redis stream that keeps the events of a job until its result expires."""
+    """The stream of a job's events; it expires with the result."""
     return f"omlx:events:{job_id}"
 
 
 def tokens_channel(job_id: str) -> str:
-    """The pub/sub channel on which the events of a job appear as they happen."""
+    """The pub/sub channel of a job's events."""
     return f"omlx:tokens:{job_id}"
 
 
 def wake_channel(model: str) -> str:
-    """The channel on which producers ring for the workers of a model alias; any payload."""
+    """The channel on which producers ring for the workers of a model alias. Any payload will do."""
     return f"omlx:wake:{model}"
 
 
 def bulk_job_id(run: str, row: str) -> str:
-    """The id of a job of a bulk run; both parts are hexadecimal."""
+    """The id of a job of a bulk run. Both parts are hexadecimal."""
     return f"bulk-{run}-{row}"
 
 
 def ended_stream(job_id: str) -> str | None:
-    """The stream that hears of the end of a bulk run's job; None for other jobs."""
+    """The stream that names the ended jobs of this job's bulk run; None for other jobs."""
     found = re.match(r"bulk-([0-9a-f]+)-", job_id)
     return f"omlx:bulk:{found[1]}" if found else None
 

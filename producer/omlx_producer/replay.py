@@ -1,13 +1,13 @@
-"""Every token once and in order, from a stream that keeps and a channel that may lose.
+"""Delivers every token once and in order, from a durable stream and a lossy channel.
 
-Nothing here does input or output: `Replay` says what to do next, is told what came of it, and
-says which events the consumer gets. `omlx_producer.stream` does as it says, in a sync and an
-async form.
+Nothing here does input or output. `Replay` names the next step, takes its outcome, and returns the
+events for the consumer. `omlx_producer.stream` carries the steps out, sync and async.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -15,11 +15,12 @@ from redis.exceptions import AuthenticationError
 
 from omlx_producer.errors import TokensLost
 from omlx_producer.events import TokenEvent, TokensEvent, parse_event
+from omlx_producer.outage import Outage
 from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
 
 PAGE = 500
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-# RQ's statuses of jobs that no worker has.
+# RQ's statuses of jobs that wait.
 _WAITING = (b"created", b"queued", b"deferred", b"scheduled")
 
 
@@ -36,25 +37,33 @@ class Step(Enum):
 class Replay:
     """Follow one job: subscribe, read the stream, listen to the channel, read again when in doubt.
 
-    The stream is read at every confirmation of a subscription, for redis-py reconnects without a
-    word and what was published meanwhile is gone; when a message shows that an earlier one is
-    missing; and when nothing has come for a while, for a server drops slow readers, and tools
-    that know nothing of events end jobs.
+    It reads the stream
+
+    * at every confirmation of a subscription: redis-py reconnects silently, and messages published
+      meanwhile are lost;
+    * when a message shows that an earlier one is missing;
+    * after a silence: servers drop slow readers, and other tools end jobs without an event.
 
     Attributes:
         step: what to do next; answer with the method named after it, or with `failed`.
-        cursor: how many tokens the consumer has had.
+        cursor: the number of tokens that the consumer has had.
     """
 
-    def __init__(self, job_id: str, cursor: int, *, reconnect_for: float) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        cursor: int,
+        *,
+        reconnect_for: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
         self._position = (cursor, 0)
         self._heard_of = cursor
         self._reconnect_for = reconnect_for
         self._reached = False
-        self._down_since: float | None = None
-        self._pause = FIRST_PAUSE
+        self._outage = Outage(FIRST_PAUSE, LONGEST_PAUSE, clock)
 
     @property
     def cursor(self) -> int:
@@ -62,15 +71,15 @@ class Replay:
 
     @property
     def after(self) -> str:
-        """Where to read the stream from, as the first id of an XRANGE."""
+        """Where to read the stream from: the first id of an XRANGE."""
         return f"({self._position[0]}-{self._position[1]}"
 
     def subscribed(self) -> None:
-        """The subscription was asked for; it counts from its confirmation on."""
+        """A subscription was requested. It counts from its confirmation."""
         self.step = Step.LISTEN
 
     def heard(self, message: dict[str, Any] | None) -> list[TokenEvent]:
-        """A message of the channel came, or None: nothing for a while."""
+        """A message came on the channel; None after a silence."""
         if message is None or message["type"] == "subscribe":
             self.step = Step.READ
             return []
@@ -89,16 +98,17 @@ class Replay:
     def read(
         self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]], status: bytes | None
     ) -> list[TokenEvent]:
-        """The stream was read from `after`, up to PAGE entries, and the job's status with it.
+        """Up to PAGE entries of the stream were read, from `after`, and the job's status.
 
         Raises:
-            TokensLost: when the stream has lost tokens that the consumer has not had.
-            UnknownJob: when there is neither a job nor the end of its stream.
+            TokensLost: if the stream has lost tokens that the consumer has not had.
+            UnknownJob: if there is neither a job nor the end of its stream.
         """
-        self._reached, self._down_since, self._pause = True, None, FIRST_PAUSE
+        self._reached = True
+        self._outage.answered()
         found = [parse_event(fields[b"event"]) for _, fields in entries]
         if status in _WAITING and any(not isinstance(event, TokensEvent) for event in found):
-            # It was requeued; the worker that takes it deletes what an earlier run of it has left.
+            # The job was requeued. The worker that claims it deletes the stream of the earlier run.
             self.step = Step.LISTEN
             return []
         events: list[TokenEvent] = []
@@ -118,10 +128,10 @@ class Replay:
         return events
 
     def conclude(self, status: bytes | None, entry: ResultEntry | None) -> list[TokenEvent]:
-        """The job is over and its stream has no end: its status and last result were read.
+        """The stream of an ended job has no terminal event: status and last result were read.
 
         Raises:
-            UnknownJob: when the job or its result has expired.
+            UnknownJob: if the job or its result has expired.
         """
         ending = ENDINGS.get(status.decode()) if status else None
         if ending is None:
@@ -129,25 +139,22 @@ class Replay:
             return []
         return [self._take(read_outcome(self.job_id, ending, entry).as_event(self.cursor))]
 
-    def failed(self, error: Exception, now: float) -> float:
-        """The connection failed; subscribe anew.
+    def failed(self, error: Exception) -> float:
+        """The connection failed; subscribe again.
 
         Args:
-            error: a ConnectionError or TimeoutError of redis-py. It is raised again after too
-                long, and at once when the server refuses the password or has never answered.
-            now: monotonic seconds.
+            error: a ConnectionError or TimeoutError of redis-py. It is raised after
+                ``reconnect_for`` seconds, and at once if the server refuses the password or has
+                never answered.
 
         Returns:
-            How many seconds to wait first.
+            Seconds to wait first.
         """
-        if self._down_since is None:
-            self._down_since = now
-        too_long = now - self._down_since > self._reconnect_for
+        too_long = self._outage.seconds > self._reconnect_for
         if too_long or not self._reached or isinstance(error, AuthenticationError):
             raise error
         self.step = Step.SUBSCRIBE
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause
+        return self._outage.failed(error)
 
     def _is_old(self, event: TokenEvent) -> bool:
         return _position(event) <= self._position
@@ -171,5 +178,5 @@ class Replay:
 
 
 def _position(event: TokenEvent) -> tuple[int, int]:
-    """The id of an event's stream entry, as numbers."""
+    """The id of an event's stream entry as numbers."""
     return event.n, 0 if isinstance(event, TokensEvent) else 1

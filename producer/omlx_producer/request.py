@@ -1,4 +1,4 @@
-"""A generation request, in OpenAI's names: the same model checks it at producer and worker."""
+"""A generation request, in OpenAI's names. Producer and worker check it with the same model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from omlx_producer.describe import describe
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, describe
 
 MAX_CHOICES = 16
 MAX_DRAFT_DEPTH = 4
@@ -21,7 +20,7 @@ REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacc
 
 
 class _Request(BaseModel):
-    """What users write. Every field's description completes the sentence "give ..."."""
+    """The base of what users write. Every field's description completes "give ..."."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -52,7 +51,7 @@ class Message(_Request):
 
 
 class ResponseFormat(_Request):
-    """The form of the answer; free text is the only one served."""
+    """The form of the answer. Only free text is served."""
 
     type: Literal["text"] = Field(description='"text", the only form that is served')
 
@@ -63,15 +62,16 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class GenerationRequest(_Request):
-    """One generation request, in OpenAI's names; see the module for where it travels.
+    """One generation request.
 
-    Sampling fields left at ``None`` take the model's ``generation_config.json``, then OpenAI's
-    defaults. ``top_p``, ``min_p`` and ``top_k`` keep the tokens of the untempered distribution
-    that mlx-lm's `make_sampler` keeps; the penalties count the prompt and everything generated.
-    A request without a seed is given one made from its job id, so that a retry repeats it.
-    ``draft: false`` keeps speculation away from a job and ``draft_depth`` limits it; neither
-    changes what may be sampled, and a seeded request gets the same tokens either way.
-    ``completion_window`` counts from the submission; what is not finished by then fails.
+    Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
+    OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as
+    mlx-lm's `make_sampler` does. The penalties count the prompt and all generated tokens.
+
+    The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
+    limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
+    text of a seeded request. A job that is not finished ``completion_window`` after its submission
+    fails.
     """
 
     model: ModelAlias = Field(
@@ -201,7 +201,7 @@ class GenerationRequest(_Request):
 
     @property
     def window_seconds(self) -> float | None:
-        """How long after its submission the job is still worth finishing."""
+        """``completion_window`` in seconds."""
         if self.completion_window is None:
             return None
         unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}[self.completion_window[-1]]
@@ -220,5 +220,15 @@ class GenerationRequest(_Request):
             raise InvalidRequest(describe(error, cls, data, REQUEST_SHAPE)) from None
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form, without fields left at their defaults."""
+        """The JSON form, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:
+    """The fields of a request for a text: a prompt, or with ``chat`` a user message."""
+    if not chat:
+        return {"prompt": text}
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return {"messages": messages}

@@ -1,7 +1,7 @@
-"""The tokens of a job as they come: every one once and in order, from wherever one starts.
+"""Iterators over the tokens of a job: each token once, in order, from any cursor.
 
-A consumer may attach before, during or after a job, be slow, or lose its connection; see
-`omlx_producer.replay` for how it still misses nothing.
+A consumer may attach before, during or after the job, be slow, or lose its connection. See
+`omlx_producer.replay` for how it misses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError, TimeoutError
 from rq.job import Job
 
-from omlx_producer.connections import connect, connect_async, require_bytes
+from omlx_producer.connection import connect, connect_async, require_bytes
 from omlx_producer.outcome import ask_result
 from omlx_producer.protocol import TokenEvent, events_key, tokens_channel
 from omlx_producer.replay import PAGE, Replay, Step
@@ -26,21 +26,20 @@ IDLE_SECONDS = 5.0
 
 
 class TokenStream:
-    """An iterator over the events of a job, which ends after its terminal event.
+    """An iterator over the events of a job. It ends after the terminal event.
 
     Args:
-        connection: a client of Redis, or the URL of one.
-        job_id: the job.
+        connection: a Redis client, or a URL.
         cursor: the ``n`` of the last event that the consumer has had.
-        reconnect_for: seconds without Redis after which iterating raises redis-py's error; a
-            server that has never answered is not waited for.
+        reconnect_for: seconds without Redis after which iterating raises redis-py's error. It is
+            raised at once if the server has never answered.
 
     Attributes:
-        cursor: the ``n`` of the last event that was read.
+        cursor: the ``n`` of the last event read.
 
     Raises, while iterating:
-        UnknownJob: if there is no such job, or it has expired.
-        TokensLost: if the stream no longer holds the tokens after the cursor.
+        UnknownJob: if the job does not exist, or has expired.
+        TokensLost: if the stream has lost tokens after the cursor.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class TokenStream:
         require_bytes(self._connection)
         self.cursor = cursor
         replay = Replay(job_id, cursor, reconnect_for=reconnect_for)
-        # A generator that knew this object would keep it, and its subscription, alive.
+        # A generator with a reference to this object would keep it and its subscription alive.
         self._events = _follow(self._connection, replay)
 
     def __iter__(self) -> Self:
@@ -74,14 +73,14 @@ class TokenStream:
         self.close()
 
     def close(self) -> None:
-        """End the subscription, as the end of the job does; close a client made from a URL."""
+        """End the subscription. Close the client if it was made from a URL."""
         self._events.close()
         if self._owned:
             self._connection.close()
 
 
 class AsyncTokenStream:
-    """The same for ``async for``; see `TokenStream`."""
+    """The form of `TokenStream` for ``async for``."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class AsyncTokenStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the subscription, as the end of the job does; close a client made from a URL."""
+        """End the subscription. Close the client if it was made from a URL."""
         await self._events.aclose()
         if self._owned:
             await self._connection.aclose()
@@ -127,7 +126,7 @@ def _follow(connection: redis.Redis, replay: Replay) -> Generator[TokenEvent]:
                 events = _take_step(connection, pubsub, replay)
             except (ConnectionError, TimeoutError) as error:
                 pubsub.close()
-                time.sleep(replay.failed(error, time.monotonic()))
+                time.sleep(replay.failed(error))
                 continue
             yield from events
     finally:
@@ -160,7 +159,7 @@ async def _follow_async(
                 events = await _take_step_async(connection, pubsub, replay)
             except (ConnectionError, TimeoutError) as error:
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
-                await asyncio.sleep(replay.failed(error, time.monotonic()))
+                await asyncio.sleep(replay.failed(error))
                 continue
             for event in events:
                 yield event
@@ -185,7 +184,7 @@ async def _take_step_async(
 
 
 def _ask_stream(pipe: Any, replay: Replay) -> Any:
-    """Queue what `Replay.read` needs on a pipeline, sync or async: one moment for both."""
+    """Queue what `Replay.read` needs on a pipeline, sync or async."""
     pipe.xrange(events_key(replay.job_id), min=replay.after, count=PAGE)
     pipe.hget(Job.key_for(replay.job_id), "status")
     return pipe

@@ -1,4 +1,4 @@
-"""What running workers say of themselves: written by each every few seconds, read by anybody."""
+"""The figures of running workers. Each writes its own every few seconds."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from redis.utils import str_if_bytes
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 15.0
-"""A worker that has said nothing for so long is not there any more."""
+"""A worker that has written nothing for this long counts as gone."""
 
 KEPT_SECONDS = 86_400
 
 
 class WorkerFigures(BaseModel):
-    """One worker at one moment; rates are over the last few seconds.
+    """A worker at one moment. Rates are those of the last few seconds.
 
     Attributes:
         at: seconds since 1970, on the server's clock.
         state: ``idle``, ``busy``, ``draining`` or ``suspended``.
-        jobs: that it holds.
-        rows: in its batch.
-        waiting: rows without a place in the batch, paused ones included.
-        depth: drafts a row and step, at most, in use now.
-        reason: why that deep.
-        acceptance: share of drafts accepted lately; None where none were judged.
-        mode_changes: how often drafting began or ended while rows were being decoded.
-        pauses: rows that made place for more urgent ones, since the start.
-        cache_bytes: what the caches of its rows may come to.
+        jobs: jobs held.
+        rows: rows in the batch.
+        waiting: rows outside the batch, paused rows included.
+        depth: the most drafts per row and step now.
+        reason: why this depth.
+        acceptance: the accepted share of recent drafts; None without drafts.
+        mode_changes: how often drafting began or ended while rows were decoded.
+        pauses: rows paused for more urgent ones, since the start.
+        cache_bytes: the most that the caches of the held rows may take.
         memory_limit: bytes for weights and caches.
     """
 
@@ -60,17 +60,18 @@ class WorkerFigures(BaseModel):
 
 
 def workers_key(model: str) -> str:
-    """The hash that holds the figures of a model alias's workers, by name."""
+    """The hash of a model alias's workers: figures by worker name."""
     return f"omlx:workers:{model}"
 
 
 def server_time(connection: redis.Redis) -> float:
+    """Seconds since 1970, on the server's clock."""
     seconds, micros = connection.time()
     return float(seconds) + float(micros) / 1e6
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:
-    """Tell everybody; forgets those who were killed before they could sign off."""
+    """Write the figures of a worker. Deletes those of workers that were killed."""
     key = workers_key(model)
     with connection.pipeline() as pipeline:
         pipeline.hset(key, figures.name, figures.model_dump_json())
@@ -83,7 +84,7 @@ def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -
 
 
 def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
-    """The workers of a model alias that are alive, by name."""
+    """The living workers of a model alias, sorted by name."""
     found = _parse(connection.hgetall(workers_key(model)))
     now = server_time(connection) if found else 0.0
     return [figures for _, figures in sorted(found.items()) if not _is_silent(figures, now)]
@@ -95,7 +96,7 @@ def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:
         try:
             found[str_if_bytes(name)] = WorkerFigures.model_validate_json(document)
         except ValidationError:
-            log.debug("the figures of worker %r are of another version; ignored", name)
+            log.debug("ignoring the figures of worker %r, which are of another version", name)
     return found
 
 

@@ -1,17 +1,14 @@
-#!/usr/bin/env python
-"""Measure this engine's batch against mlx-lm's generators: same process, checkpoint and prompts.
+"""How fast does this engine decode beside mlx-lm's generators, by rows, depth and temperature?
 
-    python scripts/bench/against_mlx_lm.py --json results.json
-    python scripts/bench/against_mlx_lm.py --model PATH --rows 1 8 32 --contexts 256 8192
+    python -m scripts.bench.against_mlx_lm --json results.json
+    python -m scripts.bench.against_mlx_lm --grow 4b --rows 1 8 32 --contexts 256 8192
 
-All sides of one setting take turns, in another order each lap, and a ratio is the median over the
-laps of a side's tokens per second to those of mlx-lm's BatchGenerator in the same lap, so that what
-else the machine is doing falls on all alike. ``--alone`` leaves mlx-lm out, to hold depths against
-one another in many laps. ``--grow 4b`` makes the model in memory with
-`scripts/grow_demo_model.py`. ``--then`` measures more settings in the same process, with options
-of their own: ``--then "rows=8,32 contexts=8192 depths=0,3 laps=2"``. Figures are written as they
-come, and a side that fails loses only its own. On Linux, preload OpenBLAS for products that gain
-from more rows: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
+Same process, checkpoint and prompts, which are read before the laps. A ratio is taken within a lap,
+to `BatchGenerator`'s speed in it, or to the first depth's with ``--alone``, which leaves mlx-lm
+out. ``--then "rows=8,32 contexts=8192 laps=2"`` measures more settings in the same process. Figures
+are written as they come, and a side that fails loses only its own. ``--read`` also times prompts.
+
+On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
 
 from __future__ import annotations
@@ -28,15 +25,24 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from measuring import Measured, measure
-from mlx.utils import tree_flatten
-from reading import Reading, read_by_mlx_lm, read_by_ragged
-from sides import MlxLmBatch, Prompt, Ragged, Side, StreamGenerate
+from rich.console import Console
 
-from omlx_worker.bench.machine import described
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.bench.laps import Measured, Plan, measure
+from omlx_worker.bench.machine import describe
+from omlx_worker.bench.prompts import heldout_prompts
+from omlx_worker.bench.report import table_of
+from omlx_worker.bench.sides import AUTO, DecoderSide, Side
+from omlx_worker.decode.depth.fixed import AutoPolicy
+from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from scripts.bench.given_prompts import (
+    GivenBatchGenerator,
+    GivenDecoder,
+    GivenStream,
+    PromptCaches,
+)
+from scripts.bench.models import add_model_options, model_of
+from scripts.bench.reading import read_by_mlx_lm, read_by_ragged
 
 DEEPEST = 3
 """Drafts that ``auto`` may choose."""
@@ -45,61 +51,19 @@ DISTINCT = 8
 """Prompts that are read; further rows decode copies of them, each with a seed of its own."""
 
 
-def prompts_of(
-    model: RaggedModel, tokenizer: Any, context: int, count: int, chunk: int = 2048
-) -> list[Prompt]:
-    """Held-out code, cut at different places, read once."""
-    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
-    texts = [tokenizer.encode(json.loads(line)["prompt"] + "\n\n\n") for line in lines]
-    prompts = []
-    for index in range(count):
-        turned = texts[index:] + texts[:index]
-        tokens = list(itertools.islice(itertools.cycle(itertools.chain(*turned[::-1])), context))
-        caches = model.new_prompt_cache()
-        for begin in range(0, context - 1, chunk):
-            end = min(begin + chunk, context - 1)
-            following = mx.array(tokens[begin + 1 : end + 1])[None]
-            model.prefill(mx.array(tokens[begin:end])[None], following, caches)
-            mx.eval([cache.state for cache in caches])
-        prompts.append(Prompt(tokens, caches))
-    return prompts
-
-
-def model_of(args: argparse.Namespace) -> tuple[nn.Module, Any, str]:
-    """The network, the tokenizer and the model's name."""
-    network, tokenizer, config = load(resolve(args.model))
-    name = args.model
-    if args.grow:
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-        from grow_demo_model import grow
-
-        network, _ = grow(network, config, args.grow)
-        name = f"{args.model}, grown to the cost of {args.grow}"
-    if args.dtype:
-        network.set_dtype(getattr(mx, args.dtype))
-    if args.bits:
-        nn.quantize(network, group_size=64, bits=args.bits)
-        name += f", {args.bits} bits"
-    mx.eval(network.parameters())
-    return network, tokenizer, name
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=DEMO)
-    parser.add_argument("--grow", help="a size of scripts/grow_demo_model.py")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
+    add_model_options(parser)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32])
-    parser.add_argument("--depths", nargs="+", default=["0", "1", "2", "3", "auto"])
+    parser.add_argument("--depths", nargs="+", default=["0", "1", "2", "3", AUTO])
     parser.add_argument("--alone", action="store_true", help="without mlx-lm's generators")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--rules", nargs="+", default=["coupled"])
+    parser.add_argument("--rules", nargs="+", choices=["coupled", "ratio"], default=["coupled"])
     parser.add_argument("--tokens", type=int, default=48, help="a row and lap")
     parser.add_argument("--laps", type=int, default=3)
-    parser.add_argument("--settle", type=int, default=16, help="tokens before a lap's clock starts")
-    parser.add_argument("--learn", type=int, default=3, help="laps for auto to learn from")
+    parser.add_argument("--settle", type=int, default=8, help="steps before a lap's clock starts")
+    parser.add_argument("--learn", type=int, default=80, help="steps of auto before its first lap")
     parser.add_argument("--read", type=int, nargs="*", default=[512], help="prompts to time")
     parser.add_argument("--read-rows", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--then", action="append", default=[], help="further settings")
@@ -108,28 +72,30 @@ def parse() -> argparse.Namespace:
 
 
 class Sides:
-    """Every side, made when it is first needed, so that what it compiled is compiled once.
+    """Every side, made when it is first needed and kept, so that it compiles once."""
 
-    Args:
-        alone: whether mlx-lm's are left out.
-    """
-
-    def __init__(self, network: nn.Module, tokenizer: Any, *, alone: bool = False) -> None:
-        layers = len(network.layers)
+    def __init__(self, network: nn.Module, caches: PromptCaches, *, alone: bool) -> None:
         self._network = network
+        self._caches = caches
         self._theirs: list[Side] = []
         if not alone:
-            stream = StreamGenerate(network, tokenizer, layers)
-            self._theirs = [stream, MlxLmBatch(network, layers)]
+            self._theirs = [GivenStream(network, caches), GivenBatchGenerator(network, caches)]
         self._ours: dict[str, Side] = {}
 
     def at(self, rows: int, depths: Sequence[str]) -> list[Side]:
         for depth in depths:
             if depth not in self._ours:
-                auto = depth == "auto"
-                deepest = DEEPEST if auto else int(depth)
-                self._ours[depth] = Ragged(self._network, deepest, auto=auto)
+                self._ours[depth] = self._own(depth)
         return self._theirs[rows > 1 :] + [self._ours[depth] for depth in depths]
+
+    def _own(self, depth: str) -> Side:
+        deepest = DEEPEST if depth == AUTO else int(depth)
+        model = as_ragged(self._network, drafts=deepest > 0)
+        assert model is not None
+        decoder = GivenDecoder(model, self._caches, deepest)
+        if depth == AUTO:
+            return DecoderSide(decoder, AUTO, AutoPolicy(DEEPEST))
+        return DecoderSide(decoder, f"K={depth}")
 
 
 def further(args: argparse.Namespace, text: str) -> argparse.Namespace:
@@ -144,70 +110,101 @@ def further(args: argparse.Namespace, text: str) -> argparse.Namespace:
     return argparse.Namespace(**changed)
 
 
+class Results:
+    """Figures of all settings, written to a file whenever there are new ones."""
+
+    def __init__(self, head: dict[str, Any], path: Path | None) -> None:
+        self._head = head
+        self._path = path
+        self._done: list[dict[str, Any]] = []
+        self.reading: list[dict[str, Any]] = []
+
+    def write(self, line: Sequence[dict[str, Any]] = ()) -> None:
+        """Write the file, with a setting that is not complete."""
+        if self._path:
+            body = {"decoding": [*self._done, *line], "reading": self.reading}
+            self._path.write_text(json.dumps({**self._head, **body}))
+
+    def add(self, line: Sequence[dict[str, Any]]) -> None:
+        self._done += line
+        self.write()
+
+
 def decode(
-    model: RaggedModel,
-    tokenizer: Any,
-    sides: Sides,
-    args: argparse.Namespace,
-    done: list[Measured],
-    keep: Callable[[], None],
+    tokenizer: Any, caches: PromptCaches, sides: Sides, args: argparse.Namespace, results: Results
 ) -> None:
-    """All settings of some options, one after the other; ``done`` takes what comes of them."""
-    settings = list(itertools.product(args.temperatures, args.rules, args.rows))
+    """Measure all settings of some options, one after the other."""
+    console = Console(stderr=True)
     for context in args.contexts:
-        distinct = prompts_of(model, tokenizer, context, min(max(args.rows), DISTINCT))
-        for temperature, rule, rows in settings:
-            if temperature or rule == args.rules[0]:
-                setting = (rows, context, temperature, rule if temperature else "coupled")
-                prompts = list(itertools.islice(itertools.cycle(distinct), rows))
-                present = sides.at(rows, args.depths)
-                line = [Measured(side.name, *setting) for side in present]
-                done += line
-                measure(present, prompts, line, args, keep)
+        distinct = heldout_prompts(tokenizer, context, min(max(args.rows), DISTINCT))
+        caches.read(distinct)
+        for temperature, rule, rows in itertools.product(args.temperatures, args.rules, args.rows):
+            if not temperature and rule != args.rules[0]:
+                continue
+            prompts = list(itertools.islice(itertools.cycle(distinct), rows))
+            sampling = Sampling(temperature, ratio=bool(temperature) and rule == "ratio")
+            plan = Plan(args.laps, args.tokens, args.settle, args.learn, sampling)
+            figures: list[dict[str, Any]] = []
+            for line, _ in measure(sides.at(rows, args.depths), prompts, plan):
+                figures = [with_own_bytes(measured, caches, prompts, plan) for measured in line]
+                results.write(figures)
+            results.add(figures)
+            console.print(f"context {context}, temperature {temperature:g}, rule {rule}")
+            console.print(table_of(line))
+            for measured in line:
+                if measured.failed:
+                    console.print(f"{rows} rows, {measured.side}: {measured.failed}")
 
 
-def read(
-    network: nn.Module, model: RaggedModel, tokenizer: Any, args: argparse.Namespace
-) -> list[Reading]:
-    """How fast prompts are read, by both."""
-    readings: list[Reading] = []
+def with_own_bytes(
+    measured: Measured, caches: PromptCaches, prompts: Sequence[list[int]], plan: Plan
+) -> dict[str, Any]:
+    """A side's figures, and as ``own`` the bytes of its rows' caches at the end of a lap."""
+    figures = measured.to_json()
+    if not measured.laps:
+        return {**figures, "own": 0}
+    decoded = plan.tokens + plan.settle * measured.tokens_per_step
+    drafts = measured.side.startswith("K=") and measured.side != "K=0"
+    head = drafts or measured.side == AUTO
+    own = sum(caches.bytes_after(prompt, decoded, head=head) for prompt in prompts)
+    return {**figures, "own": round(own)}
+
+
+def read(network: nn.Module, tokenizer: Any, args: argparse.Namespace, results: Results) -> None:
+    """Time how fast both read prompts."""
+    readers: list[Callable[..., Any]] = [read_by_mlx_lm, read_by_ragged]
     for length, rows in itertools.product(args.read, args.read_rows):
-        prompts = [p.tokens for p in prompts_of(model, tokenizer, length, min(rows, DISTINCT))]
-        for reader in (read_by_mlx_lm, read_by_ragged):
-            readings.append(reader(network, prompts, args.laps))
-            print(readings[-1], file=sys.stderr, flush=True)
-    return readings
+        prompts = heldout_prompts(tokenizer, length, min(rows, DISTINCT))
+        for reader in readers[args.alone :]:
+            reading = reader(network, prompts, args.laps)
+            print(reading, file=sys.stderr, flush=True)
+            results.reading.append(asdict(reading))
+            results.write()
 
 
 def main() -> None:
     args = parse()
     network, tokenizer, name = model_of(args)
     model = as_ragged(network)
-    assert model is not None
-    results: dict[str, Any] = {
+    if model is None:
+        sys.exit(f"--model {args.model}: it has no ragged form; use omlx-worker bench")
+    head = {
         "what": "against_mlx_lm",
         "model": name,
-        "weights": sum(w.nbytes for _, w in tree_flatten(network.parameters())),
+        "weights": model.weight_bytes,
         "dtype": str(model.dtype).removeprefix("mlx.core."),
-        "command": shlex.join(["python", "scripts/bench/against_mlx_lm.py", *sys.argv[1:]]),
-        **described(),
-        "decoding": [],
-        "reading": [],
+        "command": shlex.join(["python", "-m", "scripts.bench.against_mlx_lm", *sys.argv[1:]]),
+        **describe(),
     }
-    done: list[Measured] = []
-
-    def keep() -> None:
-        if args.json:
-            results["decoding"] = [asdict(m) | {"accepted": m.accepted} for m in done]
-            args.json.write_text(json.dumps(results))
-
-    sides = Sides(network, tokenizer, alone=args.alone)
-    for part in [args, *(further(args, text) for text in args.then)]:
-        decode(model, tokenizer, sides, part, done, keep)
-        if part is args:
-            readings = read(network, model, tokenizer, args)
-            results["reading"] = [asdict(reading) for reading in readings]
-            keep()
+    results = Results(head, args.json)
+    caches = PromptCaches(network)
+    sides = Sides(network, caches, alone=args.alone)
+    decode(tokenizer, caches, sides, args, results)
+    read(network, tokenizer, args, results)
+    for text in args.then:
+        decode(tokenizer, caches, sides, further(args, text), results)
+    # MLX aborts a process that ends while its device is at work.
+    mx.synchronize()
 
 
 if __name__ == "__main__":

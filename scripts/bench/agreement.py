@@ -1,30 +1,28 @@
-#!/usr/bin/env python
-"""Hold this engine's greedy text against mlx-lm's, at every depth: how often they part, and why.
+"""How often does this engine's greedy text part from mlx-lm's, at each depth, and why?
 
-    python scripts/bench/agreement.py --grow 4b
+    python -m scripts.bench.agreement --grow 4b
 
-In exact arithmetic they never do. In bfloat16 two tokens may be so near to each other that the
-order of a sum decides; for every text that parts the lead of mlx-lm's token over the other, by
-mlx-lm's own logits, is printed in steps of bfloat16 at that size.
+In exact arithmetic it never does. In bfloat16 two tokens may be so close that the order of a sum
+decides. For every text that parts, this prints by how much mlx-lm's logits prefer its own token, in
+steps of bfloat16 at that size.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from against_mlx_lm import model_of
 from mlx_lm.generate import generate_step
 
+from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.loader import DEMO, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from scripts.bench.models import add_model_options, model_of
 
 CHUNK = 512
 
@@ -63,17 +61,13 @@ def parting(network: nn.Module, prompt: list[int], ours: list[int], theirs: list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=DEMO)
-    parser.add_argument("--grow", help="a size of scripts/grow_demo_model.py")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--bits", type=int, choices=[4, 8], help="quantise the weights")
+    add_model_options(parser)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64, help="a prompt")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2, 3])
     args = parser.parse_args()
     network, tokenizer, name = model_of(args)
-    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()[: args.prompts]
-    prompts = [tokenizer.encode(json.loads(line)["prompt"])[-48:] for line in lines]
+    prompts = [tokenizer.encode(text)[-48:] for text in heldout_texts()[: args.prompts]]
     theirs = [by_mlx_lm(network, prompt, args.tokens) for prompt in prompts]
     texts: dict[int, Any] = {}
     for depth in args.depths:

@@ -1,20 +1,18 @@
-#!/usr/bin/env python
-"""A million rows through omlx-submit run: how much memory the client and Redis take.
+"""How much memory do the client and Redis take for a million rows through omlx-submit run?
 
-    python scripts/bench/bulk_million.py                  about 20 minutes on two idle CPU cores
-    python scripts/bench/bulk_million.py --rows 20000     a quick look
+    python -m scripts.bench.bulk_million                  about 20 minutes on two idle CPU cores
+    python -m scripts.bench.bulk_million --rows 20000     a quick look
 
-The client, the server and the scripts that claim and end jobs are the real ones. The engine is
-simulated: a stub claims jobs and ends them at once with the same short text. Memory is the
-client's resident set, from `ps`, and the server's `used_memory`; the run fails when either goes
-over its bound. A resumed run, which finds all rows done, is measured too.
+The client, the server, and the Lua that claims and ends jobs are the real ones. A stub takes the
+engine's place: it ends claimed jobs at once with the same short text. Memory is the client's
+resident set, from `ps`, and the server's `used_memory`; the run fails when either exceeds its
+bound. The script then resumes the run, which finds all rows done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,18 +20,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "worker"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "producer"))
-
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
 
-ROOT = Path(__file__).resolve().parents[2]
 CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 128, 32
 ALIAS = "stub"
 CLAIM = 256
@@ -70,7 +64,9 @@ def measure(folder: Path, url: str, rows: int, window: int) -> None:
     info = ModelInfo(model=ALIAS, context_length=4096, longest_token=16)
     with Redis.from_url(url) as connection:
         connection.hset(MODELS_KEY, ALIAS, info.model_dump_json())
-        stub = subprocess.Popen([sys.executable, __file__, "--stub-worker", url])
+        stub = subprocess.Popen(
+            [sys.executable, "-m", "scripts.bench.bulk_million", "--stub-worker", url]
+        )
         try:
             within = True
             for what in ("run", "resume"):
@@ -102,7 +98,6 @@ def run_client(folder: Path, url: str, window: int, connection: Redis) -> Peaks:
     client = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--redis-url", url],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "producer")},
     )
     peaks = Peaks()
     while client.poll() is None:
@@ -130,7 +125,7 @@ def write_rows(path: Path, rows: int) -> None:
             stream.write(json.dumps({**line, "url": "/v1/completions", "body": body}) + "\n")
 
 
-def ended(job: ClaimedJob) -> Ending:
+def ended(job: Claim) -> Ending:
     """The same short text for every job."""
     usage = Usage(prompt_tokens=8, completion_tokens=12, total_tokens=20)
     text = "    return x\n" * 4

@@ -1,13 +1,13 @@
-#!/usr/bin/env python
-"""Real rows through omlx-submit run: function signatures, the demo model, two workers on one Redis.
+"""How many real rows a second pass through omlx-submit run, and is every result complete?
 
-    python scripts/bench/bulk_rows.py                    2,000 rows of up to 32 tokens
-    python scripts/bench/bulk_rows.py --rows 200 --workers 1
+    python -m scripts.bench.bulk_rows                    2,000 rows, two workers on one Redis
+    python -m scripts.bench.bulk_rows --rows 200 --workers 1
 
-The prompts are signatures from packages that the demo model was not trained on. Every fourth row
-is a chat. When the client has ended, every result is parsed by OpenAI's own types, held against
-its request, and the messages that were published are counted: a bulk row publishes its end only.
-On Linux, preload OpenBLAS as for engine.py; the workers share the cores between them.
+The prompts are function signatures from packages that the demo model was not trained on; every
+fourth row is a chat. OpenAI's own types parse every result, and the script counts the messages that
+were published: a bulk row publishes its end only.
+
+On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ from redis import Redis
 from omlx_producer.client import Producer
 from omlx_worker.engine.loader import DEMO
 from omlx_worker.queue.embedded import EmbeddedRedis
+from scripts.bench.processes import wait_until_served, worker
 
 HELD_OUT = ("click", "fakeredis", "openai", "hypothesis")
 ALIAS = "demo"
-LOAD_SECONDS = 600.0
 CHAT_EVERY = 4
 
 
@@ -74,26 +74,6 @@ def requests(rows: int, tokens: int) -> list[dict[str, Any]]:
             }
         )
     return lines
-
-
-@contextmanager
-def worker(url: str, args: argparse.Namespace, folder: Path) -> Iterator[None]:
-    threads = max(1, (os.cpu_count() or 1) // args.workers)
-    command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
-    command += ["--model", DEMO, "--model-alias", ALIAS, "--redis-url", url, "--mode", args.mode]
-    process = subprocess.Popen(
-        [*command, "--max-batch", str(args.max_batch)],
-        env={
-            **os.environ,
-            "OPENBLAS_NUM_THREADS": str(threads),
-            "OMLX_QUEUE_STATE_DIR": str(folder),
-        },
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 class Listener:
@@ -145,14 +125,15 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(EmbeddedRedis(folder / "redis")).url
+        options = {"model": DEMO, "mode": args.mode, "max-batch": args.max_batch}
+        threads = max(1, (os.cpu_count() or 1) // args.workers)
+        processes = []
         for number in range(args.workers):
-            stack.enter_context(worker(url, args, folder / f"state-{number}"))
+            state = str(folder / f"state-{number}")
+            env = {"OPENBLAS_NUM_THREADS": str(threads), "OMLX_QUEUE_STATE_DIR": state}
+            processes.append(stack.enter_context(worker(url, ALIAS, options, env)))
         producer = stack.enter_context(Producer(url))
-        deadline = time.monotonic() + LOAD_SECONDS
-        while Redis.from_url(url).scard("rq:workers") < args.workers or not producer.models():
-            if time.monotonic() > deadline:
-                sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
-            time.sleep(0.1)
+        wait_until_served(producer, [ALIAS], processes)
         (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
         listener = Listener(url)
         began = time.perf_counter()

@@ -1,21 +1,18 @@
-#!/usr/bin/env python
-"""Measure claim and commit: jobs per second through the lease, the engine stubbed, beside stock RQ.
+"""How many jobs a second do claim and commit take, the engine stubbed, beside stock RQ?
 
-    python scripts/bench/lease.py                       10,000 jobs, claims of 1, 16 and 64
-    python scripts/bench/lease.py --jobs 2000 --batches 64
+    python -m scripts.bench.lease                       10,000 jobs, claims of 1, 16 and 64
+    python -m scripts.bench.lease --jobs 2000 --batches 64
 
-Every job is claimed, ended with a result of some hundred bytes and a terminal event, and left in
-RQ's finished registry. Claims and commits run on two threads, as in the worker. Enqueuing is not
-counted. Stock RQ runs its SimpleWorker, which does not fork, on a function that does nothing; its
-jobs are as many as it ends in about five seconds. The server runs on this machine and keeps an
-append-only file, synced every second.
+Every job is claimed, ended with a result of some hundred bytes and a terminal event, and stays in
+RQ's finished registry. Claims and commits run on two threads, as in the worker. The time to enqueue
+does not count. Stock RQ runs its SimpleWorker, which does not fork, on a function that does
+nothing. The server runs on this machine with an append-only file, synced every second.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +30,7 @@ from rq.serializers import JSONSerializer
 from omlx_producer import DoneEvent, GenerationRequest, Usage
 from omlx_producer.enqueue import Limits, NewJob, enqueue
 from omlx_producer.protocol import PRIORITIES, queue_name
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -74,7 +71,7 @@ def fill(connection: Redis, count: int) -> None:
         enqueue(connection, jobs, Limits(), lambda _: queue)
 
 
-def ending(job: ClaimedJob) -> Ending:
+def ending(job: Claim) -> Ending:
     event = DoneEvent(job_id=job.id, n=64, finish_reasons=["stop"], usage=USAGE)
     return Ending("finished", event, result={"id": f"cmpl-{job.id}", **BODY})
 
@@ -84,7 +81,7 @@ def measure(connection: Redis, count: int, batch: int) -> Lap:
     fill(connection, count)
     queues = [queue_name(ALIAS, priority) for priority in PRIORITIES]
     leases = LeaseTable(connection, "bench", queues)
-    running: SimpleQueue[list[ClaimedJob]] = SimpleQueue()
+    running: SimpleQueue[list[Claim]] = SimpleQueue()
     room = BoundedSemaphore(CLAIMS_AHEAD)
     clock = time.perf_counter
 
@@ -122,7 +119,7 @@ def measure_stock(connection: Redis, count: int) -> float:
     connection.flushall()
     queue = Queue("stock", connection=connection, serializer=JSONSerializer)
     # By the module's name as an import: RQ refuses functions of __main__.
-    function = f"{Path(__file__).stem}.nothing"
+    function = "scripts.bench.lease.nothing"
     data = [queue.prepare_data(function, kwargs={"request": {}}) for _ in range(count)]
     queue.enqueue_many(data)
     worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
@@ -141,7 +138,6 @@ def main() -> None:
     parser.add_argument("--laps", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    sys.path.insert(0, str(Path(__file__).parent))
     table = Table("worker", "claimed at once", "claim, µs/job", "commit, µs/job", "jobs/s")
     with TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
         connection = Redis.from_url(server.url)

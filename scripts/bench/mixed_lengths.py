@@ -1,13 +1,11 @@
-#!/usr/bin/env python
-"""Measure what one long row costs the short ones beside it, with bodies by length and without.
+"""How much does one long row slow the short ones beside it, with bodies by length and without?
 
-    python scripts/bench/mixed_lengths.py                           the demo model, 8k and 32k
-    python scripts/bench/mixed_lengths.py --model PATH --long 131072 --depth 3
+    python -m scripts.bench.mixed_lengths                           the demo model, 8k and 32k
+    python -m scripts.bench.mixed_lengths --model PATH --long 131072 --depth 3
 
-Three batches are decoded in turns, a stretch of steps each, so that what else the machine is
-doing falls on all alike: the short rows alone, and the short rows with a long one, once with all
-bodies of one capacity and once in groups by length. Contents of the caches are made up: what a
-step costs does not depend on them. Ratios are medians over the laps of one run.
+Three batches take turns, a stretch of steps each: the short rows alone, and the short rows with a
+long one, with all bodies of one capacity and in groups by length. The caches hold made-up values:
+what a step costs does not depend on them. Ratios are medians over the laps of one run.
 """
 
 from __future__ import annotations

@@ -1,31 +1,27 @@
-#!/usr/bin/env python
-"""Compare the worker's modes through Redis: jobs in, results out, real worker processes.
+"""How fast is each mode of the worker through Redis, and `auto` beside the better fixed one?
 
-    python scripts/bench/modes.py                       the demo model, 1 to 16 jobs at once
-    python scripts/bench/modes.py --model PATH --jobs 1 8
+    python -m scripts.bench.modes                       the demo model, 1 to 16 jobs at once
+    python -m scripts.bench.modes --model PATH --jobs 1 8
 
-One worker a mode, all alive on one server of the script's own, one of them busy at a time. In a
-lap so many clients submit a job, wait for its result, and submit the next. Modes take turns, in
-another order each lap, and a ratio is the median over laps of two modes' speeds in the same one, so
-that what else the machine is doing falls on all alike. Two processes that do the same may differ in
-speed for as long as they live (by 5% on one machine of two cores), so all workers are started anew
-a few times. `auto` then goes on from what it has learnt; at the end that is forgotten.
-On Linux, preload OpenBLAS as for engine.py.
+One worker a mode on one Redis server of the script's own; one of them is busy at a time. In a lap
+each client submits a job, waits for its result, and submits the next. Modes take turns, and a ratio
+is taken within a lap. Two processes that do the same can differ in speed for as long as they live
+(5% on one machine of two cores), so all workers are started anew a few times. `auto` keeps what it
+has learnt until the script ends.
+
+On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -33,47 +29,17 @@ from rich.table import Table
 
 from omlx_producer.client import Producer
 from omlx_worker.bench.laps import in_turn
-from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.bench.prompts import heldout_texts
+from omlx_worker.engine.loader import DEMO
 from omlx_worker.queue.embedded import EmbeddedRedis
+from scripts.bench.processes import wait_until_served, worker
 
 FIXED = ("batched", "mtp")
 MODES = (*FIXED, "hybrid", "auto")
-LOAD_SECONDS = 600.0
+RESULT_SECONDS = 600.0
 
 Figures = dict[int, dict[str, list[float]]]
-"""By jobs at once and mode, the tokens per second of every lap."""
-
-
-@contextmanager
-def worker(url: str, model: str, mode: str, max_batch: int, state: str) -> Iterator[None]:
-    """A worker process that serves the model under its mode's name."""
-    command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
-    command += [
-        "--model",
-        model,
-        "--redis-url",
-        url,
-        "--model-alias",
-        mode,
-        "--mode",
-        mode,
-        "--max-batch",
-        str(max_batch),
-    ]
-    process = subprocess.Popen(command, env=os.environ | {"OMLX_QUEUE_STATE_DIR": state})
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def wait_until_served(producer: Producer, modes: Sequence[str]) -> None:
-    deadline = time.monotonic() + LOAD_SECONDS
-    while set(modes) - set(producer.models()):
-        if time.monotonic() > deadline:
-            sys.exit(f"the workers did not load the model within {LOAD_SECONDS:g} s")
-        time.sleep(0.1)
+"""Tokens per second of every lap, by jobs at once and by mode."""
 
 
 def lap(
@@ -90,7 +56,7 @@ def lap(
             ignore_eos=True,
             seed=seed,
         )
-        count: int = job.result(timeout=LOAD_SECONDS)["usage"]["completion_tokens"]
+        count: int = job.result(timeout=RESULT_SECONDS)["usage"]["completion_tokens"]
         return count
 
     began = time.perf_counter()
@@ -107,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="a job")
     parser.add_argument("--rounds", type=int, default=4, help="jobs of a client in a lap")
     parser.add_argument("--laps", type=int, default=5)
-    parser.add_argument("--starts", type=int, default=3, help="of all workers, so many laps each")
+    parser.add_argument("--starts", type=int, default=3, help="of all workers")
     parser.add_argument("--warm-laps", type=int, default=2, help="of a start, not counted")
     parser.add_argument("--prompt-characters", type=int, default=300)
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -129,15 +95,18 @@ def run(
     args: argparse.Namespace, folder: Path, workers: Sequence[str], first: int, figures: Figures
 ) -> None:
     """Start the workers in this order, and add the speeds of the laps from ``first`` on."""
-    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()
-    texts = [json.loads(line)["prompt"][: args.prompt_characters] for line in lines]
+    texts = [text[: args.prompt_characters] for text in heldout_texts()]
     with ExitStack() as stack:
         server = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
         url = stack.enter_context(EmbeddedRedis(Path(server))).url
-        for mode in workers:
-            stack.enter_context(worker(url, args.model, mode, max(args.jobs), str(folder)))
+        options = {"model": args.model, "max-batch": max(args.jobs)}
+        env = {"OMLX_QUEUE_STATE_DIR": str(folder)}
+        processes = [
+            stack.enter_context(worker(url, mode, {**options, "mode": mode}, env))
+            for mode in workers
+        ]
         producer = stack.enter_context(Producer(url))
-        wait_until_served(producer, args.modes)
+        wait_until_served(producer, args.modes, processes)
         for jobs, seen in figures.items():
             for number in range(first - args.warm_laps, first + args.laps):
                 prompts = [texts[(number + n) % len(texts)] for n in range(jobs * args.rounds)]

@@ -1,4 +1,4 @@
-"""How fast prompts are read: from tokens to the first token that follows them."""
+"""Prompt reading of this engine and of mlx-lm: seconds from tokens to the first new token."""
 
 from __future__ import annotations
 

@@ -1,216 +1,213 @@
-#!/usr/bin/env python
-"""Turn results of `against_mlx_lm.py` into one Markdown page with plots.
+"""The tables and plots of docs/benchmarks/README.md, made from docs/benchmarks/results.
 
-    python scripts/bench/report.py docs/benchmarks/results/*.json --out docs/benchmarks
+    python -m scripts.bench.report            rewrite the page's tables and plots in place
+    python -m scripts.bench.report --print    print the tables only
 
-The page is README.md in that directory; ``notes.md`` beside it, if there is one, comes first.
+Each of these tables follows a line ``<!-- table: NAME -->`` of the page. The files of results are
+written by `scripts.bench.against_mlx_lm`. Plots need matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+DEPTHS = ("K=0", "K=1", "K=2", "K=3")
+PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n)(?:\|.*\n)*")
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-BASE = "BatchGenerator"
-THEIRS = (BASE, "stream_generate")
-HEAD = """# Benchmarks
-
-This engine beside mlx-lm: the same process, weights and prompts, in turns.
-
-How to read the tables. K is the number of drafts a step verifies for each row; `auto` chooses it.
-Figures are medians over laps, ranges in brackets, and a ratio is taken within each lap. Every lap
-starts with new rows, whose first tokens do not count. Peak memory is what decoding adds to the
-weights and to what the benchmark itself holds, also as a multiple of what the rows' caches come
-to, each held once. *Accepted* is the share of drafts kept at each place, of those whose
-predecessors were. What is said of `auto` is its speed over that of the best depth, lap by lap, and
-then what the depths that it chose would make if each step took as long and brought as much as with
-that depth all along: what is lost by choosing, without the luck of laps."""
-COLUMNS = (
-    *("", "tokens/s", "x BatchGenerator", "ms/step", "tokens/step", "accepted", "peak MB"),
-    "x own cache",
-)
-
-Result = dict[str, Any]
+Measured = dict[str, Any]
+Lines = dict[int, dict[str, Measured]]
+"""Figures by rows and side."""
 
 
-def on_gpu(result: Result) -> bool:
-    return "processor" not in result["device"]
+@cache
+def results(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((FOLDER / "results" / f"{name}.json").read_text())
+    return loaded
 
 
-def machine(result: Result) -> str:
-    """The machine in a phrase."""
-    if on_gpu(result):
-        return f"one {result['device']}"
-    return f"{result['cores']} cores of an {result['device']}"
+def lines(
+    names: Sequence[str], context: int, temperature: float = 0.0, rule: str = "coupled"
+) -> Lines:
+    """One setting of some files, of which later ones replace earlier ones."""
+    found: Lines = {}
+    for name in names:
+        for m in results(name)["decoding"]:
+            if (m["context"], m["temperature"], m["rule"]) == (context, temperature, rule):
+                found.setdefault(m["rows"], {})[m["side"]] = m
+    return dict(sorted(found.items()))
 
 
-def page(results: Sequence[Result], notes: str, out: Path) -> str:
-    parts = [HEAD, notes.strip()]
-    for title, gpu in (("GPU", True), ("CPU", False)):
-        chosen = [result for result in results if on_gpu(result) == gpu]
-        chosen.sort(key=lambda result: -len(result["decoding"]))
-        if chosen:
-            parts.append(f"## {title}")
-        for number, result in enumerate(chosen):
-            parts += section(result, out, f"{title.lower()}-{number}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+def best(line: dict[str, Measured]) -> Measured:
+    """The fixed depth with the most tokens per second."""
+    fixed = [m for side, m in line.items() if side.startswith("K=") and m["laps"]]
+    return max(fixed, key=lambda m: statistics.median(m["laps"]))
 
 
-def section(result: Result, out: Path, name: str) -> Iterator[str]:
-    """One file of results: what ran where, its plot and its tables."""
-    versions = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
-    yield f"### {result['model']}, {result['dtype']}, on {machine(result)}"
-    yield f"{result['system']}, {versions}; weights {result['weights'] / 1e9:.2f} GB."
-    yield f"```\n{result['command']}\n```"
-    if len({measured["rows"] for measured in result["decoding"]}) > 2:
-        plot(result, out / f"{name}.svg")
-        yield f"![Tokens per second over those of BatchGenerator, by rows]({name}.svg)"
-    for setting, line in settings(result["decoding"]):
-        yield f"**{setting}**"
-        yield table(COLUMNS, [cells(measured) for measured in line])
-        yield from against_the_best(line)
-    if result["reading"]:
-        yield "**Prompts**"
-        yield table(
-            ("", "prompts", "first row's first token", "every row's", "prompt tokens/s"),
-            [reading(measured) for measured in result["reading"]],
-        )
-
-
-def settings(decoding: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
-    """Each setting in words, with what was measured at it."""
-    lines: dict[tuple[Any, ...], list[Result]] = {}
-    for measured in decoding:
-        key = tuple(measured[part] for part in ("rows", "context", "temperature", "rule"))
-        lines.setdefault(key, []).append(measured)
-    for key, line in sorted(lines.items(), key=lambda item: (*item[0][1:], item[0][0])):
-        rows, context, temperature, rule = key
-        words = f"{rows} row{'s' * (rows > 1)}, context {context}, temperature {temperature:g}"
-        yield words + (f", rule {rule}" if temperature else ""), line
-
-
-def against_the_best(line: Sequence[Result]) -> Iterator[str]:
-    """How `auto` compares with whichever depth turned out to be the best."""
-    fixed = [m for m in line if m["side"].startswith("K=") and m["laps"]]
-    auto = next((m for m in line if m["side"] == "auto" and m["laps"]), None)
-    if not fixed or auto is None:
-        return
-    best = max(fixed, key=lambda m: statistics.median(m["laps"]))
-    shares = [a / b for a, b in zip(auto["laps"], best["laps"], strict=False)]
-    steps = ", ".join(f"{n} at {depth}" for depth, n in sorted(auto["depths"].items()))
-    said = f"`auto` over {best['side']}: {spread(shares, '.2f')}. Its steps by depth: {steps}."
-    choice = share_of_choice(auto, fixed)
-    yield said if choice is None else f"{said} At the figures above these would make {choice:.2f}."
-
-
-def share_of_choice(auto: Result, fixed: Sequence[Result]) -> float | None:
-    """What `auto`'s depths make of the best one's speed, each step at the figures of its own side.
-
-    None where a depth that it chose was no side.
-    """
-    sides = {measured["side"].removeprefix("K="): measured for measured in fixed}
-    if not auto["depths"] or auto["depths"].keys() - sides.keys():
-        return None
-
-    def each(part: str) -> float:
-        counts: dict[str, int] = auto["depths"]
-        return sum(n * sides[depth][part] / sides[depth]["steps"] for depth, n in counts.items())
-
-    best = max(measured["tokens"] / measured["seconds"] for measured in fixed)
-    return each("tokens") / each("seconds") / best
-
-
-def cells(measured: Result) -> list[str]:
-    """A side's row of a table."""
-    if not measured["laps"]:
-        return [measured["side"], f"failed: {measured['failed']}", *[""] * (len(COLUMNS) - 2)]
-    accepted = [share for share in measured["accepted"] if share]
-    per_step = measured["tokens"] / measured["steps"] / measured["rows"]
-    return [
-        measured["side"],
-        spread(measured["laps"], ".0f"),
-        spread(measured["ratios"], ".2f"),
-        f"{1000 * measured['seconds'] / measured['steps']:.2f}",
-        f"{per_step:.2f}",
-        " ".join(f"{share:.2f}" for share in accepted),
-        f"{measured['peak'] / 1e6:.0f}",
-        f"{measured['peak'] / measured['own']:.2f}",
-    ]
-
-
-def reading(measured: Result) -> list[str]:
-    rate = measured["rows"] * measured["length"] / statistics.median(measured["last"])
-    return [
-        measured["side"],
-        f"{measured['rows']} of {measured['length']}",
-        *(f"{1000 * statistics.median(measured[part]):.0f} ms" for part in ("first", "last")),
-        f"{rate:.0f}",
-    ]
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """A median and its range; nothing where nothing was measured."""
+def spread(values: Sequence[float]) -> str:
+    """A median and its range; empty where nothing was measured."""
     if not values:
         return ""
-    middle, low, high = statistics.median(values), min(values), max(values)
-    return f"{middle:{form}} ({low:{form}}-{high:{form}})"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def ratios(measured: Lines) -> str:
+    """Tokens per second over those of `BatchGenerator`, by rows."""
+    present = [side for side in DEPTHS if any(side in line for line in measured.values())]
+    head = ["rows", "mlx-lm, tokens/s", *present]
+    rows = []
+    for count, line in measured.items():
+        base = f"{statistics.median(line['BatchGenerator']['laps']):.0f}"
+        cells = (spread(line[side]["ratios"]) if side in line else "" for side in present)
+        rows.append([str(count), base, *cells])
+    return markdown(head, rows)
 
 
-def plot(result: Result, path: Path) -> None:
-    """Ratios to `BatchGenerator` by rows, at the first context and temperature measured."""
-    first = result["decoding"][0]
-    chosen = [
-        measured
-        for measured in result["decoding"]
-        if all(measured[part] == first[part] for part in ("context", "temperature", "rule"))
-        and measured["side"] not in THEIRS
-        and measured["ratios"]
+def over_best(line: dict[str, Measured]) -> str:
+    """`auto` over the best fixed depth in the same lap, and that depth."""
+    laps = zip(line["auto"]["laps"], best(line)["laps"], strict=False)
+    return f"{spread([ours / theirs for ours, theirs in laps])} of {best(line)['side']}"
+
+
+def over_mlx_lm(line: dict[str, Measured]) -> str:
+    """The ratio of the best fixed depth, and that depth."""
+    return f"{statistics.median(best(line)['ratios']):.2f} ({best(line)['side']})"
+
+
+def by_setting(settings: dict[str, Lines], cell: Callable[[dict[str, Measured]], str]) -> str:
+    counts = sorted({count for measured in settings.values() for count in measured})
+    rows = [
+        [setting, *(cell(measured[count]) if count in measured else "" for count in counts)]
+        for setting, measured in settings.items()
     ]
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for side in dict.fromkeys(measured["side"] for measured in chosen):
-        own = sorted((m for m in chosen if m["side"] == side), key=lambda m: m["rows"])
-        middles = [statistics.median(m["ratios"]) for m in own]
-        ranges = [
-            [middle - min(m["ratios"]) for middle, m in zip(middles, own, strict=True)],
-            [max(m["ratios"]) - middle for middle, m in zip(middles, own, strict=True)],
+    return markdown(["rows", *map(str, counts)], rows)
+
+
+def memory(measured: Lines) -> str:
+    """Peak memory of decoding over the bytes of the rows' own caches."""
+    sides = ("BatchGenerator", *DEPTHS)
+    rows = [
+        [
+            str(count),
+            *(f"{m['peak'] / m['own']:.2f}" if (m := line.get(side)) else "" for side in sides),
         ]
-        rows = [str(m["rows"]) for m in own]
-        axes.errorbar(rows, middles, yerr=ranges, marker="o", capsize=3, label=side)
-    axes.axhline(1.0, color="grey", linewidth=1, linestyle="--", label=BASE)
-    axes.set(xlabel="rows", ylabel=f"tokens/s, x {BASE}", ylim=(0, None))
-    axes.set_title(f"{machine(result)}, context {first['context']}", fontsize=10)
-    axes.legend(fontsize=8)
+        for count, line in measured.items()
+    ]
+    return markdown(["rows", *sides], rows)
+
+
+def prompts(names: Sequence[str]) -> str:
+    """The wait for the first row's first token, and prompt tokens per second until every row's."""
+    rows = []
+    for name in names:
+        loaded = results(name)
+        pairs: dict[tuple[int, int], list[Measured]] = {}
+        for m in loaded["reading"]:
+            pairs.setdefault((m["rows"], m["length"]), []).append(m)
+        for (count, length), sides in pairs.items():
+            waits = (f"{1000 * statistics.median(m['first']):.0f}" for m in sides)
+            speeds = (f"{count * length / statistics.median(m['last']):.0f}" for m in sides)
+            where = f"{loaded['model']}, {loaded['device']}"
+            rows.append([where, f"{count} of {length}", *waits, *speeds])
+    waits = ("first token, ms: mlx-lm", "here")
+    return markdown(["", "prompts", *waits, "prompt tokens/s: mlx-lm", "here"], rows)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *rows)) + "\n"
+
+
+GREEDY_256 = lines(["h200-4b-bf16"], 256)
+GREEDY_8K = lines(["h200-4b-8k-sampling-few-rows", "h200-4b-bf16"], 8192)
+COLD = lines(["h200-4b-sampling"], 256, 1.0)
+CPU = lines(["cpu"], 256)
+SAMPLED = {
+    f"context {context}, temperature {temperature:g}, `{rule}`": lines(
+        names, context, temperature, rule
+    )
+    for context, names in (
+        (256, ["h200-4b-sampling"]),
+        (8192, ["h200-4b-8k-sampling", "h200-4b-8k-sampling-few-rows"]),
+    )
+    for temperature in (0.6, 1.0)
+    for rule in ("coupled", "ratio")
+}
+LEARNT = "h200-4b-auto-30-laps"
+AUTO = {
+    "4B cost, context 256": lines([LEARNT], 256),
+    "4B cost, context 8192": lines([LEARNT], 8192),
+    "0.8B cost, context 256": lines(["h200-0.8b-auto-6-laps"], 256),
+    "demo model, CPU": lines(["cpu-8-laps"], 256),
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "greedy-256": partial(ratios, GREEDY_256),
+    "greedy-8k": partial(ratios, GREEDY_8K),
+    "sampled": partial(by_setting, SAMPLED, over_mlx_lm),
+    "4-bit": partial(ratios, lines(["h200-4b-4bit"], 256)),
+    "small": partial(ratios, lines(["h200-0.8b-bf16"], 256)),
+    "cpu": partial(ratios, CPU),
+    "auto": partial(by_setting, AUTO, over_best),
+    "memory": partial(memory, GREEDY_8K),
+    "prompts": partial(prompts, ["h200-4b-bf16", "cpu"]),
+}
+PLOTS = {
+    "greedy-256": ("One NVIDIA H200, 4B cost, context 256, greedy", GREEDY_256),
+    "greedy-8k": ("One NVIDIA H200, 4B cost, context 8,192, greedy", GREEDY_8K),
+    "sampled-256": ("One NVIDIA H200, 4B cost, context 256, temperature 1", COLD),
+    "cpu": ("Two CPU cores, demo model, context 256, greedy", CPU),
+}
+
+
+def updated(page: str) -> str:
+    """The page with its tables made anew."""
+    return PLACE.sub(lambda found: found[1] + TABLES[found[2]](), page)
+
+
+def plot(title: str, measured: Lines, path: Path) -> None:
+    """Draw ratios to `BatchGenerator` by rows, with their ranges."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "omlx-queue"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    for side in DEPTHS:
+        own = {count: line[side]["ratios"] for count, line in measured.items() if side in line}
+        middles = [statistics.median(values) for values in own.values()]
+        ranges = [
+            [middle - min(values) for middle, values in zip(middles, own.values(), strict=True)],
+            [max(values) - middle for middle, values in zip(middles, own.values(), strict=True)],
+        ]
+        counts = [str(count) for count in own]
+        axes.errorbar(counts, middles, yerr=ranges, marker="o", capsize=3, label=side)
+    axes.axhline(1.0, color="grey", linewidth=1, linestyle="--", label="BatchGenerator")
+    axes.set(xlabel="rows", ylabel="tokens/s, x BatchGenerator", ylim=(0, None))
+    axes.set_title(title, fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--print", action="store_true", help="print the tables, write nothing")
     args = parser.parse_args()
-    plt.rcParams["svg.hashsalt"] = "omlx-queue"
-    notes = args.out / "notes.md"
-    text = page(
-        [json.loads(path.read_text()) for path in args.results],
-        notes.read_text() if notes.exists() else "",
-        args.out,
-    )
-    (args.out / "README.md").write_text(text)
+    if args.print:
+        print("\n".join(f"{name}\n\n{table()}" for name, table in TABLES.items()))
+        return
+    page = FOLDER / "README.md"
+    page.write_text(updated(page.read_text()))
+    for name, (title, measured) in PLOTS.items():
+        plot(title, measured, FOLDER / f"{name}.svg")
 
 
 if __name__ == "__main__":

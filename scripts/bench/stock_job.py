@@ -1,7 +1,6 @@
-#!/usr/bin/env python
-"""What one would write without this project: a job that generates with mlx-lm, on a stock worker.
+"""A job that generates with mlx-lm on a stock RQ worker: what `pipeline` compares with.
 
-python scripts/bench/stock_job.py redis://127.0.0.1:6379/0 QUEUE MODEL
+python -m scripts.bench.stock_job redis://127.0.0.1:6379/0 QUEUE MODEL
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ def _model() -> tuple[Any, Any]:
 
 
 def generate(prompt: str, tokens: int) -> int:
-    """Generate so many tokens, with their text; returns how many there are."""
+    """Generate tokens and their text; returns the number of tokens."""
     import mlx.core as mx
 
     network, tokenizer = _model()
     detokenizer = tokenizer.detokenizer
     made = 0
-    # As `mlx_lm.stream_generate` does it, but past end tokens, as all that is compared here.
+    # As `mlx_lm.stream_generate`, but past end tokens, like all that is compared.
     for token, _ in generate_step(mx.array(tokenizer.encode(prompt)), network, max_tokens=tokens):
         detokenizer.add_token(token)
         made += 1

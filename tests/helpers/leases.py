@@ -13,7 +13,7 @@ from omlx_producer.protocol import (
     Usage,
     queue_name,
 )
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
 from tests.helpers.workers import ALIAS
@@ -25,7 +25,7 @@ def table(connection: Redis, name: str = "worker-a", seconds: float = 30.0) -> L
     return LeaseTable(connection, name, QUEUES, seconds=seconds)
 
 
-def claim(leases: LeaseTable, limit: int = 1) -> list[ClaimedJob]:
+def claim(leases: LeaseTable, limit: int = 1) -> list[Claim]:
     claimed = leases.claim(limit)
     assert claimed is not None
     return claimed

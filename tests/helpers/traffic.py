@@ -13,7 +13,7 @@ from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Admit, Close, Stepped
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import FakeEngine
 
@@ -26,7 +26,7 @@ class Traffic:
         jobs: those that `step` gives tokens.
     """
 
-    def __init__(self, leases: LeaseTable, held: Sequence[ClaimedJob]) -> None:
+    def __init__(self, leases: LeaseTable, held: Sequence[Claim]) -> None:
         self.leases = leases
         self.jobs = [_active(job) for job in held]
         self.mailbox: SimpleQueue[Any] = SimpleQueue()
@@ -61,6 +61,6 @@ class Traffic:
             time.sleep(0.0005)
 
 
-def _active(job: ClaimedJob) -> ActiveJob:
+def _active(job: Claim) -> ActiveJob:
     request = GenerationRequest(model="fake", prompt="hello", max_completion_tokens=100)
     return ActiveJob(job, request, FakeEngine().prepare(request, job.id), streams=True)

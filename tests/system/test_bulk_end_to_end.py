@@ -16,7 +16,9 @@ from tests.helpers.bulk_runs import errors, jobs_in_redis, lines, submit
 from tests.helpers.workers import wait_for
 from tests.system.test_end_to_end import worker
 
-ROWS, TOKENS = 30, 12
+pytestmark = pytest.mark.system
+
+ROWS, TOKENS = 20, 8
 
 
 def signatures() -> Iterator[str]:
@@ -25,7 +27,7 @@ def signatures() -> Iterator[str]:
         code = json.loads(line)["prompt"].splitlines(keepends=True)
         for number, text in enumerate(code):
             if text.lstrip().startswith(("def ", "class ")):
-                yield "".join(code[: number + 1])
+                yield "".join(code[max(0, number - 8) : number + 1])
 
 
 def write_requests(path: Path, count: int) -> None:

@@ -24,7 +24,7 @@ from omlx_producer.protocol import DoneEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.loader import DEMO, resolve
 from tests.helpers.decoding import Loaded
 
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +83,15 @@ def executing(redis_url: str) -> int:
     return sum(int(part[3]) for part in fields)
 
 
+@pytest.mark.system
 def test_fifty_prompts_at_once_stream_what_they_result_in(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
-    prompts = [heldout[index % len(heldout)] for index in range(50)]
+    prompts = [heldout[index % 20] for index in range(50)]
     with worker(redis_url, "--max-batch", "16"), ThreadPoolExecutor(25) as pool:
         producer = Producer(connection)
         jobs = [
-            producer.submit(model="demo", prompt=prompt, max_completion_tokens=TOKENS)
+            producer.submit(model="demo", prompt=prompt, max_completion_tokens=20)
             for prompt in prompts
         ]
         live = [pool.submit(text_of, producer.stream(job.id)) for job in jobs[::2]]
@@ -105,7 +106,7 @@ def test_fifty_prompts_at_once_stream_what_they_result_in(
     assert [stream.result() for stream in live] == texts[::2]
     assert late == texts[1::2]
     assert max(seen) == 16
-    assert all(result["usage"]["completion_tokens"] <= TOKENS for result in results)
+    assert all(result["usage"]["completion_tokens"] <= 20 for result in results)
     # The same prompt gives the same text, whatever its company was.
     assert len({(prompt, text) for prompt, text in zip(prompts, texts, strict=True)}) == len(
         set(prompts)
@@ -126,16 +127,24 @@ def test_greedy_text_through_redis_is_mlx_lms_own(
                 temperature=0.0,
                 ignore_eos=True,
             )
-            for text in heldout[:4]
+            for text in heldout[:2]
         ]
-        texts = [producer.result(job.id, timeout=120)["choices"][0]["text"] for job in jobs]
+        results = [producer.result(job.id, timeout=120) for job in jobs]
 
+    for result in results:
+        speculation = result["usage"]["speculation"]
+        # The last step may have had more tokens than were wanted.
+        decoded = speculation["steps"] + sum(speculation["accepted"])
+        assert TOKENS <= decoded <= TOKENS + 3
+        assert sum(speculation["accepted"]) > 3
+    texts = [result["choices"][0]["text"] for result in results]
     demo = Loaded.demo()
     for prompt, text in zip(heldout, texts, strict=False):
         tokens = demo.greedy(demo.tokenizer.encode(prompt), TOKENS)
         assert text == demo.tokenizer.decode(tokens).rstrip("�")
 
 
+@pytest.mark.system
 def test_consumers_whose_connections_are_cut_see_every_token_once(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -159,6 +168,7 @@ def test_consumers_whose_connections_are_cut_see_every_token_once(
     ]
 
 
+@pytest.mark.system
 def test_a_bad_job_fails_with_a_sentence_and_the_good_ones_beside_it_finish(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -174,6 +184,7 @@ def test_a_bad_job_fails_with_a_sentence_and_the_good_ones_beside_it_finish(
         assert producer.result(after.id, timeout=60)["choices"][0]["text"]
 
 
+@pytest.mark.system
 def test_a_worker_told_to_stop_finishes_what_runs_and_leaves_the_rest(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -198,6 +209,7 @@ def test_a_worker_told_to_stop_finishes_what_runs_and_leaves_the_rest(
     assert connection.llen(f"rq:queue:{queue_name('demo', 'default')}") == states.count("queued")
 
 
+@pytest.mark.system
 def test_a_worker_told_twice_stops_at_once_and_gives_its_jobs_back(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
@@ -216,11 +228,12 @@ def test_a_worker_told_twice_stops_at_once_and_gives_its_jobs_back(
     assert {producer.status(job.id).status for job in jobs} == {"queued"}
 
 
+@pytest.mark.system
 def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
     redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path
 ) -> None:
     log = tmp_path / "worker.log"
-    lengths = [400, *[30] * 8]
+    lengths = [300, *[20] * 8]
     with worker(redis_url, "--mode", "hybrid", log=log):
         producer = Producer(connection)
 
@@ -247,12 +260,13 @@ def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
     assert len(changes) == 2, log.read_text()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", ["batched", "mtp"])
 def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
     redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path, mode: str
 ) -> None:
     log = tmp_path / "worker.log"
-    lengths = [300, 300, 30]
+    lengths = [200, 200, 20]
     with worker(redis_url, "--max-batch", "2", "--mode", mode, log=log):
         producer = Producer(connection)
 

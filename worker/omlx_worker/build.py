@@ -1,4 +1,4 @@
-"""Who makes what: a worker and its parts from settings."""
+"""Makes a worker and its parts from settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omlx_worker.settings import WorkerSettings
 
 
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
-    """A worker for these settings; its model is loaded when it starts."""
+    """A worker for these settings. It loads its model when it starts."""
     return GenerationWorker(
         settings.alias,
         lambda: load_engine(settings),
@@ -35,14 +35,14 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
 
 
 class ModelNotLoaded(Exception):
-    """There is no such model, or it can not be loaded. The message is one sentence."""
+    """The model does not exist or cannot be loaded. The message is one sentence."""
 
 
 def load_engine(settings: WorkerSettings) -> Engine:
     """Load the model. MLX is imported only here.
 
     Raises:
-        ModelNotLoaded: if there is no such model, or it can not be loaded.
+        ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
     try:
         from omlx_worker.engine import loader
@@ -56,7 +56,6 @@ def load_engine(settings: WorkerSettings) -> Engine:
             settings.model,
             max_rows=settings.max_batch,
             depth=settings.depth,
-            varies=settings.mode in ("auto", "hybrid"),
             ratio=settings.acceptance == "ratio",
         )
     except loader.ModelError as error:
@@ -70,7 +69,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
 
 
 def connect(url: str) -> Redis:
-    """A client for a worker: it waits for no answer longer than a lease can bear."""
+    """A client for a worker. Its timeouts are shorter than a lease."""
     return Redis.from_url(
         url,
         socket_timeout=10.0,
@@ -81,7 +80,7 @@ def connect(url: str) -> Redis:
 
 
 def make_driver(settings: WorkerSettings, engine: Engine) -> DepthDriver:
-    """How the engine's steps draft in the mode that was asked for."""
+    """The depth driver of a mode, for an engine."""
     policy, calibration = make_policy(settings.mode, engine.max_depth), None
     if isinstance(policy, AutoPolicy):
         limit = settings.memory_limit or engine.memory_budget

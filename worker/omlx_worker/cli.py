@@ -12,23 +12,24 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from omlx_producer.settings import without_password
-from omlx_producer.trouble import passes
+from omlx_producer.cli.common import fail
+from omlx_producer.connection import INVALID_URL, without_password
+from omlx_producer.outage import passes
 from omlx_worker.bench.cli import bench
-from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, data_folder, preferred_port
+from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
 from omlx_worker.settings import WorkerSettings
 
 BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
 INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
 
 
-@click.group()
+@click.group("omlx-worker")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def main(verbose: bool) -> None:
     """Run generation jobs from a Redis queue on this machine."""
@@ -43,35 +44,41 @@ def main(verbose: bool) -> None:
 @main.command()
 @click.option("--model", help="demo, a folder, or a Hugging Face id.")
 @click.option("--model-alias", help="The name in requests and queues.")
-@click.option("--redis-url", help="Also OMLX_QUEUE_REDIS_URL or REDIS_URL.")
-@click.option("--embedded-redis", is_flag=True, default=None, help="Start a server of its own.")
-@click.option("--redis-dir", type=click.Path(path_type=Path), help="Data of the embedded server.")
+@click.option("--redis-url", help="Default: OMLX_QUEUE_REDIS_URL or REDIS_URL.")
+@click.option("--embedded-redis", is_flag=True, default=None, help="Run a Redis server as a child.")
+@click.option(
+    "--redis-dir", type=click.Path(path_type=Path), help="Data folder of the embedded server."
+)
 @click.option("--max-batch", type=int, help="Rows in the batch at the same time.")
 @click.option(
     "--mode",
     type=click.Choice(["auto", "hybrid", "mtp", "batched"]),
-    help="Draft where it pays, for a lone row, always, or never.",
+    help="Draft if faster, for a single row, always, never.",
 )
-@click.option("--mtp-depth", type=int, help="Drafts a step with an MTP head; 0 for none.")
+@click.option("--mtp-depth", type=int, help="Drafts per step with an MTP head; 0 for none.")
 @click.option(
     "--acceptance",
     type=click.Choice(["coupled", "ratio"]),
-    help="How drafts of requests without a seed are judged.",
+    help="The rule for drafts of requests without a seed.",
 )
 @click.option("--burst", is_flag=True, default=None, help="End when the queues are empty.")
 @click.option("--name", help="The worker's name in RQ; by default a unique one.")
 @click.option("--lease-seconds", type=float, help="How long a silent worker keeps its jobs.")
 @click.option("--prefill-chunk", type=int, help="Prompt tokens read between two steps, at most.")
-@click.option(
-    "--patience", type=float, help="Seconds that a job may be passed over for better ones."
-)
+@click.option("--patience", type=float, help="Seconds before a job of a worse queue gets its turn.")
 @click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
 @click.option(
-    "--calibration/--no-calibration", default=None, help="Measure step times while idle, for auto."
+    "--calibration/--no-calibration",
+    default=None,
+    help="Measure step times while idle, for mode auto.",
 )
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Keeps what was measured.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of measurements for the next start.",
+)
 @click.option("--drain-timeout", type=float, help="Seconds for running jobs after SIGTERM.")
-@click.option("--redis-grace", type=float, help="Seconds that Redis may be in trouble.")
+@click.option("--redis-grace", type=float, help="Seconds that Redis may be away.")
 def run(**options: Any) -> None:
     """Serve the jobs of one model until told to stop.
 
@@ -83,22 +90,22 @@ def run(**options: Any) -> None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = str(problem["loc"][0]) if problem["loc"] else "settings"
-        _fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
+        fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
     with contextlib.ExitStack() as stack:
         url = settings.redis_url
         if settings.embedded_redis:
             try:
                 url = stack.enter_context(_embedded(settings, "redis_url" in given)).url
             except ServerError as error:
-                _fail(UNREACHABLE, str(error))
+                fail(UNREACHABLE, str(error))
             click.echo(f"Redis is at {url}", err=True)
         try:
             code = serve(settings, url)
         except KeyboardInterrupt:
-            # Until the model is loaded; from then on signals are the worker's.
+            # Before the model is loaded; afterwards the worker handles signals.
             code = INTERRUPTED
     if code > STOPPED_AT_ONCE:
-        # The engine may be in the middle of a step, which an orderly exit would trip over.
+        # The engine may be in a step, which makes an orderly exit crash.
         logging.shutdown()
         os._exit(code)
     sys.exit(code)
@@ -108,14 +115,14 @@ def run(**options: Any) -> None:
 @click.option("--max-batch", type=click.IntRange(1, 64), default=8, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True)
 def demo(max_batch: int, max_tokens: int) -> None:
-    """Show everything at once: a server, the demo model, prompts that arrive staggered."""
+    """Run a server, the demo model, and a few prompts."""
     from omlx_worker.demo import run_demo
 
     logging.getLogger().setLevel(logging.WARNING)
     try:
         run_demo(max_batch=max_batch, max_tokens=max_tokens)
     except ServerError as error:
-        _fail(UNREACHABLE, str(error))
+        fail(UNREACHABLE, str(error))
 
 
 main.add_command(bench)
@@ -130,25 +137,20 @@ def serve(settings: WorkerSettings, url: str) -> int:
         connection = connect(url)
         connection.ping()
     except ValueError:
-        # The reason may quote a part of the URL that is a password.
-        _fail(
-            USAGE,
-            "--redis-url: got something that is no URL of a Redis server; give one such as "
-            "redis://127.0.0.1:6379/0",
-        )
+        fail(USAGE, INVALID_URL)
     except RedisError as error:
-        _fail(UNREACHABLE, _unreachable(url, error))
+        fail(UNREACHABLE, _unreachable(url, error))
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)
         worker.work(burst=settings.burst)
     except (ModelNotLoaded, NameTaken) as error:
-        _fail(USAGE, str(error))
+        fail(USAGE, str(error))
     except Exception as error:
         if passes(error):
-            _fail(UNREACHABLE, _unreachable(url, error))
+            fail(UNREACHABLE, _unreachable(url, error))
         logging.getLogger("omlx_worker").exception("the worker ends")
-        _fail(BROKEN, f"the worker can not go on: {error}")
+        fail(BROKEN, f"the worker cannot go on: {error}")
     finally:
         connection.close()
     return worker.exit_code
@@ -156,17 +158,12 @@ def serve(settings: WorkerSettings, url: str) -> int:
 
 def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
     if url_given:
-        _fail(USAGE, "--embedded-redis starts a server of its own; leave --redis-url out")
-    return EmbeddedRedis(settings.redis_dir or data_folder(), port=preferred_port())
+        fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
+    return EmbeddedRedis(settings.redis_dir, port=preferred_port())
 
 
 def _unreachable(url: str, error: Exception) -> str:
     return (
-        f"Redis at {without_password(url)} can not be used ({error}); start a server there, "
+        f"Redis at {without_password(url)} cannot be used ({error}); start a server there, "
         "name another with --redis-url, or pass --embedded-redis"
     )
-
-
-def _fail(code: int, sentence: str) -> NoReturn:
-    click.echo(f"omlx-worker: {sentence}", err=True)
-    sys.exit(code)

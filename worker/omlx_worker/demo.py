@@ -1,4 +1,4 @@
-"""What quickstart shows: a real server, real jobs, the demo model, tokens side by side."""
+"""``omlx-worker demo``: a server, a worker with the demo model, and prompts side by side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PANEL_LINES, PANEL_WIDTH = 9, 48
 
 @dataclass(slots=True)
 class Shown:
-    """One prompt and what has come back for it."""
+    """A prompt and its text so far."""
 
     number: int
     prompt: str
@@ -55,7 +55,7 @@ class Shown:
 
 
 def run_demo(*, max_batch: int, max_tokens: int) -> None:
-    """Run the demo; exits with 1 when a job failed."""
+    """Run the demo. Exits with 1 if a job failed."""
     with (
         tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder,
         EmbeddedRedis(Path(folder)) as server,
@@ -120,7 +120,7 @@ class _Background:
 
 
 def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
-    """Submit the prompts one after another and watch them together."""
+    """Submit the prompts one after another and watch them all."""
     shown = [Shown(number, prompt) for number, prompt in enumerate(PROMPTS, start=1)]
     display = _Panels(shown) if sys.stdout.isatty() else _Lines(shown)
     started = time.monotonic()
@@ -151,7 +151,7 @@ def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
 
 
 class _Panels:
-    """On a terminal: one panel a prompt, all growing at once."""
+    """On a terminal: a panel for each prompt."""
 
     def __init__(self, shown: list[Shown]) -> None:
         self._shown = shown
@@ -181,7 +181,7 @@ class _Panels:
 
 
 class _Lines:
-    """Elsewhere: whole lines as they are done, each with its job's number."""
+    """Elsewhere: whole lines as they are complete, after the job's number."""
 
     def __init__(self, shown: list[Shown]) -> None:
         self._shown = shown

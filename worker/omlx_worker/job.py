@@ -14,10 +14,10 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
 )
+from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.drafting import DraftCounts
 from omlx_worker.engine.interface import Emission, Row
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 
 LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}
 
@@ -97,7 +97,7 @@ class ActiveJob:
     """
 
     def __init__(
-        self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row], *, streams: bool
+        self, claim: Claim, request: GenerationRequest, rows: list[Row], *, streams: bool
     ) -> None:
         self.claim = claim
         self.request = request

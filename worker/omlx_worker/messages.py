@@ -1,8 +1,8 @@
-"""What the three threads say to each other. Each has one mailbox and reads no other.
+"""The messages between the three threads. Each thread reads one mailbox.
 
 The main thread claims jobs, the decode thread runs rows, the traffic thread writes tokens and
-endings. A job goes round once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`,
-`Ended`), and comes back to main only when RQ's own handlers must end it (`NeedsRQ`).
+endings. A job passes them once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`, `Ended`).
+It returns to main only if RQ's handlers must end it (`NeedsRQ`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from queue import SimpleQueue
 
 from omlx_worker.engine.interface import Emission
 from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 
-# Why a job leaves before it has finished.
+# Reasons why a job leaves before it has finished.
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It can not be served; ``retry`` says whether trying again could help."""
+    """The job cannot be served. ``retry`` says whether another try could help."""
 
     sentence: str
     retry: bool = True
@@ -28,19 +28,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Somebody asked for it to be stopped."""
+    """The job was stopped on request."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """This worker will not run it; the next one may."""
+    """This worker will not run the job; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It is no longer this worker's: nothing may be written about it."""
+    """The lease is gone: nothing may be written about the job."""
 
 
 Reason = Failed | Stopped | GivenBack | Lost
@@ -50,27 +50,27 @@ Reason = Failed | Stopped | GivenBack | Lost
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Run the rows of a job. Passed on to the traffic thread before anything about the job."""
+    """Run the rows of a job. The traffic thread gets it before anything else about the job."""
 
     job: ActiveJob
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Drop the rows of a job before the next step; unknown jobs are ignored."""
+    """Drop the rows of a job before the next step. Unknown jobs are ignored."""
 
-    claim: ClaimedJob
+    claim: Claim
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Give back the jobs of which no row has started, finish the others, take no more."""
+    """Give back the jobs that have not started, finish the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Give everything back and end the thread."""
+    """Give all jobs back and end the thread."""
 
 
 # To the traffic thread.
@@ -78,22 +78,22 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What one decode step added."""
+    """The emissions of one decode step."""
 
     emissions: list[Emission]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job left before it had finished, or never started."""
+    """A job left before it finished, or never started."""
 
-    claim: ClaimedJob
+    claim: Claim
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Nothing follows: write what is left and end the thread."""
+    """The last message: write the rest and end the thread."""
 
 
 # To the main thread.
@@ -101,7 +101,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Look at the queues: jobs may have arrived, or room may have become free."""
+    """Look at the queues: jobs may have arrived, or rows may be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,15 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class NeedsRQ:
-    """A job whose ending RQ's own handlers must write."""
+    """An ending that RQ's handlers must write."""
 
-    claim: ClaimedJob
+    claim: Claim
     ending: Ending
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A thread met an error that it cannot go on from."""
+    """A thread ended with an error."""
 
     error: BaseException
 

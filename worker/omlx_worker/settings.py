@@ -1,7 +1,9 @@
-"""The worker's settings: from the command line, else ``OMLX_QUEUE_*``, else these defaults."""
+"""The worker's settings: command line, else ``OMLX_QUEUE_*``, else defaults."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,44 +21,51 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
-from omlx_worker.folders import app_folder
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
 
 
+def app_folder() -> Path:
+    """This program's folder among the user's data. It may not exist yet."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "omlx-queue"
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "omlx-queue"
+
+
 class WorkerSettings(BaseSettings):
-    """Everything a worker can be told. Durations are in seconds.
+    """The settings of a worker. Durations are in seconds.
 
     Attributes:
         model: ``demo``, a folder, or a Hugging Face id.
-        model_alias: the name in requests and queues; by default the model's last path part.
-        embedded_redis: start a Redis server as a child, and end it with the worker.
-        redis_dir: where the embedded server keeps its data.
+        model_alias: the name in requests and queues; by default the last part of ``model``.
+        embedded_redis: run a Redis server as a child of the worker.
+        redis_dir: the data folder of the embedded server.
         max_batch: rows in the batch at the same time.
-        mode: how deep steps draft: ``auto`` measures what pays, ``hybrid`` drafts for a lone
-            row, ``mtp`` always, ``batched`` never.
-        mtp_depth: drafts a step, at most, of a model with an MTP head; 0 for none.
-        acceptance: how drafts of requests without a seed are judged; see
+        mode: when to draft: ``auto`` if it is faster, ``hybrid`` for a single row, ``mtp``
+            always, ``batched`` never.
+        mtp_depth: drafts per step, at most, of a model with an MTP head.
+        acceptance: the rule for drafts of requests without a seed; see
             `omlx_worker.engine.ragged.speculation`.
         burst: end when the queues are empty.
-        name: the worker's name in RQ; by default host, process id and a random part.
-        lease_seconds: how long a job stays this worker's without a sign of life.
+        name: the worker's name in RQ; by default host, process id and random digits.
+        lease_seconds: how long the worker keeps a job without renewing its lease.
         prefill_chunk: prompt tokens read between two decode steps, at most.
         patience: how long a queue or row is passed over for better ones.
-        memory_limit: bytes for the model and its caches, also as in ``24GB``; by default what the
-            device recommends, or what is free.
-        calibration: measure what steps cost while there are no jobs, in mode ``auto``.
-        state_dir: where what was measured is kept for the next start.
-        drain_timeout: how long running jobs may go on after SIGTERM.
-        redis_grace: how long Redis may be in trouble before the worker ends with an error.
-        stream_ttl: how long a stream of tokens is kept when no result says so.
+        memory_limit: for the model and its caches, also as in ``24GB``; by default what the
+            device recommends, or free memory.
+        calibration: measure step times while there are no jobs, in mode ``auto``.
+        state_dir: the folder of measurements that the next start uses.
+        drain_timeout: how long running jobs may take after SIGTERM.
+        redis_grace: how long Redis may be away before the worker ends with an error.
+        stream_ttl: how long a stream is kept if its job has no result.
     """
 
     model_config = SettingsConfigDict(
         env_prefix="OMLX_QUEUE_", populate_by_name=True, env_ignore_empty=True
     )
 
-    # First, for the check of `model` needs it.
+    # First: the check of `model` needs it.
     model_alias: ModelAlias | None = None
     model: str = "demo"
     redis_url: str = Field(
@@ -64,7 +73,7 @@ class WorkerSettings(BaseSettings):
         validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
     )
     embedded_redis: bool = False
-    redis_dir: Path | None = None
+    redis_dir: Path = Field(default_factory=lambda: app_folder() / "redis")
     max_batch: int = Field(default=16, ge=1, le=1024)
     mode: Mode = "auto"
     mtp_depth: int = Field(default=3, ge=0, le=MAX_DRAFT_DEPTH)
@@ -90,8 +99,8 @@ class WorkerSettings(BaseSettings):
             except ValidationError:
                 raise PydanticCustomError(
                     "alias",
-                    "requests can not name a model so, by letters, digits and . _ @ / - alone; "
-                    "give it another name with --model-alias",
+                    "its name holds more than letters, digits and . _ @ / -; "
+                    "give it another with --model-alias",
                 ) from None
         return model
 

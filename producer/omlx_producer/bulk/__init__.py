@@ -1,8 +1,11 @@
 """Offline bulk generation: a file of requests in, a file of results out, resumable at any moment.
 
-A row goes one way: `readers` -> `making` -> `planning` -> `ordering` -> `runner` -> a sink, which
-is a pair of files (`output`) or, for a detached batch, Redis (`batch_sink`). A row's job id
-follows from the run, the row's custom_id and its request, so whoever runs the same row again finds
-the job that is already there. A result leaves Redis only after it is safe in the sink, and the
-sink alone says what is done; so the process may be killed between any two steps.
+The path of a row: `records` reads it, `shape` makes its request, `plan` decides whether it runs,
+`ordering` decides when, and `feed` enqueues its job and collects the result. The result goes to a
+sink: a pair of files (`output`) for a run on this machine (`run`), Redis for a detached batch
+(`batch`, `batch_feeder`).
+
+A job's id follows from the run, the row's custom_id and its request, so running a row again finds
+the existing job. A result leaves Redis only after the sink has made it durable, and only the sink
+says which rows are done. So the process may be killed between any two steps.
 """

@@ -1,13 +1,12 @@
-"""A detached batch: its rows, its results and its state, all in Redis, reachable from anywhere.
+"""A detached batch: its rows, results and state, all in Redis.
 
-Rows are a stream whose entry ids are row numbers, `<row>-0`; results are a hash by row number. A
-row is in the stream until its result is in the hash, and both change in one script, so any feeder
-that begins with the stream begins where the last one was killed.
+Rows are a stream with the entry ids `<row number>-0`. Results are a hash by row number. A row stays
+in the stream until its result is in the hash, and one script changes both. So a feeder that begins
+with the stream continues where the last one was killed.
 
-It is fed by `omlx-submit feed`, a process of its own, and not by workers: feeding must go on while
-all workers are busy or asleep, it may run where the Redis server runs, and it needs no model. Any
-number of feeders may run; a lock makes sure that each batch has one, and its expiry that another
-takes over.
+`omlx-submit feed` feeds batches, not the workers: it must go on while all workers are busy or
+asleep, it may run where the Redis server runs, and it needs no model. Any number of feeders may
+run. A lock gives each batch one feeder, and expires so that another can take over.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
-from omlx_producer.bulk.lines import write_line
-from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
 from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.enqueue import JOB_SECONDS
@@ -36,15 +34,14 @@ from omlx_producer.errors import UnknownJob
 from omlx_producer.protocol import GenerationRequest, Priority
 
 BATCHES_KEY = "omlx:batches"
-# Results are kept that long after the end, and an upload that stands still.
+# After the end of a batch, and after the last write of an upload.
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
 CHUNK = 200
 OPEN, CANCELLING = "open", "cancelling"
 OVER = ("done", "cancelled")
 
-# A hash without `created_at` is no batch: it has expired, and what was written to it since then
-# made another one.
+# A hash without `created_at` is what a late write made of an expired batch.
 _OPEN = """
 if redis.call('HEXISTS', KEYS[1], 'created_at') == 0 then return 0 end
 redis.call('HSET', KEYS[1], 'state', ARGV[1], 'rows', ARGV[2])
@@ -64,7 +61,7 @@ class BatchState:
 
     Attributes:
         state: uploading, open, cancelling, cancelled or done.
-        failures: how many rows failed, by code.
+        failures: failed rows by code.
     """
 
     id: str
@@ -93,7 +90,7 @@ class BatchState:
 
 @dataclass(frozen=True)
 class Batch:
-    """The keys of one batch, and what can be done with them."""
+    """One batch, by its keys."""
 
     connection: redis.Redis = field(repr=False)
     id: str
@@ -107,7 +104,7 @@ class Batch:
         window: int = DEFAULT_WINDOW,
         job_timeout: int = JOB_SECONDS,
     ) -> Batch:
-        """A new batch, to be filled by `upload`."""
+        """Make a new batch; fill it with `upload`."""
         batch = cls(connection, f"batch-{new_run_id()}")
         fields: dict[Any, Any] = {
             "state": "uploading",
@@ -122,7 +119,7 @@ class Batch:
 
     @property
     def run(self) -> str:
-        """The id that its jobs carry."""
+        """The id of its run, part of the ids of its jobs."""
         return self.id.removeprefix("batch-")
 
     @property
@@ -144,11 +141,11 @@ class Batch:
     def upload(self, rows: Iterable[Row | BadRow]) -> int:
         """Fill a new batch and open it to feeders; returns how many rows it has.
 
-        Rows are numbered from 1. Until the end nothing is fed, and what a killed upload leaves
-        behind expires.
+        Rows are numbered from 1. None runs before the end of the upload. What a killed upload
+        leaves behind expires.
 
         Raises:
-            UnknownJob: if it has expired meanwhile; nothing is fed then.
+            UnknownJob: if the batch has expired meanwhile; no row runs.
         """
         count = 0
         pending: list[Row | BadRow] = []
@@ -163,19 +160,19 @@ class Batch:
         opened = self.connection.register_script(_OPEN)
         if not opened(keys=keys, args=[OPEN, count, time.time(), self.id]):
             raise UnknownJob(
-                f"{self.id}: the upload stood still for too long and has expired; run it again"
+                f"{self.id}: the upload made no progress for too long and has expired; run it again"
             )
         return count
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Keep what was uploaded from expiring, from a thread of its own: rows may come slowly,
-        and reading the next one from a pipe may block for hours."""
+        """Keep the upload from expiring, from its own thread: reading a row from a pipe may block
+        for hours."""
         over = threading.Event()
 
         def keep() -> None:
             while not over.wait(UPLOAD_SECONDS / 4):
-                # An outage is met by the upload itself.
+                # The upload itself meets an outage.
                 with contextlib.suppress(RedisError), self.connection.pipeline() as pipe:
                     self._expire(pipe)
                     pipe.execute()
@@ -193,8 +190,8 @@ class Batch:
             for row in rows:
                 count += 1
                 if isinstance(row, BadRow):
-                    result = RowResult(row, "", code=row.code, reason=row.reason)
-                    pipe.hset(self.results_key, str(count), zlib.compress(write_line(result)))
+                    line = write_line(RowResult.of_bad(row))
+                    pipe.hset(self.results_key, str(count), zlib.compress(line))
                     pipe.hincrby(self.key, f"failed:{row.code}", 1)
                 else:
                     pipe.xadd(self.rows_key, {"row": _packed(row)}, id=f"{count}-0")
@@ -207,7 +204,7 @@ class Batch:
             pipe.expire(key, UPLOAD_SECONDS)
 
     def unfinished(self) -> Iterator[Row]:
-        """The rows that have no result, from the first; `Row.line` is the row's number."""
+        """The rows without a result, in order. `Row.line` is the row's number."""
         cursor = "-"
         while True:
             entries: Any = self.connection.xrange(self.rows_key, min=cursor, count=CHUNK)
@@ -218,17 +215,17 @@ class Batch:
                 return
 
     def results(self, rows: int) -> Iterator[bytes]:
-        """The output lines that there are, in the order of the input."""
+        """The output lines so far, in the order of the input."""
         for start in range(1, rows + 1, CHUNK):
             numbers = [str(n) for n in range(start, min(start + CHUNK, rows + 1))]
             packed: Any = self.connection.hmget(self.results_key, numbers)
             yield from (zlib.decompress(line) for line in packed if line is not None)
 
     def read(self) -> BatchState:
-        """Look at it.
+        """Read the state of the batch.
 
         Raises:
-            UnknownJob: if there is none.
+            UnknownJob: if it does not exist.
         """
         raw: Any = self.connection.hgetall(self.key)
         fields = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
@@ -261,12 +258,12 @@ class Batch:
         )
 
     def ask_to_cancel(self) -> None:
-        """Have whoever feeds it stop; see `omlx_producer.bulk.feeding`."""
+        """Tell its feeder to stop; see `omlx_producer.bulk.batch_feeder`."""
         self.connection.hset(self.key, "state", CANCELLING)
         self.connection.zadd(BATCHES_KEY, {self.id: time.time()})
 
     def end(self, state: str) -> None:
-        """Close it: nothing feeds it any more, and its results begin to age."""
+        """Close the batch. Nothing feeds it any more, and its results expire in `KEEP_SECONDS`."""
         with self.connection.pipeline() as pipe:
             pipe.hset(self.key, mapping={"state": state, "ended_at": time.time()})
             pipe.unlink(self.rows_key)
@@ -277,7 +274,7 @@ class Batch:
 
 
 def open_batches(connection: redis.Redis) -> list[str]:
-    """The ids of batches that want feeding or cancelling, oldest first."""
+    """The ids of batches to be fed or cancelled, oldest first."""
     found: Any = connection.zrange(BATCHES_KEY, 0, -1)
     return [str_if_bytes(batch_id) for batch_id in found]
 

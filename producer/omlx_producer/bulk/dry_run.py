@@ -1,23 +1,22 @@
-"""Look at all of an input without running any of it."""
+"""Checks and counts a whole input without running any of it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
 
-from omlx_producer.bulk.index import RowIndex
-from omlx_producer.bulk.making import RowMaker
-from omlx_producer.bulk.planning import Plan, plan_rows
-from omlx_producer.bulk.readers import read_records
-from omlx_producer.bulk.row import BadRow
-from omlx_producer.bulk.running import Job, open_input
-from omlx_producer.bulk.tokens import TokenCounter
+from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
+from omlx_producer.bulk.records import open_input, read_records
+from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
+from omlx_producer.bulk.run import RunOptions
 from omlx_producer.client import Producer
-from omlx_producer.protocol import DEFAULT_MAX_TOKENS
+from omlx_producer.protocol import DEFAULT_MAX_TOKENS, ModelInfo
 
 
 @dataclass
@@ -25,8 +24,8 @@ class Findings:
     """What an input holds.
 
     Attributes:
-        exact: whether ``prompt_tokens`` was counted, not guessed.
-        most_completion_tokens: what all rows may generate at most.
+        exact: whether ``prompt_tokens`` was counted, not estimated.
+        most_completion_tokens: the limit of all rows together.
     """
 
     rows: int = 0
@@ -45,18 +44,60 @@ class Findings:
         }
 
 
-def look_through(producer: Producer, job: Job) -> Findings:
-    """Validate every row as a run would; bad ones are told on stderr.
+class TokenCounter:
+    """Counts with the model's tokenizer if its files and `tokenizers` are on this machine.
+
+    Else it estimates from the characters. Chat templates are not counted.
+
+    Attributes:
+        exact: whether everything so far was counted.
+    """
+
+    def __init__(self, models: Mapping[str, ModelInfo]) -> None:
+        self.exact = True
+        self._models = models
+        self._lengths: dict[str, Callable[[str], int] | None] = {}
+
+    def count(self, row: Row) -> int:
+        """Tokens of a row's prompt."""
+        request = row.request
+        if isinstance(request.prompt, list):
+            return len(request.prompt)
+        if request.model not in self._lengths:
+            self._lengths[request.model] = self._load(request.model)
+        length = self._lengths[request.model]
+        if length is None:
+            self.exact = False
+            return -(-row.characters // TOKEN_CHARACTERS)
+        if request.messages is not None:
+            self.exact = False
+        return length(beginning_of(request))
+
+    def _load(self, alias: str) -> Callable[[str], int] | None:
+        info = self._models.get(alias)
+        path = Path(info.model, "tokenizer.json") if info else None
+        if path is None or not path.is_file():
+            return None
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            return None
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: len(tokenizer.encode(text).ids)
+
+
+def look_through(producer: Producer, options: RunOptions) -> Findings:
+    """Check every row as a run would. Bad rows are reported on stderr.
 
     Raises:
-        InvalidRequest: if the input is none.
+        InvalidRequest: if the input cannot be read.
         redis.exceptions.RedisError: if Redis, which knows the models, does not answer.
     """
     models = producer.models()
-    maker = RowMaker(job.kind, job.shape, models, require_known_model=job.require_known_model)
+    maker = options.row_maker(models)
     findings, counter = Findings(), TokenCounter(models)
-    with contextlib.closing(RowIndex()) as index, open_input(job.input) as stream:
-        for row in plan_rows(read_records(stream, job.kind), maker.make, index, Plan()):
+    with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
+        for row in plan_rows(read_records(stream, options.kind), maker.make, index, Plan()):
             findings.rows += 1
             if isinstance(row, BadRow):
                 findings.bad[row.code] += 1

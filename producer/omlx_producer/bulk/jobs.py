@@ -1,7 +1,8 @@
-"""The jobs of a run in Redis: their names, what became of them, and letting go of them."""
+"""The jobs of a run in Redis: their ids, their ends, and their deletion."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ from omlx_producer.errors import UnknownJob
 from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
 
-# Results asked for in one pipeline: a full response may have many log-probabilities.
+# Results read in one pipeline: a response may hold many log-probabilities.
 FETCH = 50
+ENTRIES = 200
 
 _REGISTRIES = (FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
 
-# Only what still waits: claim.lua starts a job in the call that takes it from its queue.
+# Only waiting jobs: claim.lua marks a job as started in the call that takes it from its queue.
 _WITHDRAW = """
 local withdrawn = {}
 for _, job in ipairs(ARGV) do
@@ -37,17 +39,12 @@ return withdrawn
 
 
 def job_id_of(run: str, row: Row) -> str:
-    """The id of a row's job: the same row of the same run has the same one for ever."""
+    """The id of a row's job: always the same for the same row of the same run."""
     return bulk_job_id(run, row.digest)
 
 
-def job_ids_end_on(run: str) -> str:
-    """The stream on which the ends of a run's jobs appear."""
-    return str(ended_stream(bulk_job_id(run, "")))
-
-
 def read_origins(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, list[str]]:
-    """The jobs that are still there, by the queue that they came from."""
+    """The jobs that still exist, by their queue."""
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hget(Job.key_for(job_id), "origin")
@@ -60,7 +57,7 @@ def read_origins(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, l
 
 
 def read_statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """RQ's status of each job; None where there is none."""
+    """RQ's status of each job; None for a job that does not exist."""
     with connection.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hget(Job.key_for(job_id), "status")
@@ -68,10 +65,10 @@ def read_statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str |
 
 
 def read_endings(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, Outcome | None]:
-    """How jobs ended; jobs that have not are left out.
+    """How jobs ended. Jobs that wait or run are left out.
 
     Returns:
-        By id: the outcome, or None for a job that is gone, or has lost its result.
+        By id: the outcome, None if the job or its result is gone.
     """
     endings: dict[str, Outcome | None] = {}
     for start in range(0, len(job_ids), FETCH):
@@ -96,10 +93,10 @@ def _outcome(job_id: str, ending: Ending, entries: list[Any]) -> Outcome | None:
 
 
 def withdraw(connection: redis.Redis, queue: str, job_ids: Sequence[str]) -> list[str]:
-    """Take jobs that wait out of their queue and delete them.
+    """Delete the waiting ones of some jobs.
 
     Returns:
-        The ids of those that will not run.
+        The ids of the deleted jobs, which will not run.
     """
     script = connection.register_script(_WITHDRAW)
     withdrawn: list[str] = []
@@ -109,12 +106,12 @@ def withdraw(connection: redis.Redis, queue: str, job_ids: Sequence[str]) -> lis
     return withdrawn
 
 
-def let_go(pipe: Pipeline, by_queue: Mapping[str, Iterable[str]]) -> None:
-    """Queue the deletion of jobs that are over, with all that Redis holds about them."""
+def delete_jobs(pipe: Pipeline, by_queue: Mapping[str, Iterable[str]]) -> None:
+    """Queue the deletion of ended jobs, with everything that Redis holds about them."""
     for queue, ids in by_queue.items():
         job_ids = list(ids)
         keys = [Job.key_for(job_id) for job_id in job_ids]
-        # RQ keeps dependents beside each job; a bulk job has none unless somebody made one.
+        # A bulk job has dependents only if somebody made one by hand.
         others = [f"{key}:{kind}" for key in keys for kind in ("dependents", "dependencies")]
         pipe.unlink(
             *keys,
@@ -124,3 +121,58 @@ def let_go(pipe: Pipeline, by_queue: Mapping[str, Iterable[str]]) -> None:
         )
         for registry in _REGISTRIES:
             pipe.zrem(registry.key_template.format(queue), *job_ids)
+
+
+class EndedStream:
+    """The stream that says which jobs of a run have ended. Each entry is read once.
+
+    Attributes:
+        key: of the stream.
+        entries: the ids of entries by job, to be deleted with the job. Some jobs may be those of
+            earlier runs.
+    """
+
+    def __init__(self, connection: redis.Redis, run: str) -> None:
+        self.key = str(ended_stream(bulk_job_id(run, "")))
+        self.entries: dict[str, list[str]] = {}
+        self._connection = connection
+        self._cursor = "0-0"
+
+    def read(self, block: float | None) -> list[str]:
+        """The jobs of new entries, each once.
+
+        Args:
+            block: seconds to wait for an entry; None does not wait.
+        """
+        reply: Any = self._connection.xread(
+            {self.key: self._cursor},
+            count=ENTRIES,
+            block=None if block is None else max(1, int(1000 * block)),
+        )
+        jobs: dict[str, None] = {}
+        for entry_id, fields in itertools.chain.from_iterable(found for _, found in reply):
+            self._cursor = entry_id.decode()
+            job_id = fields[b"job"].decode()
+            jobs[job_id] = None
+            known = self.entries.setdefault(job_id, [])
+            if self._cursor not in known:
+                known.append(self._cursor)
+        return list(jobs)
+
+    def rewind(self) -> None:
+        """Read from the beginning again; the server may have been replaced."""
+        self._cursor = "0-0"
+
+    def delete(self, pipe: Pipeline, job_ids: Iterable[str]) -> None:
+        """Queue the deletion of all entries of some jobs."""
+        if ids := [entry for job_id in job_ids for entry in self.entries.get(job_id, ())]:
+            pipe.xdel(self.key, *ids)
+
+    def drop_if_empty(self) -> None:
+        """Delete the stream if it has no entries. Only when none of its jobs run."""
+        if not self._connection.xlen(self.key):
+            self._connection.delete(self.key)
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self.entries.pop(job_id, None)

@@ -1,4 +1,4 @@
-"""A file of lines that survives being cut off: appended, made durable in groups, repaired."""
+"""Durable files: a journal that survives kills and power cuts, and atomic replacement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 try:
-    # What fsync does not do on macOS: have the drive itself write its cache out.
+    # On macOS fsync does not flush the cache of the drive; this does.
     from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined,unused-ignore]
 except ImportError:
     F_FULLFSYNC = None
@@ -21,8 +21,8 @@ TAIL_BYTES = 1 << 16
 class Journal:
     """An append-only file of lines.
 
-    Opening it repairs a last line that a kill has torn: it is cut off, for its row is still in
-    Redis or runs again.
+    Opening it cuts off a last line that a kill has torn. The row of that line is still in Redis, or
+    runs again.
 
     Attributes:
         torn: bytes that were cut off.
@@ -47,7 +47,7 @@ class Journal:
         return offset
 
     def sync(self) -> None:
-        """Return when everything appended would survive a power cut."""
+        """Make everything appended durable."""
         if self._dirty:
             self._file.flush()
             sync_file(self._file.fileno())
@@ -66,7 +66,7 @@ class Journal:
         self._file.close()
 
     def rewrite(self, offsets: Iterable[int]) -> None:
-        """Replace the file, in one moment, by some of its lines in the order given; close it."""
+        """Atomically replace the file by some of its lines, in the order given, and close it."""
         self.close()
         with self.path.open("rb") as source, replacing(self.path) as target:
             for offset in offsets:
@@ -76,7 +76,7 @@ class Journal:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that appears under its name, whole and durable, when the block ends well."""
+    """Write a file that replaces ``path``, durable and whole, when the block succeeds."""
     draft = path.with_name(f"{path.name}.new")
     try:
         with draft.open("wb") as stream:
@@ -90,7 +90,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_file(descriptor: int) -> None:
-    """Write a file's data out to the drive."""
+    """Make a file's data durable."""
     if F_FULLFSYNC is not None:
         fcntl(descriptor, F_FULLFSYNC)
     else:
@@ -119,7 +119,7 @@ def _cut_torn_line(path: Path) -> int:
         if not torn:
             return 0
         if _is_whole(torn):
-            # An editor that ends files without a line end.
+            # Some editors write no line end at the end of a file.
             stream.seek(size)
             stream.write(b"\n")
             return 0

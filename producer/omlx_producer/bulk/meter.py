@@ -1,4 +1,4 @@
-"""Counting a run: rows, failures, tokens, acceptance, and how fast all that goes."""
+"""Counts of a run: rows, failures, tokens, accepted drafts, and their rates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ RATE_SECONDS = 30.0
 
 @dataclass
 class Meter:
-    """What a run has done so far.
+    """The counts of a run so far.
 
     Attributes:
-        total: rows of the input, as far as that is known.
+        total: rows of the input, None if not known.
         before: rows that were done before this run.
-        reasons: how many rows failed, by code.
-        drafted: tokens drafted, and ``accepted`` of them.
+        reasons: failed rows by code.
     """
 
     total: int | None = None
@@ -55,7 +54,7 @@ class Meter:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted drafts over drafts; None where nothing was drafted."""
+        """Accepted drafts over drafts; None without drafts."""
         return self.accepted / self.drafted if self.drafted else None
 
     def count(self, results: Iterable[RowResult]) -> None:
@@ -69,7 +68,7 @@ class Meter:
         self.mark()
 
     def adopt(self, state: BatchState) -> None:
-        """Take over the counts of a batch that others run."""
+        """Take over the counts of a batch."""
         self.total, self.ok = state.rows, state.ok
         self.reasons = Counter(state.failures)
         self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
@@ -77,7 +76,7 @@ class Meter:
         self.mark()
 
     def restart(self) -> None:
-        """Measure rates from now on."""
+        """Measure rates from now."""
         self._marks.clear()
         self._marks.append((self.clock(), self.done, self.prompt_tokens, self.completion_tokens))
 
@@ -102,7 +101,7 @@ class Meter:
         return max(0, self.total - self.before - self.done) / rate
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it for a status line."""
+        """The figures of a status line."""
         rows, tokens_in, tokens_out = self.rates()
         eta = self.eta()
         return {
@@ -117,7 +116,7 @@ class Meter:
         }
 
     def summary(self) -> dict[str, Any]:
-        """What a run has done, at its end; rates over all of it."""
+        """The figures of the whole run."""
         seconds = max(self.seconds, 1e-9)
         return {
             "rows": self.done,
@@ -141,7 +140,7 @@ class Meter:
         self.accepted += sum(speculation.get("accepted", ()))
 
     def mark(self) -> None:
-        """Remember the present counts, which rates are measured from."""
+        """Remember the current counts; rates are measured from them."""
         now = self.clock()
         if now - self._marks[-1][0] >= 1.0:
             self._marks.append((now, self.done, self.prompt_tokens, self.completion_tokens))

@@ -1,7 +1,7 @@
-"""The order in which rows are fed: like beginnings together, long and short ones mixed.
+"""The order in which rows run: common beginnings together, long and short rows mixed.
 
-Only rows within one buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters change places,
-so that memory is bounded and results come about in the order of the input.
+Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
+memory is bounded and results come roughly in the order of the input.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from omlx_producer.bulk.row import BadRow, Row, beginning_of
 
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
-# Rows that agree this far share enough of a prompt to be worth keeping together.
+# Rows with this many characters in common form a group.
 BEGINNING_CHARACTERS = 256
 
 
 def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
-    """All rows, buffer by buffer; bad ones, which never run, as they come."""
+    """All rows, ordered within each buffer. Bad rows pass through at once."""
     buffer: list[Row] = []
     characters = 0
     for row in rows:
@@ -33,10 +33,10 @@ def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
 
 
 def arrange(rows: list[Row]) -> list[Row]:
-    """Rows with a common beginning one after the other, each group in even stretches.
+    """Order rows by groups with a common beginning, the group with the most work first.
 
-    Groups with the most work come first; rows that share their beginning with none form the last
-    group, in which short rows can fill what the groups leave free.
+    Rows that share their beginning with no other form the last group, in which short rows fill the
+    gaps that the groups leave.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -48,8 +48,10 @@ def arrange(rows: list[Row]) -> list[Row]:
 
 
 def deal(rows: list[Row]) -> list[Row]:
-    """The longest, the shortest, the second longest, the second shortest, and so on: any stretch
-    holds about the same work, so no worker gets all the long ones and the end is no long tail."""
+    """Order rows as longest, shortest, second longest, second shortest, and so on.
+
+    Any stretch holds about the same work, so no worker gets all the long rows.
+    """
     ranked = sorted(rows, key=lambda row: row.work, reverse=True)
     half = (len(ranked) + 1) // 2
     longer, shorter = ranked[:half], ranked[half:][::-1]

@@ -1,19 +1,34 @@
-"""The files of a run: results as they come in one, errors in the other, nothing twice."""
+"""The files of a run: results, errors, and the table (CSV or Parquet) made of the results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from omlx_producer.bulk.export import export, require_exporter
-from omlx_producer.bulk.index import RowIndex
-from omlx_producer.bulk.journal import Journal
-from omlx_producer.bulk.lines import may_be_ours, read_line, write_line
-from omlx_producer.bulk.readers import MAX_LINE_BYTES
-from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.journal import Journal, replacing
+from omlx_producer.bulk.plan import RowIndex
+from omlx_producer.bulk.records import MAX_LINE_BYTES, import_pyarrow
+from omlx_producer.bulk.row import BadRow, RowResult, may_be_ours, read_line, write_line
 from omlx_producer.errors import InvalidRequest
 
-EXPORTED = {".csv", ".parquet"}
+TABLES = {".csv", ".parquet"}
+COLUMNS = (
+    "custom_id",
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "model",
+    "response",
+)
+"""Of the table. ``text`` is that of the first choice, ``response`` the whole body."""
+
+TABLE_CHUNK = 512
 
 
 def errors_path(output: Path) -> Path:
@@ -26,26 +41,27 @@ def require_output(output: Path) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
-    require_exporter(output)
+    if output.suffix.lower() == ".parquet":
+        import_pyarrow()
     if not output.parent.is_dir():
         raise InvalidRequest(f"{output}: there is no folder {output.parent}; make it first")
 
 
 def results_path(output: Path) -> Path:
-    """Where results are appended: the output itself, or JSONL beside a CSV or Parquet output."""
-    if output.suffix.lower() in EXPORTED:
+    """The JSONL file of results: the output itself, or a file beside a table."""
+    if output.suffix.lower() in TABLES:
         return output.with_name(f"{output.name}.jsonl")
     return output
 
 
 class OutputFiles:
-    """The sink of a run on this machine; see `omlx_producer.bulk.sink.Sink`.
+    """The sink of a run on this machine; see `omlx_producer.bulk.feed.Sink`.
 
-    Opening it reads what earlier runs have written into the index: the files alone say what is
-    done. The later line of a row counts, and a result counts more than an error.
+    Opening it reads the lines of earlier runs into the index: the files alone say what is done. Of
+    several lines of a row the last one counts, and a result counts more than an error.
 
     Raises:
-        InvalidRequest: if the output exists and holds something else.
+        InvalidRequest: if the output exists and no run wrote it.
     """
 
     def __init__(self, output: Path, index: RowIndex) -> None:
@@ -59,11 +75,11 @@ class OutputFiles:
 
     @property
     def torn(self) -> int:
-        """Bytes of lines cut off by a kill, which were removed."""
+        """Bytes of torn lines that were cut off."""
         return self._results.torn + self._errors.torn
 
     def commit(self, results: Sequence[RowResult]) -> None:
-        """Append the lines of results and return when they are durable."""
+        """Append the lines of results; returns when they are durable."""
         for result in results:
             journal = self._results if result.ok else self._errors
             offset = journal.append(write_line(result))
@@ -75,8 +91,7 @@ class OutputFiles:
         self._errors.sync()
 
     def finish(self, *, ordered: bool) -> None:
-        """Drop the lines that others have replaced, put them in order, export. The input must
-        have been read to its end."""
+        """Drop replaced lines, order the others, write the table. Call at the end of the input."""
         self._index.forget_absent_lines()
         for ok, journal in ((True, self._results), (False, self._errors)):
             if ordered or self._lines[ok] != self._index.count(ok):
@@ -84,10 +99,10 @@ class OutputFiles:
             else:
                 journal.close()
         if self._output != self._results.path:
-            export(self._results.path, self._output)
+            write_table(self._results.path, self._output)
 
     def close(self) -> None:
-        """Leave the files as they are, to be resumed."""
+        """Close the files as they are; a later run resumes."""
         self._results.close()
         self._errors.close()
 
@@ -104,7 +119,7 @@ class OutputFiles:
 
 
 def _require_ours(path: Path) -> None:
-    """Keep hands off a file that no run has written: opening it would cut off its last line.
+    """Refuse a file that no run wrote: opening it would cut off its last line.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -118,3 +133,66 @@ def _require_ours(path: Path) -> None:
             f"{path}: exists and holds no results of omlx-submit; give another output, "
             "or move it away"
         )
+
+
+def write_results(lines: Iterable[bytes], output: Path) -> None:
+    """Write the output lines of a batch into the files that a run on this machine has.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    results = results_path(output)
+    with replacing(results) as good, replacing(errors_path(output)) as bad:
+        for line in lines:
+            written = read_line(line)
+            (good if written is not None and written.ok else bad).write(line)
+    if results != output:
+        write_table(results, output)
+
+
+def write_table(results: Path, output: Path) -> None:
+    """Write the table of a file of results.
+
+    Raises:
+        InvalidRequest: if Parquet is asked for without pyarrow.
+    """
+    if output.suffix.lower() == ".parquet":
+        _write_parquet(results, output)
+    else:
+        _write_csv(results, output)
+
+
+def _rows(results: Path) -> Iterator[dict[str, Any]]:
+    with results.open("rb") as stream:
+        for line in stream:
+            document = json.loads(line)
+            body = document["response"]["body"]
+            choice = body["choices"][0]
+            yield {
+                "custom_id": document["custom_id"],
+                "text": choice["text"] if "text" in choice else choice["message"]["content"],
+                "finish_reason": choice["finish_reason"],
+                "prompt_tokens": body["usage"]["prompt_tokens"],
+                "completion_tokens": body["usage"]["completion_tokens"],
+                "model": body["model"],
+                "response": json.dumps(body, ensure_ascii=False),
+            }
+
+
+def _write_csv(results: Path, output: Path) -> None:
+    with replacing(output) as stream:
+        text = io.TextIOWrapper(stream, "utf-8", newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(_rows(results))
+        text.detach()
+
+
+def _write_parquet(results: Path, output: Path) -> None:
+    arrow, parquet = import_pyarrow()
+    types = {"prompt_tokens": arrow.int64(), "completion_tokens": arrow.int64()}
+    schema = arrow.schema([(name, types.get(name, arrow.string())) for name in COLUMNS])
+    rows = _rows(results)
+    with replacing(output) as stream, parquet.ParquetWriter(stream, schema) as writer:
+        while chunk := list(itertools.islice(rows, TABLE_CHUNK)):
+            writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))

@@ -1,10 +1,11 @@
-"""What a run shows while it goes on: a bar on a terminal, else one JSON line every few seconds."""
+"""What a run shows on stderr: a bar on a terminal, else a JSON line every few seconds."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import click
@@ -12,18 +13,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.row import BadRow, RowResult
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
+SHOWN_BAD_ROWS = 20
 
 
 class Display(Protocol):
     """Shows a run on stderr."""
 
     def update(self, meter: Meter) -> None:
-        """Show the present state, if it is time to."""
+        """Show the current state, if it is time to."""
 
     def end(self, meter: Meter) -> None:
         """Show the summary."""
@@ -47,7 +50,7 @@ class Silence:
 
 
 class StatusLines:
-    """A JSON document a line, for whoever reads logs."""
+    """One JSON document per line."""
 
     def __init__(self) -> None:
         self._shown_at = time.monotonic()
@@ -62,7 +65,7 @@ class StatusLines:
 
 
 class Bar:
-    """A progress bar, and sentences at the end."""
+    """A progress bar, and a summary in sentences."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -97,6 +100,24 @@ class Bar:
         self._progress.refresh()
 
 
+class BadRowReporter:
+    """Reports the first bad rows of the input on stderr."""
+
+    def __init__(self, errors: Path) -> None:
+        self._errors = errors
+        self._count = 0
+
+    def report(self, results: list[RowResult]) -> None:
+        for row in (result.row for result in results):
+            if not isinstance(row, BadRow):
+                continue
+            self._count += 1
+            if self._count <= SHOWN_BAD_ROWS:
+                click.echo(row.reason, err=True)
+            elif self._count == SHOWN_BAD_ROWS + 1:
+                click.echo(f"more bad lines are in {self._errors}", err=True)
+
+
 def figures(meter: Meter) -> str:
     """The figures beside the bar."""
     _, tokens_in, tokens_out = meter.rates()
@@ -111,7 +132,7 @@ def figures(meter: Meter) -> str:
 
 
 def summary_text(meter: Meter) -> str:
-    """The end of a run in a few lines."""
+    """The summary of a run in a few lines."""
     end = meter.summary()
     lines = [
         f"{end['rows']} rows in {duration(end['seconds'])}: {end['ok']} ok, {end['failed']} failed"
@@ -127,7 +148,7 @@ def summary_text(meter: Meter) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in the units that people use."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

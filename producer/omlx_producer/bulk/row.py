@@ -1,15 +1,30 @@
-"""A row of a bulk run, and what became of it."""
+"""A row of a bulk run, its result, and the output line that holds it.
+
+Output lines are those of OpenAI's Batch API. The ``id`` of a line ends in the digest of its row, so
+the files alone say which version of which row is done. The error of a row without a custom_id of
+its own has its ``line`` instead.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest
 
 DIGEST_CHARACTERS = 24
+TOKEN_CHARACTERS = 4
+"""The length of a token in a text whose tokens were not counted."""
+
+ID_PREFIX = "batch_req_"
+# OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
+_ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
+_BEGINNING = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
+_ANY_BEGINNING = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +32,8 @@ class Row:
     """A valid row.
 
     Attributes:
-        line: where it stands in the input, from 1; the row number where input has no lines.
-        digest: follows from custom_id and request: an edited row has another one.
+        line: its line in the input, from 1; the row number where the input has no lines.
+        digest: of custom_id and request, so an edited row has another one.
     """
 
     custom_id: str
@@ -28,22 +43,22 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What makes two lines of output the same row's."""
+        """Identifies the row. Of two output lines with the same key, the later one counts."""
         return id_key(self.custom_id)
 
     @property
     def characters(self) -> int:
-        """Characters of the prompt; a token id counts as four."""
+        """Characters of the prompt."""
         prompt = self.request.prompt
         if isinstance(prompt, list):
-            return 4 * len(prompt)
+            return TOKEN_CHARACTERS * len(prompt)
         return len(beginning_of(self.request)) if prompt is None else len(prompt)
 
     @property
     def work(self) -> int:
-        """Roughly how many tokens it reads and writes."""
+        """A rough count of the tokens that it reads and writes."""
         limit = self.request.max_completion_tokens or DEFAULT_MAX_TOKENS
-        return self.characters // 4 + limit * self.request.n
+        return self.characters // TOKEN_CHARACTERS + limit * self.request.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +66,8 @@ class BadRow:
     """A row that can never run, and why.
 
     Attributes:
-        code: one word for counting: ``unparsable``, ``duplicate_custom_id``, ``invalid_request``.
-        own_id: whether the custom_id is this row's alone; otherwise its line identifies it.
+        code: ``unparsable``, ``duplicate_custom_id`` or ``invalid_request``.
+        own_id: whether no other row has its custom_id; otherwise its line identifies it.
     """
 
     line: int
@@ -79,9 +94,33 @@ class RowResult:
     code: str = ""
     reason: str = ""
 
+    @classmethod
+    def of_job(cls, row: Row, outcome: Outcome) -> RowResult:
+        """The result of a row whose job is over."""
+        if outcome.ending == "finished" and isinstance(outcome.body, dict):
+            return cls(row, outcome.job_id, body=outcome.body)
+        code = outcome.ending if outcome.ending != "finished" else "no_response"
+        reason = outcome.error or "the job's result is no response body"
+        return cls(row, outcome.job_id, code=code, reason=reason)
+
+    @classmethod
+    def of_bad(cls, row: BadRow) -> RowResult:
+        """The result of a row that has no job."""
+        return cls(row, "", code=row.code, reason=row.reason)
+
     @property
     def ok(self) -> bool:
         return self.body is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLine:
+    """What an output line says about its row."""
+
+    key: str
+    digest: str
+    ok: bool
+    by_line: bool
 
 
 def id_key(custom_id: str) -> str:
@@ -99,9 +138,57 @@ def digest_of(custom_id: str | None, content: Any) -> str:
 
 
 def beginning_of(request: GenerationRequest) -> str:
-    """The text that the model reads first, all of it."""
+    """The whole prompt as text, in the order in which the model reads it."""
     if isinstance(request.prompt, list):
         return " ".join(map(str, request.prompt))
     if request.prompt is not None:
         return request.prompt
     return "".join(message.text for message in request.messages or ())
+
+
+def write_line(result: RowResult) -> bytes:
+    """The output line of a result, with its line end."""
+    row = result.row
+    document: dict[str, Any] = {
+        "id": ID_PREFIX + row.digest,
+        "custom_id": row.custom_id,
+        "response": None,
+        "error": None,
+    }
+    if result.ok:
+        document["response"] = {
+            "status_code": 200,
+            "request_id": result.job_id,
+            "body": result.body,
+        }
+    else:
+        error: dict[str, Any] = {"code": result.code, "message": result.reason}
+        if isinstance(row, BadRow) and not row.own_id:
+            error["line"] = row.line
+        document["error"] = error
+    return json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+
+
+def read_line(line: bytes) -> WrittenLine | None:
+    """Read an output line; None if `write_line` did not write it."""
+    try:
+        document = json.loads(line)
+        line_id = _ID.fullmatch(document["id"])
+        if line_id is None:
+            return None
+        custom_id, error = document["custom_id"], document["error"]
+        by_line = error is not None and "line" in error
+        if by_line:
+            key = line_key(int(error["line"]))
+        elif isinstance(custom_id, str):
+            key = id_key(custom_id)
+        else:
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return WrittenLine(key, line_id[1], error is None, by_line)
+
+
+def may_be_ours(line: bytes) -> bool:
+    """Whether `write_line` may have written this line, or its torn beginning."""
+    return _BEGINNING.match(line + _ANY_BEGINNING[len(line) :]) is not None

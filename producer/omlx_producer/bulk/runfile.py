@@ -1,7 +1,7 @@
-"""What a run must remember beside its output: its id, which its jobs carry, and how to go on.
+"""The file beside an output that holds the id and the options of its run.
 
-The file is also the lock that keeps two clients off one output: the system releases it whenever
-the process ends, however it ends.
+It is also the lock that keeps two clients off one output. The system releases the lock when the
+process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run_path(output: Path) -> Path:
 
 
 def read_settings(output: Path) -> dict[str, Any]:
-    """How the run that wrote an output was made; empty where none has."""
+    """The options of the run that wrote an output; empty if no run did."""
     try:
         with run_path(output).open("rb") as stream:
             settings: dict[str, Any] = _read(stream).get("settings") or {}
@@ -43,8 +43,8 @@ class RunFile:
     """The file of one run, open and locked.
 
     Attributes:
-        run: the id of the run: 12 hexadecimal digits, the same whenever it is resumed.
-        settings: the input and how its rows become requests.
+        run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
+        settings: the options of the run; see `omlx_producer.bulk.run.RunOptions`.
     """
 
     run: str
@@ -53,10 +53,10 @@ class RunFile:
     @classmethod
     @contextlib.contextmanager
     def open(cls, output: Path) -> Iterator[RunFile]:
-        """Open or make the file and hold its lock for the length of the block.
+        """Open or make the file, and hold its lock inside the block.
 
         Raises:
-            InvalidRequest: if another process has it.
+            InvalidRequest: if another process holds the lock.
         """
         path = run_path(output)
         with path.open("a+b") as stream:
@@ -70,7 +70,7 @@ class RunFile:
             run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
             run_file._stream = stream
             if not found:
-                # Before the first job carries it, or they could not be found again.
+                # Before the first job: a lost id would lose the jobs.
                 run_file.save()
                 sync_folder(path.parent)
             yield run_file
@@ -88,7 +88,7 @@ class RunFile:
 
 
 def _read(stream: IO[bytes]) -> dict[str, Any]:
-    """The document; empty where there is none, or a power cut has torn it."""
+    """The document; empty if there is none or a power cut tore it."""
     stream.seek(0, os.SEEK_SET)
     try:
         document = json.loads(stream.read())

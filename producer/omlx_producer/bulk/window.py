@@ -1,4 +1,4 @@
-"""The rows of a run that are in Redis, and how many more may be."""
+"""The rows of a run that are in Redis, and the limit on their number."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from omlx_producer.bulk.row import Row
 
-# Four workers of the largest sensible batch, 256 rows, stay busy while the client is away for as
-# long as a row takes; at 2 KB a job it is 2 MB of Redis, prompts and results aside.
+# Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
+# At 2 KB a job it takes 2 MB of Redis, prompts and results aside.
 DEFAULT_WINDOW = 1024
 WINDOW_CHARACTERS = 64 * 2**20
 
@@ -18,8 +18,8 @@ class InFlight:
     """A row whose job is, or may be, in Redis.
 
     Attributes:
-        enqueued: whether its job was seen there; only then is its absence a loss.
-        losses: how often its job or its result was gone.
+        enqueued: whether its job was in Redis; only then does its absence count as a loss.
+        losses: how often Redis lost its job or its result.
     """
 
     job_id: str
@@ -29,7 +29,7 @@ class InFlight:
 
 
 class Window:
-    """At most ``limit`` rows, with at most `WINDOW_CHARACTERS` of prompts unless one has more."""
+    """At most ``limit`` rows and `WINDOW_CHARACTERS` of prompts. A longer prompt goes alone."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,7 +49,7 @@ class Window:
         return iter(self._rows.values())
 
     def room(self, leaving: int) -> int:
-        """How many rows may join, with so many on their way out."""
+        """How many rows may join while ``leaving`` rows wait for their results to be durable."""
         if self._rows and self._characters >= WINDOW_CHARACTERS:
             return 0
         return max(0, self._limit - len(self._rows) - leaving)

@@ -1,4 +1,4 @@
-"""omlx-submit results and feed, and what status, watch and cancel do for a batch."""
+"""omlx-submit results and feed; status, watch and cancel of a batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import OVER, Batch, BatchState
-from omlx_producer.bulk.detaching import write_results
-from omlx_producer.bulk.driving import WAIT_SECONDS, Interrupts, serve
-from omlx_producer.bulk.feeding import BatchFeed, Feeder, LockLost
+from omlx_producer.bulk.batch_feeder import BatchFeed, Feeder, LockLost
+from omlx_producer.bulk.loop import WAIT_SECONDS, serve
 from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.output import require_output
+from omlx_producer.bulk.output import require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.cli.common import (
     INTERRUPTED,
@@ -27,6 +26,7 @@ from omlx_producer.cli.common import (
     output_option,
     redis_option,
 )
+from omlx_producer.signals import StopSignals
 
 CANCEL_SECONDS = 10.0
 
@@ -36,10 +36,10 @@ batch_argument = click.argument("batch_id")
 @click.command()
 @batch_argument
 @output_option
-@click.option("--wait", is_flag=True, help="Wait for the batch to be over.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the batch.")
 @redis_option
 def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | None) -> None:
-    """Write the results of a batch, in the order of its input; those there are, while it runs."""
+    """Write the results of a batch so far, in input order."""
     with open_producer(redis_url) as producer:
         if output is not None:
             require_output(output)
@@ -49,7 +49,7 @@ def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | Non
             for line in batch.results(state.rows):
                 click.echo(line, nl=False)
         else:
-            write_results(batch, state, output)
+            write_results(batch.results(state.rows), output)
     if state.failed:
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
@@ -59,20 +59,20 @@ def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | Non
 @click.option("--burst", is_flag=True, help="End when no batch is left.")
 @redis_option
 def feed(batch_ids: tuple[str, ...], burst: bool, redis_url: str | None) -> None:
-    """Feed detached batches to the workers, all by default, until interrupted.
+    """Feed detached batches to the workers until interrupted.
 
-    Any number of feeders may run, on any machine; each batch is fed by one of them. What a feeder
-    leaves behind, the next one takes up.
+    Without BATCH_ID it feeds all batches. Any number of feeders may run, on any machine; each batch
+    has one of them. When a feeder ends, another takes over its batches.
     """
-    interrupts = Interrupts()
-    with open_producer(redis_url) as producer, interrupts.caught():
+    signals = StopSignals()
+    with open_producer(redis_url) as producer, signals.caught():
         feeder = Feeder(producer.connection, batch_ids)
         try:
-            serve(feeder, interrupts, burst=burst)
+            serve(feeder, signals, burst=burst)
         finally:
             with contextlib.suppress(RedisError):
                 feeder.leave()
-    if interrupts.asked:
+    if signals.asked:
         raise click.exceptions.Exit(INTERRUPTED)
 
 
@@ -99,12 +99,12 @@ def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
 
 
 def cancel_batch(batch_id: str, url: str | None) -> None:
-    """``omlx-submit cancel`` of a batch: prints what it is when nobody waits any more."""
+    """``omlx-submit cancel`` of a batch: waits for its end, then prints the outcome."""
     with open_producer(url) as producer:
         batch = Batch(producer.connection, batch_id)
         state = batch.read().state
         if state == "uploading":
-            fail(INVALID, f"{batch_id}: it is still being written; interrupt that instead")
+            fail(INVALID, f"{batch_id}: its upload is not finished; interrupt the upload instead")
         if state not in OVER:
             batch.ask_to_cancel()
             click.echo(_finish_cancelling(batch))
@@ -113,10 +113,10 @@ def cancel_batch(batch_id: str, url: str | None) -> None:
 
 
 def follow(batch: Batch, progress: Style) -> BatchState:
-    """Show a batch until it is over."""
+    """Show the progress of a batch until its end."""
     display, meter = make_display(progress), Meter()
     state = batch.read()
-    # Rates are those of now, not of what came before.
+    # Rates are those from now on.
     meter.adopt(state)
     meter.restart()
     try:
@@ -131,14 +131,14 @@ def follow(batch: Batch, progress: Style) -> BatchState:
 
 
 def _finish_cancelling(batch: Batch) -> str:
-    """Wait for the feeder to take the batch down, or do so where there is none."""
+    """Wait for the feeder to cancel the batch; without a feeder, cancel it here."""
     deadline, feed = time.monotonic() + CANCEL_SECONDS, None
     while time.monotonic() < deadline:
         if batch.read().over:
             return "cancelled"
         try:
             if feed is None and (feed := BatchFeed.begin(batch)) is not None:
-                # To look through a large batch may take longer than all of that.
+                # Reading a large batch may have taken longer than the deadline.
                 deadline = time.monotonic() + CANCEL_SECONDS
             if feed is None:
                 time.sleep(WAIT_SECONDS / 5)

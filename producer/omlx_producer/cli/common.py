@@ -1,8 +1,9 @@
-"""What all commands of omlx-submit share: exit codes, the producer, options."""
+"""Shared by the commands: exit codes, errors, the producer, options."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -11,8 +12,8 @@ import click
 from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from omlx_producer.client import Producer
+from omlx_producer.connection import INVALID_URL, redis_url, without_password
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, UnknownJob
-from omlx_producer.settings import redis_url, without_password
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 
@@ -20,42 +21,40 @@ REDIS_OPTION = "--redis-url"
 redis_option = click.option(
     REDIS_OPTION,
     metavar="URL",
-    help="Redis server; else OMLX_QUEUE_REDIS_URL, REDIS_URL, or redis://127.0.0.1:6379/0.",
+    help="Default: OMLX_QUEUE_REDIS_URL, REDIS_URL, or this machine.",
 )
+job_argument = click.argument("job_id")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 output_option = click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where results go; .jsonl, .csv or .parquet. Errors go to OUTPUT.errors.jsonl.",
+    help="Results (.jsonl, .csv, .parquet); errors beside them.",
 )
 
 
 def fail(exit_code: int, message: str) -> NoReturn:
-    """End the command with one sentence on stderr."""
-    click.echo(f"omlx-submit: {message}", err=True)
-    raise click.exceptions.Exit(exit_code)
+    """End the program with one sentence on stderr, after the program's name."""
+    context = click.get_current_context(silent=True)
+    program = context.find_root().info_name if context else Path(sys.argv[0]).name
+    click.echo(f"{program}: {message}", err=True)
+    sys.exit(exit_code)
 
 
-def file_trouble(error: OSError) -> str:
-    """What is wrong with which file."""
+def file_error(error: OSError) -> str:
+    """A sentence that names the file and its error."""
     return f"{error.filename or 'the output'}: {error.strerror or error}"
 
 
 @contextlib.contextmanager
 def open_producer(given_url: str | None) -> Iterator[Producer]:
-    """A producer whose troubles end the command with one sentence and its exit code."""
+    """A producer. Its errors end the command with one sentence and an exit code."""
     url = redis_url(given_url)
     try:
         producer = Producer(url)
     except ValueError:
-        # The reason may quote a part of the URL that is a password.
-        fail(
-            INVALID,
-            "--redis-url: got something that is no URL of a Redis server; give one such as "
-            "redis://127.0.0.1:6379/0",
-        )
+        fail(INVALID, INVALID_URL)
     with producer:
         try:
             yield producer
@@ -66,7 +65,7 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         except BrokenPipeError:
             raise
         except OSError as error:
-            fail(JOB_ENDED_BADLY, file_trouble(error))
+            fail(JOB_ENDED_BADLY, file_error(error))
         except (ConnectionError, TimeoutError) as error:
             fail(
                 UNREACHABLE,

@@ -14,8 +14,9 @@ from click.testing import CliRunner, Result
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
 from omlx_producer.protocol import parse_event
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker
-from tests.helpers.redis_server import RedisServer, free_port
+from tests.helpers.redis_server import RedisServer
 
 Run = Callable[..., Result]
 
@@ -152,8 +153,8 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
         (["x", "y"], "unexpected extra argument"),
         (["x" * 9000], "prompt: got 9000 characters, which are at least 1125 tokens"),
         (["x\udcff"], "prompt: got 'x\\udcff'; give text"),
-        (["--redis-url", "http://:secret@host", "x"], "--redis-url: got something that is no URL"),
-        (["--redis-url", "redis://host:secret", "x"], "--redis-url: got something that is no URL"),
+        (["--redis-url", "http://:secret@host", "x"], "--redis-url: not the URL"),
+        (["--redis-url", "redis://host:secret", "x"], "--redis-url: not the URL"),
         (["watch", "nope"], "no job has the id 'nope'"),
         (["result", "nope"], "no job has the id 'nope'"),
         (["status", "nope"], "no job has the id 'nope'"),

@@ -47,7 +47,7 @@ def test_waiting_longer_than_the_socket_timeout_is_fine(
 
 
 def test_a_result_that_does_not_come_times_out(job: JobHandle) -> None:
-    with pytest.raises(JobTimeout, match=r"had not finished within 0.2 s"):
+    with pytest.raises(JobTimeout, match=r"did not finish within 0.2 s"):
         job.result(timeout=0.2)
     with pytest.raises(TimeoutError):
         job.result(timeout=0)
@@ -101,7 +101,7 @@ def test_a_pickled_result_is_never_read(connection: redis.Redis, producer: Produ
     job = Queue("other", connection=connection).enqueue("os.getcwd")
     Result.create(job, Result.Type.SUCCESSFUL, 60, return_value={"a": 1})
     connection.hset(job.key, "status", "finished")
-    with pytest.raises(UnknownJob, match="no generation job: its result is not JSON"):
+    with pytest.raises(UnknownJob, match="is not a generation job: its result is not JSON"):
         producer.result(job.id)
 
 

@@ -151,6 +151,50 @@ def test_a_consumer_cut_off_before_the_last_events_is_not_left_waiting(
     assert time.monotonic() - began < stream.IDLE_SECONDS / 2
 
 
+@pytest.fixture
+def ends_just_before_the_subscription(
+    monkeypatch: pytest.MonkeyPatch, worker: FakeWorker
+) -> Iterator[None]:
+    """The job's last events are published right before a consumer subscribes, unheard."""
+
+    def end() -> None:
+        if worker.n == 1:
+            worker.step("b")
+            worker.finish()
+
+    subscribe = redis.client.PubSub.subscribe
+    subscribe_async = redis.asyncio.client.PubSub.subscribe
+
+    def late(self: redis.client.PubSub, *channels: str) -> None:
+        end()
+        subscribe(self, *channels)
+
+    async def late_async(self: redis.asyncio.client.PubSub, *channels: str) -> None:
+        end()
+        await subscribe_async(self, *channels)
+
+    monkeypatch.setattr(redis.client.PubSub, "subscribe", late)
+    monkeypatch.setattr(redis.asyncio.client.PubSub, "subscribe", late_async)
+    monkeypatch.setattr(stream, "IDLE_SECONDS", 10.0)
+    worker.step("a")
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < stream.IDLE_SECONDS / 2, "read before it subscribed"
+
+
+@pytest.mark.usefixtures("ends_just_before_the_subscription")
+def test_the_stream_is_read_after_the_subscription(job: JobHandle) -> None:
+    assert text_of(list(job.stream())) == "ab"
+
+
+@pytest.mark.usefixtures("ends_just_before_the_subscription")
+async def test_the_stream_is_read_after_an_async_subscription(
+    redis_url: str, job: JobHandle
+) -> None:
+    async with AsyncTokenStream(redis_url, job.id) as follow:
+        assert text_of([event async for event in follow]) == "ab"
+
+
 async def test_many_async_consumers_share_one_client(
     redis_url: str, job: JobHandle, worker: FakeWorker
 ) -> None:

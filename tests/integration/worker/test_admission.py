@@ -12,7 +12,7 @@ from rq.job import Job
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.control.intake import Intake
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BYTES_A_TOKEN, expected
 from tests.helpers.workers import (
     enqueue,
@@ -30,6 +30,7 @@ def request_of(job: Job) -> GenerationRequest:
     return GenerationRequest.parse(job.kwargs["request"])
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: Redis) -> None:
     """Rows of 1,005 tokens, and room for three of them, one of which is reading its prompt."""
     jobs = [enqueue(connection, max_completion_tokens=1000) for _ in range(6)]
@@ -53,7 +54,7 @@ def test_what_was_claimed_when_redis_got_into_trouble_is_claimed_again(
 ) -> None:
     aged, troubles = Intake._age, [trouble]
 
-    def age(self: Intake, claim: ClaimedJob) -> float:
+    def age(self: Intake, claim: Claim) -> float:
         if troubles:
             raise troubles.pop()
         return aged(self, claim)
@@ -113,6 +114,7 @@ def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(
         assert choice["text"] == expected(row)[1]
 
 
+@pytest.mark.slow
 def test_a_paused_row_gives_up_its_cache_where_memory_is_short_and_still_loses_nothing(
     redis_url: str, connection: Redis
 ) -> None:
@@ -147,7 +149,7 @@ def test_a_job_that_outlives_its_completion_window_fails_and_says_so(
     with running_worker(redis_url, step_seconds=0.01):
         wait_for(lambda: is_over(job))
     assert status(job) == "failed"
-    assert "was not finished within its completion_window" in events(connection, job.id)[-1].error
+    assert "did not finish within its completion_window" in events(connection, job.id)[-1].error
 
 
 def test_a_job_with_time_left_in_its_completion_window_finishes(

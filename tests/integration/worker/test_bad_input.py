@@ -8,15 +8,15 @@ from base64 import b64decode
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
+from omlx_producer.errors import one_line
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
-from omlx_worker.sentences import one_line
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.workers import (
     enqueue,
@@ -91,6 +91,7 @@ def test_hundreds_of_hostile_jobs_fail_with_one_sentence_each_and_good_ones_fini
     assert started(connection) == queue(connection).count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_jobs_of_hundreds_of_megabytes_fail_and_leave_no_memory_behind(
     redis_url: str, connection: Redis
@@ -137,7 +138,6 @@ def test_what_is_no_job_at_all_is_dropped_from_the_queue(
     assert queue(connection).count == started(connection) == 0
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.one_of(
         st.binary(),

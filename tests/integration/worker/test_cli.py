@@ -81,7 +81,7 @@ def test_an_unreachable_redis_exits_with_3_and_one_sentence() -> None:
     result = invoke("run", "--redis-url", "redis://u:secret@127.0.0.1:1/0")
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
-    assert "127.0.0.1:1/0 can not be used" in result.stderr
+    assert "127.0.0.1:1/0 cannot be used" in result.stderr
     assert "secret" not in result.stderr
 
 
@@ -95,7 +95,7 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
 def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:
     result = invoke("run", "--redis-url", "redis://u:secret@[::1")
     assert result.exit_code == 2
-    assert "--redis-url: got something that is no URL of a Redis server" in result.stderr
+    assert "--redis-url: not the URL of a Redis server" in result.stderr
     assert "secret" not in result.stderr
 
 
@@ -105,7 +105,7 @@ def test_a_data_folder_below_a_file_is_told_with_the_remedy(tmp_path: Path) -> N
     result = invoke("run", "--embedded-redis", "--redis-dir", str(folder))
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
-    assert f"can not keep its data in {folder} (Not a directory)" in result.stderr
+    assert f"cannot keep its data in {folder} (Not a directory)" in result.stderr
     assert "--redis-dir" in result.stderr
 
 
@@ -161,7 +161,7 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
         (["--memory-limit", "much"], "memory_limit: got 'much'"),
         (["--patience", "0"], "patience: got 0"),
         (["--model", "/models/My Model (4bit)"], "model: got '/models/My Model (4bit)'; "),
-        (["--model", "/models/My Model (4bit)"], "give it another name with --model-alias"),
+        (["--model", "/models/My Model (4bit)"], "give it another with --model-alias"),
     ],
 )
 def test_wrong_options_exit_with_2(arguments: list[str], said: str) -> None:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from omlx_worker.queue import quarantine as trial_module
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue import quarantine as quarantine_module
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.quarantine import PROBATION_SECONDS
+from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
 from tests.helpers.leases import done, failed, kill, table
 from tests.helpers.workers import enqueue
 
@@ -56,16 +56,15 @@ class Farm:
                 self.finished.add(job.id)
                 leases.commit(job, done(job.id))
 
-    def check_that_suspects_are_alone(self, held: list[ClaimedJob]) -> None:
+    def check_that_suspects_are_alone(self, held: list[Claim]) -> None:
         for job in held:
-            probation = PROBATION_SECONDS * 2 ** max(0, job.crashes - 2)
-            if job.treatment == "alone" and self.now < job.claimed_at + probation:
+            seconds = QUARANTINE_SECONDS * 2 ** max(0, job.crashes - 2)
+            if job.treatment == "alone" and self.now < job.claimed_at + seconds:
                 assert held == [job]
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
+    max_examples=settings().max_examples // 5,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -90,7 +89,7 @@ def test_innocents_finish_killers_are_convicted_and_no_queue_stands_still(
     ours = {job.id for job in jobs}
     deadly = {job.id: delay for job, delay in zip(jobs, delays, strict=True) if delay}
     farm = Farm(connection, deadly, [table(connection, f"worker-{n}") for n in range(workers)])
-    monkeypatch.setattr(trial_module.time, "monotonic", lambda: farm.now)
+    monkeypatch.setattr(quarantine_module.time, "monotonic", lambda: farm.now)
     order = itertools.chain((turn % workers for turn in turns), itertools.cycle(range(workers)))
     for number in itertools.islice(order, 900):
         if ours <= farm.finished | farm.convicted:

@@ -9,12 +9,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 from rq.job import JobStatus
 
+from omlx_producer.outage import passes
 from omlx_producer.protocol import (
     CancelledEvent,
     events_key,
     tokens_channel,
 )
-from omlx_producer.trouble import passes
 from omlx_worker.queue.ending import Commit, Ending
 from tests.helpers.leases import claim, done, expire, failed, roll_back, table, tokens
 from tests.helpers.workers import enqueue, events, queue, status

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 from redis.exceptions import (
-    ConnectionError,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -19,9 +18,9 @@ from rq.job import Job
 
 from omlx_producer.protocol import TokenLogprob
 from omlx_worker.control import worker as rq_worker
+from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.interface import Emission
-from omlx_worker.queue.outage import Outage, RedisGone
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import enqueue, events, is_over, running_worker, streamed_text, wait_for
 
@@ -165,29 +164,6 @@ def test_a_worker_gives_up_after_its_grace(durable: RedisServer) -> None:
         assert not worker.test_thread.is_alive()
     assert [type(error) for error in worker.test_errors] == [RedisGone]
     assert worker.exit_code != 0
-
-
-def test_trouble_that_passes_is_waited_for() -> None:
-    outage = Outage()
-    assert outage.failed(ResponseError("BUSY Redis is busy running a script")) > 0
-    assert outage.seconds > 0
-    outage.answered()
-    assert outage.seconds == 0
-
-
-def test_what_does_not_pass_is_raised() -> None:
-    error = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        Outage().failed(error)
-
-
-def test_pauses_grow_up_to_a_bound_and_differ_between_workers() -> None:
-    outages = [Outage(), Outage()]
-    pauses = [[outage.failed(ConnectionError("away")) for _ in range(12)] for outage in outages]
-    assert pauses[0] != pauses[1]
-    for row in pauses:
-        assert row[0] < 0.1
-        assert 1 <= max(row) <= 3
 
 
 def test_commands_are_heard_again_after_a_server_that_did_not_answer_in_time(

@@ -12,7 +12,7 @@ from rq.job import Job
 from omlx_producer import JobCancelled, Producer
 from omlx_producer import cancel as cancel_module
 from omlx_producer.cancel import STOP_FIELD
-from omlx_worker.sentences import one_line
+from omlx_producer.errors import one_line
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import claim, done, expire, failed, table, tokens
 from tests.helpers.workers import (

@@ -211,7 +211,7 @@ def test_a_failure_callback_is_told_of_a_job_that_kills_its_workers(
     connection.hset(job.key, mapping={"omlx_crashes": 3, "omlx_alone": 1})
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "failed"
-    assert b"running when its worker died" in connection.get("remembered")
+    assert b"worker died 3 times while it ran" in connection.get("remembered")
     assert connection.hmget(job.key, "omlx_crashes", "omlx_alone") == [None, None]
 
 

@@ -65,6 +65,7 @@ def test_a_scheduled_job_runs_when_its_time_has_come_and_not_before(
     assert registry(connection).count == 0
 
 
+@pytest.mark.slow
 def test_a_retry_waits_for_its_interval(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=2, interval=[1, 2]))
     with running_worker(redis_url):

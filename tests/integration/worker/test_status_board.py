@@ -9,7 +9,7 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.overview import print_overview, read_overview
+from omlx_producer.cli.status import print_overview, read_overview
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,

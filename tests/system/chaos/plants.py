@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from omlx_worker.queue import lua as scripts
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable
 
 MEETING = "chaos:meeting"
@@ -73,7 +73,7 @@ def claim_by_blpop() -> None:
     """A job leaves its queue in one call and is started in the next, as RQ's own dequeue does."""
     claim: Callable[..., Any] = LeaseTable.claim
 
-    def pop_first(self: LeaseTable, *args: Any, **kwargs: Any) -> list[ClaimedJob] | None:
+    def pop_first(self: LeaseTable, *args: Any, **kwargs: Any) -> list[Claim] | None:
         popped = self.connection.blpop([f"rq:queue:{queue}" for queue in self._queues], timeout=1)
         if popped is None:
             return []
@@ -81,7 +81,7 @@ def claim_by_blpop() -> None:
 
         points.reach("popped")
         self.connection.lpush(*popped)
-        claimed: list[ClaimedJob] | None = claim(self, *args, **kwargs)
+        claimed: list[Claim] | None = claim(self, *args, **kwargs)
         return claimed
 
     LeaseTable.claim = pop_first  # type: ignore[method-assign]

@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from omlx_producer import Producer
 from omlx_producer.protocol import events_key
 from tests.helpers.workers import ALIAS, fetch
@@ -13,6 +15,8 @@ from tests.system.chaos.points import KILL
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import Accepted
 from tests.system.chaos.world import World, world
+
+pytestmark = pytest.mark.system
 
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": "def fibonacci(n):", "temperature": 0.0},
@@ -24,7 +28,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 def submit_all(place: World, texts: list[str]) -> list[Accepted]:
     handles = Producer(place.connection).submit_many(
-        [{"model": ALIAS, "max_completion_tokens": 60, "ignore_eos": True, **r} for r in REQUESTS],
+        [{"model": ALIAS, "max_completion_tokens": 30, "ignore_eos": True, **r} for r in REQUESTS],
         require_known_model=False,
     )
     return [
@@ -48,7 +52,7 @@ def test_texts_survive_two_kills_and_a_drain(nursery: Nursery, tmp_path: Path) -
         orders = {"demo": True, "lease_seconds": 3.0}
         jobs = submit_all(place, [job.texts[0] for job in place.jobs])
         place.jobs += jobs
-        for count in (6, 9):
+        for count in (4, 6):
             victim = place.start_worker(at=[("between-appends", count, KILL)], **orders)
             place.wait_for(lambda: not victim.alive, 120, "the victim to fall")  # noqa: B023
             assert victim.code == -signal.SIGKILL, place.story()

@@ -65,9 +65,14 @@ SCENARIOS = {
     "sweep_without_lock": (two_sweepers, (each_job_has_one_result, each_job_ends_once)),
     "claim_by_blpop": (killed_after_the_pop, (each_job_ends_once,)),
 }
+TIERS = [
+    "commit_without_fence",
+    pytest.param("sweep_without_lock", marks=pytest.mark.system),
+    pytest.param("claim_by_blpop", marks=pytest.mark.system),
+]
 
 
-@pytest.mark.parametrize("plant", SCENARIOS)
+@pytest.mark.parametrize("plant", TIERS)
 def test_a_planted_fault_is_seen(plant: str, nursery: Nursery, tmp_path: Path) -> None:
     run, checks = SCENARIOS[plant]
     with world(nursery, tmp_path) as place:
@@ -76,7 +81,7 @@ def test_a_planted_fault_is_seen(plant: str, nursery: Nursery, tmp_path: Path) -
         assert violations(place.connection, place.jobs, checks), place.story()
 
 
-@pytest.mark.parametrize("plant", SCENARIOS)
+@pytest.mark.parametrize("plant", TIERS)
 def test_without_the_plant_nothing_is_found(plant: str, nursery: Nursery, tmp_path: Path) -> None:
     run, _ = SCENARIOS[plant]
     with world(nursery, tmp_path) as place:

@@ -15,6 +15,8 @@ from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import submit, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world
 
+pytestmark = pytest.mark.system
+
 TROUBLES: dict[str, Callable[[World], None]] = {
     "restart": lambda place: place.restart_server(0.3),
     "restart-longer-than-a-lease": lambda place: place.restart_server(1.5 * LEASE_SECONDS),
@@ -114,7 +116,7 @@ def test_a_worker_started_while_redis_is_full_waits_for_room(
         place.jobs = submit_some(place.connection, Random(2), 3)
         place.connection.config_set("maxmemory", 1)
         worker = place.start_worker()
-        place.wait_for(lambda: "Redis is in trouble" in place.story())
+        place.wait_for(lambda: "Redis is unavailable" in place.story())
         assert worker.alive
         place.connection.config_set("maxmemory", 0)
         place.settle()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce
-from tests.helpers.redis_server import free_port
 
 
 def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
@@ -43,6 +43,7 @@ def test_the_process_exits_with_0_when_done(redis_url: str) -> None:
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_the_process_exits_with_1_when_the_job_fails(
     redis_url: str, served: dict[str, Any]
@@ -54,6 +55,7 @@ def test_the_process_exits_with_1_when_the_job_fails(
     assert "out of memory" in err
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
     process = spawn(redis_url, "")
@@ -64,6 +66,7 @@ def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
     )
 
 
+@pytest.mark.system
 def test_the_process_exits_with_3_without_redis() -> None:
     process = spawn(f"redis://127.0.0.1:{free_port()}", "x")
     out, err = process.communicate(timeout=30)
@@ -73,7 +76,7 @@ def test_the_process_exits_with_3_without_redis() -> None:
 
 
 @pytest.mark.usefixtures("producer")
-@pytest.mark.parametrize("options", [[], ["--no-stream"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--no-stream"], marks=pytest.mark.system)])
 def test_an_interrupted_process_exits_with_130_and_the_job_goes_on(
     redis_url: str, connection: redis.Redis, options: list[str]
 ) -> None:
@@ -95,6 +98,7 @@ def test_an_interrupted_process_exits_with_130_and_the_job_goes_on(
     assert worker.job.get_status() == "started"
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("producer")
 def test_a_reader_that_leaves_ends_the_process_quietly(
     redis_url: str, connection: redis.Redis
@@ -116,6 +120,7 @@ def test_a_reader_that_leaves_ends_the_process_quietly(
     process.stderr.close()
 
 
+@pytest.mark.system
 def test_the_first_text_does_not_wait_for_the_last(redis_url: str, connection: redis.Redis) -> None:
     announce(connection)
     process = spawn(redis_url, "x")

@@ -39,6 +39,7 @@ def dead_process() -> str:
         return str(process.pid)
 
 
+@pytest.mark.system
 def test_a_worker_that_was_killed_can_be_started_again_under_its_name(
     redis_url: str, connection: Redis
 ) -> None:
@@ -62,7 +63,7 @@ def test_the_name_of_a_living_worker_is_refused_with_one_sentence(
         with pytest.raises(NameTaken) as caught:
             newcomer(connection).register_birth()
         other.kill()
-    assert str(caught.value).startswith("name: got 'mac-1', the name of a worker that showed")
+    assert str(caught.value).startswith("name: got 'mac-1', the name of a worker that was alive")
     assert f"process {other.pid} on " in str(caught.value)
     assert connection.hget("rq:worker:mac-1", "pid") == str(other.pid).encode()
 

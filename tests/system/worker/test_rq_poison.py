@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from redis import Redis
 
 from tests.helpers.run_deadly_worker import DEADLY, SCRIPT
@@ -17,6 +18,8 @@ from tests.helpers.workers import (
     streamed_text,
     wait_for,
 )
+
+pytestmark = pytest.mark.system
 
 
 def supervise(url: str, jobs: list, most_deaths: int) -> int:
@@ -43,7 +46,7 @@ def test_a_poison_job_fails_after_three_deaths_and_its_neighbours_finish(
     assert status(poison) == "failed"
     assert poison in queue(connection).failed_job_registry
     sentence = poison.latest_result().exc_string
-    assert "running when its worker died, 3 times by now and the last time alone" in sentence
+    assert "worker died 3 times while it ran, the last time with no other job" in sentence
     assert events(connection, poison.id)[-1].error == sentence
     for job in innocents:
         assert status(job) == "finished"

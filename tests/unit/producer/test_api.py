@@ -26,7 +26,9 @@ def test_every_exception_is_exported_and_of_one_tree() -> None:
     exceptions = {
         name: value
         for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and value.__module__ == errors.__name__
     }
     assert exceptions.keys() <= set(omlx_producer.__all__)
     assert all(issubclass(value, errors.OmlxQueueError) for value in exceptions.values())

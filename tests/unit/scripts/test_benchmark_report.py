@@ -1,85 +1,63 @@
-"""The page of benchmarks says what was measured, and what was not."""
+"""The tables of the page of benchmarks say what the files of results say."""
 
 from __future__ import annotations
 
-import sys
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "scripts" / "bench"))
+from scripts.bench import report
 
-report = pytest.importorskip("report", reason="plots need matplotlib")
+PAGE = report.FOLDER / "README.md"
 
 
 def measured(side: str, laps: list[float], **more: Any) -> dict[str, Any]:
-    """What a side's laps come to, as `against_mlx_lm.py` writes it."""
-    known = {"rows": 8, "context": 256, "temperature": 0.0, "rule": "coupled", "ratios": laps}
-    known |= {"steps": 10, "seconds": 0.5, "tokens": 80, "peak": 3_000_000, "own": 2_000_000}
-    known |= {"accepted": [], "depths": {}, "failed": ""}
-    return {"side": side, "laps": laps, **known, **more}
+    """A side's figures as `against_mlx_lm` writes them."""
+    known = {"side": side, "rows": 8, "laps": laps, "ratios": laps, "failed": ""}
+    return {**known, "peak": 3_000_000, "own": 2_000_000, **more}
 
 
-def result(device: str, *decoding: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": "demo",
-        "dtype": "float32",
-        "device": device,
-        "cores": 2,
-        "system": "Linux",
-        "versions": {"mlx": "1"},
-        "weights": 10**9,
-        "command": "python scripts/bench/against_mlx_lm.py",
-        "decoding": list(decoding),
-        "reading": [],
-    }
+def line(*sides: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {side["side"]: side for side in sides}
 
 
-def test_a_side_that_failed_is_named_with_its_error_beside_those_that_did_not(
-    tmp_path: Path,
-) -> None:
-    fine = [measured("K=0", [100.0, 110.0, 120.0], rows=rows) for rows in (1, 8, 32)]
-    failed = measured("BatchGenerator", [], ratios=[], failed="RuntimeError: no memory")
-
-    page = report.page([result("NVIDIA H200", failed, *fine)], "", tmp_path)
-
-    assert "| BatchGenerator | failed: RuntimeError: no memory |" in page
-    assert "| K=0 | 110 (100-120) |" in page
-    assert (tmp_path / "gpu-0.svg").exists()
+def test_the_page_has_the_tables_of_the_results() -> None:
+    page = PAGE.read_text()
+    assert report.updated(page) == page, "run python -m scripts.bench.report"
+    assert {name for _, name in report.PLACE.findall(page)} == set(report.TABLES)
 
 
-def test_auto_is_held_against_whichever_depth_was_the_best_lap_by_lap(tmp_path: Path) -> None:
+def test_a_changed_figure_is_put_back() -> None:
+    page = PAGE.read_text()
+    ratio = statistics.median(report.GREEDY_256[8]["K=3"]["ratios"])
+    changed = page.replace(f"| {ratio:.2f} (", "| 99.99 (")
+    assert changed != page
+    assert report.updated(changed) == page
+
+
+def test_every_plot_of_the_page_is_there_and_no_other() -> None:
+    plots = {f"{name}.svg" for name in report.PLOTS}
+    assert {path.name for path in report.FOLDER.glob("*.svg")} == plots
+    assert all(f"]({name})" in PAGE.read_text() for name in plots)
+
+
+def test_ratios_are_medians_with_their_range_and_a_failed_side_is_empty() -> None:
+    base = measured("BatchGenerator", [10.0, 30.0, 20.0])
+    failed = measured("K=1", [], ratios=[], failed="RuntimeError: no memory")
+    table = report.ratios({8: line(base, measured("K=0", [2.0, 1.0, 4.0]), failed)})
+    assert table.splitlines()[-1] == "| 8 | 20 | 2.00 (1.00-4.00) |  |"
+
+
+def test_auto_is_compared_with_the_best_depth_lap_by_lap() -> None:
     sides = [measured("K=0", [10.0, 10.0, 10.0]), measured("K=2", [20.0, 40.0, 30.0])]
-    auto = measured("auto", [20.0, 20.0, 30.0], depths={"2": 30, "0": 4})
-
-    page = report.page([result("x86_64 processor", *sides, auto)], "", tmp_path)
-
-    assert "`auto` over K=2: 1.00 (0.50-1.00). Its steps by depth: 4 at 0, 30 at 2. " in page
+    auto = measured("auto", [20.0, 20.0, 30.0])
+    assert report.over_best(line(*sides, auto)) == "1.00 (0.50-1.00) of K=2"
 
 
-def test_what_auto_chose_is_weighed_by_what_each_depth_came_to_by_itself(tmp_path: Path) -> None:
-    slow = measured("K=0", [1.0], steps=10, seconds=1.0, tokens=100)
-    fast = measured("K=2", [1.0], steps=10, seconds=1.5, tokens=300)
-    auto = measured("auto", [1.0], depths={"2": 30, "0": 10})
-    elsewhere = measured("auto", [1.0], depths={"2": 30, "1": 10})
-
-    page = report.page([result("NVIDIA H200", slow, fast, auto)], "", tmp_path)
-    other = report.page([result("NVIDIA H200", slow, fast, elsewhere)], "", tmp_path)
-
-    # 1,000 tokens in 5.5 s, where K=2 makes 200 a second.
-    assert "10 at 0, 30 at 2. At the figures above these would make 0.91." in page
-    assert "10 at 1, 30 at 2.\n" in other
-
-
-def test_notes_come_first_and_processors_and_gpus_have_sections_of_their_own(
-    tmp_path: Path,
-) -> None:
-    cpu = result("x86_64 processor", measured("K=0", [1.0]))
-    gpu = result("NVIDIA H200", measured("K=0", [1.0]))
-
-    page = report.page([cpu, gpu], "## Notes", tmp_path)
-
-    assert page.index("## Notes") < page.index("## GPU") < page.index("## CPU")
-    assert "on one NVIDIA H200" in page
-    assert "on 2 cores of an x86_64 processor" in page
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sides = {rows: line(measured("K=0", [1.0, 2.0])) for rows in (1, 8)}
+    report.plot("title", sides, tmp_path / "plot.svg")
+    assert "<svg" in (tmp_path / "plot.svg").read_text()

@@ -1,16 +1,11 @@
-"""What `scripts/train_demo_model.py --evaluate` counts as an accepted draft."""
+"""What `python -m scripts.demo_model.train --evaluate` counts as an accepted draft."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "scripts"))
-
-from demo_model_evaluation import agreement, drafts_of, repeats_itself
+from scripts.demo_model.evaluation import agreement, drafts_of, repeats_itself
 
 LIKELY, UNLIKELY = mx.log(mx.array([0.7, 0.2, 0.1])), mx.log(mx.array([0.3, 0.6, 0.1]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,13 +9,10 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
+from scripts.grown_model.check import compare
+from scripts.grown_model.grow import SIZES, grow, save
+from scripts.grown_model.layout import grouped, grown_layers, turned
 from tests.helpers.decoding import Loaded
-
-sys.path.append(str(Path(__file__).parents[3] / "scripts"))
-
-from grow_demo_model import SIZES, grow, save
-from grown_layout import grouped, grown_layers, turned
-from grown_model_check import compare
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +23,7 @@ def grown_path(demo: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.scripts
 def test_its_greedy_text_is_the_demo_models_and_so_are_the_drafts_it_accepts(
     demo: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +38,7 @@ def test_its_greedy_text_is_the_demo_models_and_so_are_the_drafts_it_accepts(
     assert 0.3 < seen.accepted[0] < 1, seen
 
 
+@pytest.mark.scripts
 def test_tokens_that_were_added_are_never_chosen(demo: Loaded, grown_path: Path) -> None:
     grown = Loaded.at(grown_path)
     known = demo.network.language_model.args.vocab_size
@@ -53,6 +51,7 @@ def test_tokens_that_were_added_are_never_chosen(demo: Loaded, grown_path: Path)
     assert probabilities[:, known:].sum().item() < 1e-20
 
 
+@pytest.mark.scripts
 def test_mlx_lm_loads_it_and_generates_the_demo_models_text(
     demo: Loaded, grown_path: Path, heldout_prompts: list[str]
 ) -> None:

@@ -11,13 +11,13 @@ from omlx_producer.protocol import GenerationRequest, TokenLogprob, TokensEvent
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 
 
 def active(n: int = 1, streams: bool = True, **fields: Any) -> ActiveJob:
     fields = fields or {"prompt": "abc"}
     request = GenerationRequest(model="m", n=n, **fields)
-    claim = ClaimedJob("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
+    claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
     rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling()) for choice in range(n)]
     return ActiveJob(claim, request, rows, streams=streams)
 

@@ -1,4 +1,4 @@
-"""``omlx-worker bench``: what this machine and a model make of rows and drafts."""
+"""``omlx-worker bench``: how fast this machine decodes rows, with and without drafts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from omlx_producer.cli.common import fail
 from omlx_producer.protocol import MAX_DRAFT_DEPTH
 
 if TYPE_CHECKING:
-    from omlx_worker.bench.short_form import ShortForm
+    from omlx_worker.bench.benchmark import Benchmark
 
 USAGE, INTERRUPTED = 2, 128 + signal.SIGINT
 MOST_ROWS = 1024
@@ -66,67 +67,62 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 def bench(report: Path | None, **options: Any) -> None:
     """Measure a model on this machine, beside mlx-lm. Needs no Redis.
 
-    All sides take turns with the same prompts; Ctrl-C prints what there is so far.
+    All sides take turns with the same prompts. Ctrl-C prints the figures so far.
     """
     try:
-        from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
+        from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
         from omlx_worker.engine.loader import ModelError
     except ImportError as error:
-        _fail(f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
+        fail(USAGE, f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
     logging.getLogger().setLevel(logging.WARNING)
     try:
-        form = ShortForm(Wanted(**options))
+        benchmark = Benchmark(Options(**options))
     except (BenchError, ModelError) as error:
-        _fail(str(error))
-    complete = _run(form)
-    _tell(form, report, complete)
+        fail(USAGE, str(error))
+    complete = _run(benchmark)
+    _tell(benchmark, report, complete)
     if not complete:
         sys.exit(INTERRUPTED)
 
 
-def _run(form: ShortForm) -> bool:
-    """Measure, with progress on stderr; whether it came to its end."""
+def _run(benchmark: Benchmark) -> bool:
+    """Measure, with progress on stderr. False if the user interrupts it."""
     from rich.console import Console
 
     console = Console(stderr=True)
     try:
         with console.status("loading") as status:
-            for number, done in enumerate(form.run(), 1):
-                status.update(f"{done}: {number} of {form.laps_in_all} laps done")
+            for number, done in enumerate(benchmark.run(), 1):
+                progress = f"{done}: {number} of {benchmark.laps_in_all} laps done"
+                status.update(progress)
                 if not console.is_terminal:
-                    click.echo(f"{done}: {number} of {form.laps_in_all} laps done", err=True)
+                    click.echo(progress, err=True)
     except KeyboardInterrupt:
-        click.echo("interrupted; this is what was measured", err=True)
+        click.echo("interrupted; these are the figures so far", err=True)
         return False
     return True
 
 
-def _tell(form: ShortForm, path: Path | None, complete: bool) -> None:
-    from omlx_worker.bench.machine import described
+def _tell(benchmark: Benchmark, path: Path | None, complete: bool) -> None:
+    from omlx_worker.bench.machine import describe
     from omlx_worker.bench.report import print_report
 
-    machine = described()
-    print_report(form.figures, form.chosen(), machine, f"{form.wanted.model}, {form.dtype},")
+    machine, model = describe(), benchmark.options.model
+    print_report(benchmark.figures, benchmark.chosen(), machine, f"{model}, {benchmark.dtype},")
     if path is None:
         return
     report = {
         "what": "omlx-worker bench",
-        "model": form.wanted.model,
-        "dtype": form.dtype,
-        "weights": form.weight_bytes,
+        "model": benchmark.options.model,
+        "dtype": benchmark.dtype,
+        "weights": benchmark.weight_bytes,
         "command": " ".join(["omlx-worker", *sys.argv[1:]]),
         "complete": complete,
         **machine,
-        "decoding": form.to_json(),
-        "reading": [],
-        "auto": {str(rows): depth for rows, depth in form.chosen().items()},
+        "decoding": [measured.to_json() for measured in benchmark.figures],
+        "auto": {str(rows): depth for rows, depth in benchmark.chosen().items()},
     }
     try:
         path.write_text(json.dumps(report, indent=1))
     except OSError as error:
-        _fail(f"--json {path}: {error.strerror or error}; give a file that can be written")
-
-
-def _fail(sentence: str) -> NoReturn:
-    click.echo(f"omlx-worker: {sentence}", err=True)
-    sys.exit(USAGE)
+        fail(USAGE, f"--json {path}: {error.strerror or error}; give a file that can be written")

@@ -1,4 +1,4 @@
-"""What figures were taken on."""
+"""The machine that figures are taken on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 
-def described() -> dict[str, Any]:
-    """The machine, the device, and the versions that matter, for a page of results."""
+def describe() -> dict[str, Any]:
+    """The machine, the device and the versions, for a file of results."""
     device = mx.default_device()
     name = mx.device_info().get("device_name", "") if device == mx.gpu else ""
     return {

@@ -12,19 +12,24 @@ from rich.table import Table
 
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
-from omlx_worker.sentences import in_rows
 
+THEIRS = {BATCH_GENERATOR: "mlx-lm batch", STREAM: "mlx-lm stream"}
 COLUMNS = ("tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
+
+
+def in_rows(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def print_report(
     figures: Sequence[Measured], chosen: Mapping[int, int], machine: Mapping[str, Any], model: str
 ) -> None:
-    """Print what there is on stdout."""
+    """Print the figures so far on stdout."""
     console = Console()
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     console.print(f"{model} on {machine['device']}, {machine['system']}, {versions}")
-    console.print(_table(figures))
+    console.print(table_of(figures))
     for measured in figures:
         if measured.failed:
             console.print(f"{in_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
@@ -33,8 +38,8 @@ def print_report(
         console.print(f"auto drafts: {depths}")
 
 
-def _table(figures: Sequence[Measured]) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
+def table_of(figures: Sequence[Measured]) -> Table:
+    """A table of at most 80 columns."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -58,17 +63,15 @@ def _cells(measured: Measured) -> list[str]:
         ratio,
         f"{measured.ms_per_step:.2f}",
         f"{measured.tokens_per_step:.2f}",
-        " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
+        " ".join(f"{share:.2f}".lstrip("0") for share in measured.drafting.accepted),
         f"{measured.peak / 2**20:.0f}",
     ]
 
 
 def _name(measured: Measured) -> str:
-    if measured.side == BATCH_GENERATOR:
-        return "mlx-lm batch"
-    if measured.side == STREAM:
-        return "mlx-lm stream"
+    if measured.side in THEIRS:
+        return THEIRS[measured.side]
     if measured.side == AUTO:
-        return f"auto: {measured.depth}" if measured.laps else AUTO
+        return f"auto: {measured.drafting.depth}" if measured.laps else AUTO
     depth = measured.side.removeprefix("K=")
     return "no drafts" if depth == "0" else f"{depth} draft{'s' * (depth != '1')}"

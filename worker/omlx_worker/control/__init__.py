@@ -1,1 +1,1 @@
-"""The main thread: what is claimed, who runs it, and what RQ is told."""
+"""The main thread: claims, commands, signals, and the worker's record in RQ."""

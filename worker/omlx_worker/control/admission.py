@@ -1,6 +1,6 @@
-"""From Redis into the worker: claims what there is room for, and hands it on.
+"""Claims jobs as there is room, and hands them to the decode thread.
 
-What does not fit waits in Redis, where it is safest and where another worker may have it.
+A job that does not fit waits in Redis, where it is safe and another worker may take it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from omlx_producer.trouble import passes
+from omlx_producer.outage import passes
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import GivenBack, Reason
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
 
@@ -24,12 +24,12 @@ class Admission:
 
     Args:
         max_rows: rows in the batch at the same time.
-        admit: takes a job that is let in.
-        end: takes a job that is not, and why.
+        admit: takes an admitted job.
+        end: takes a refused job and the reason.
 
     Attributes:
-        suspended: whether workers were told by RQ to take nothing.
-        served: whether any job was taken yet.
+        suspended: whether RQ has suspended all workers.
+        served: whether any job was taken.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Admission:
         max_rows: int,
         *,
         admit: Callable[[ActiveJob], None],
-        end: Callable[[ClaimedJob, Reason], None],
+        end: Callable[[Claim, Reason], None],
     ) -> None:
         self.suspended = False
         self.served = False
@@ -54,7 +54,7 @@ class Admission:
         self._end = end
 
     def take(self) -> bool:
-        """Claim what there is room for; returns whether there was anything."""
+        """Claim as many jobs as there is room for; returns whether there were any."""
         held = self._leases.jobs()
         room = self._max_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
@@ -68,14 +68,14 @@ class Admission:
         for index, claim in enumerate(claims):
             self.served = True
             claim.urgent = planned.overdue and claim.queue == planned.queues[0]
-            if not self._let_in(claim):
+            if not self._admit_or_end(claim):
                 for later in claims[index:]:
                     self._end(later, GivenBack())
                 break
         return bool(claims)
 
-    def _let_in(self, claim: ClaimedJob) -> bool:
-        """Hand a job on, or its end; returns whether there was memory for it."""
+    def _admit_or_end(self, claim: Claim) -> bool:
+        """Returns False for a job that does not fit into the memory now."""
         prepared: ActiveJob | Reason
         try:
             prepared = self._intake.prepare(claim)
@@ -86,11 +86,11 @@ class Admission:
         if not isinstance(prepared, ActiveJob):
             self._end(claim, prepared)
             return True
-        # Not those of the same claim whose turn comes after this one's.
+        # Without later jobs of the same claim, which have no sizes yet.
         others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
-        # Others have read their prompts, or will before this one's turn comes.
+        # The others have read their prompts, or will before this job does.
         beside = [(0, longest) for other in staying for _, longest in other.sizes]
         if others and not self._budget.fits([*beside, *claim.sizes]):
             self._order.blocked(claim, claim.urgent, others)
@@ -98,5 +98,5 @@ class Admission:
         self._admit(prepared)
         return True
 
-    def _may_pause(self, claim: ClaimedJob) -> bool:
+    def _may_pause(self, claim: Claim) -> bool:
         return claim.queue == self._order.last and not claim.urgent

@@ -1,4 +1,4 @@
-"""From a claimed job to one that can run: decode, validate, tokenize, catch up with its stream."""
+"""Makes a claimed job ready to run: decode, validate, tokenize, resume its stream."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from redis import Redis
 from rq.job import Job
 
+from omlx_producer.errors import one_line
 from omlx_producer.protocol import (
     GenerationRequest,
     InvalidRequest,
@@ -22,17 +23,16 @@ from omlx_worker.control.payload import TOO_LONG, decode_request, release_memory
 from omlx_worker.engine.interface import Engine, Row
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Failed, Stopped
-from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob, Size
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
-from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.control.intake")
 
-# A compressed payload of this size may unpack to the greatest that is read.
+# A compressed payload of this size may unpack to the longest that is read.
 LARGE_BYTES = 32 * 2**10
 CONVICTED = (
-    "the job was running when its worker died, {} times by now and the last time alone; "
-    "it is taken for the cause and is not run again"
+    "the job's worker died {} times while it ran, the last time with no other job; "
+    "the job is taken for the cause and does not run again"
 )
 
 
@@ -40,7 +40,7 @@ class Intake:
     """Prepares jobs for one engine under one alias. Runs on the main thread.
 
     Args:
-        objection: why rows of these sizes can never run here, if so.
+        objection: why rows of these sizes can never run here; None if they can.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Intake:
         self._connection = connection
         self._objection = objection
 
-    def prepare(self, claim: ClaimedJob) -> ActiveJob | Failed | Stopped:
-        """Make a job ready to be admitted, or say why it is not run."""
+    def prepare(self, claim: Claim) -> ActiveJob | Failed | Stopped:
+        """Make a job ready to run, or say why it cannot."""
         if claim.treatment == "stop":
             return Stopped(CANCELLED_WHILE_IT_RAN)
         if claim.treatment == "fail":
@@ -83,20 +83,18 @@ class Intake:
             claim.expires_in = request.window_seconds - self._age(claim)
             if overdue := claim.overdue:
                 return Failed(overdue, retry=False)
-        return self._caught_up(claim, request, rows)
+        return self._resumed(claim, request, rows)
 
-    def _age(self, claim: ClaimedJob) -> float:
-        """Seconds from a job's creation to its claim; 0 where its hash does not say."""
+    def _age(self, claim: Claim) -> float:
+        """Seconds from a job's creation to its claim; 0 if its hash does not say."""
         created: Any = self._connection.hget(Job.key_for(claim.id), "created_at")
         try:
             return claim.started_at - datetime.fromisoformat(created.decode()).timestamp()
         except (AttributeError, ValueError):
             return 0.0
 
-    def _caught_up(
-        self, claim: ClaimedJob, request: GenerationRequest, rows: list[Row]
-    ) -> ActiveJob:
-        """The job, gone as far as its stream says that an interrupted run has come."""
+    def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
+        """The job, with the tokens that an interrupted run left in its stream."""
         streams = claim.priority != "bulk" if request.stream is None else request.stream
         job = ActiveJob(claim, request, rows, streams=streams)
         if not claim.streamed:
@@ -111,9 +109,7 @@ class Intake:
             ]
             job.resume(events, self._engine.text_of)
         except (ValidationError, ValueError, KeyError, IndexError) as error:
-            log.warning(
-                "the stream of job %s can not be gone on with (%s); starting it anew", job.id, error
-            )
+            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, error)
             self._connection.delete(key)
             return ActiveJob(claim, request, rows, streams=streams)
         return job

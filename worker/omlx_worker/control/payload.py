@@ -1,8 +1,7 @@
-"""A claimed job's payload, read without trusting it.
+"""Decodes a claimed job's payload without trusting it.
 
-A payload is what RQ stored: a zlib-compressed JSON list of function name, instance, positional and
-keyword arguments. Anything else is refused with one sentence; nothing is imported, called or
-unpickled on its say.
+RQ stores a zlib-compressed JSON list: function name, instance, positional and keyword arguments.
+Anything else is refused with one sentence. Nothing in a payload is imported, called or unpickled.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, where the C library would keep it (glibc does)."""
+    """Return freed memory to the system; glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -82,8 +81,8 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
             "the job's payload is a pickle, which this worker never opens; "
             "enqueue with RQ's JSONSerializer"
         )
-    # The collector looks again and again at what is being built, and millions of values would
-    # hold up every thread for as many seconds.
+    # Parsing millions of values triggers the collector again and again, which would stall every
+    # thread for seconds.
     gc.disable()
     try:
         call = json.loads(body, parse_constant=_refuse_constant)
@@ -103,9 +102,9 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
 
 
 def _require_few_values(request: Any) -> None:
-    """Refuse what would take the validation minutes: it makes an error of every wrong value.
+    """Refuse requests of very many values: validation makes an error of each wrong one.
 
-    A prompt of token ids is not counted; there the first error ends the validation.
+    A prompt of token ids is not counted; its validation ends at the first error.
     """
     left = MAX_VALUES
     waiting = [request]
@@ -128,5 +127,5 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error quotes it; never all of what may be millions of values."""
+    """A value as an error quotes it, shortened."""
     return _SHORT.repr(value)

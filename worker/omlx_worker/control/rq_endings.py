@@ -1,9 +1,8 @@
-"""Endings that RQ's own handlers write: dependents, callbacks, webhooks, ``Retry``, ``Repeat``.
+"""Endings by RQ's handlers: dependents, callbacks, webhooks, ``Retry``, ``Repeat``.
 
-The only module that calls RQ's handlers; a new RQ changes this one. A job whose lease is gone is
-left alone: the transaction in which RQ ends a job watches the lease, so that it fails when a
-sweeper takes the job away meanwhile. An answer that was lost is found out in the same way: when the
-lease is gone, the transaction had gone through.
+Only this module calls RQ's handlers, so a new RQ changes only this module. The transaction in which
+RQ ends a job watches the lease and fails if a sweep takes the job away meanwhile. After a lost
+answer the lease shows what happened: if it is gone, the transaction succeeded.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
 
 from omlx_producer.cancel import STOP_FIELD
+from omlx_producer.outage import passes
 from omlx_producer.protocol import FailedEvent
-from omlx_producer.trouble import passes
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
 
@@ -34,17 +33,17 @@ log = logging.getLogger("omlx_worker.control.rq_endings")
 
 
 class GenerationFailed(Exception):
-    """What failure callbacks are given: the sentence of a job that failed."""
+    """Passed to failure callbacks; the message is the sentence of the failed job."""
 
 
 class LeaseGone(Exception):
-    """The job is not this worker's to end, or it has just ended it."""
+    """The lease is gone: another worker has the job, or it has ended."""
 
 
 class FencedQueue(Queue):
-    """A queue whose dependents are enqueued by lease holders only.
+    """A queue that enqueues dependents only for a lease holder.
 
-    RQ calls it first in each try at the transaction that ends a job, while keys can be watched.
+    RQ calls it first in each try of the transaction that ends a job, while keys can be watched.
     """
 
     fence: Callable[[Pipeline], None]
@@ -58,7 +57,7 @@ class FencedQueue(Queue):
 
 
 def end_through_rq(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, ending: Ending
 ) -> None:
     """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
     if not leases.holds(claim):
@@ -77,14 +76,14 @@ def end_through_rq(
         if ending.status != "finished":
             _fail(worker, leases, claim, job, ending)
     except LeaseGone:
-        log.info("job %s is over, or no longer this worker's", claim.id)
+        log.info("job %s has ended, or is no longer this worker's", claim.id)
     except WatchError as error:
         raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
     except Exception as error:
         if passes(error):
-            # It stays held, to be ended once Redis is back; callbacks are then called again.
+            # The job stays held and ends after the outage; callbacks are then called again.
             raise
-        # A job hash that RQ cannot read, as may come from a job written by hand.
+        # RQ cannot read the job hash; the job may have been written by hand.
         log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
         leases.commit(claim, ending, force=True)
     finally:
@@ -93,9 +92,9 @@ def end_through_rq(
 
 
 def _succeed(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
 ) -> Ending:
-    """Returns the ending; a success callback that raises turns it into a failure."""
+    """Returns the ending. A success callback that raises turns it into a failure."""
     job._status = JobStatus.FINISHED
     job._result = ending.result
     try:
@@ -117,7 +116,7 @@ def _succeed(
 
 
 def _fail(
-    worker: RecordedWorker, leases: LeaseTable, claim: ClaimedJob, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
 ) -> None:
     stopped = ending.status == "stopped"
     job._status = JobStatus.FAILED
@@ -138,15 +137,15 @@ def _fail(
         worker.on_ending = _announce(leases, job, ending)
     worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
     if not leases.renew([claim]):
-        # RQ logs what goes wrong here, and goes on.
+        # RQ only logs errors here.
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
 
 
-def _watch(pipeline: Pipeline, claim: ClaimedJob) -> None:
-    """Let the transaction that follows fail if the lease ends before it.
+def _watch(pipeline: Pipeline, claim: Claim) -> None:
+    """Make the next transaction fail if the lease ends before it.
 
     Raises:
-        LeaseGone: if it has ended already.
+        LeaseGone: if the lease has already ended.
     """
     execution = f"{claim.id}:{claim.execution}"
     pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
@@ -157,7 +156,7 @@ def _watch(pipeline: Pipeline, claim: ClaimedJob) -> None:
 def _announce(
     leases: LeaseTable, job: Job, ending: Ending, ttl: int | None = None
 ) -> Callable[[Pipeline], None]:
-    """What goes into the transaction that ends a job for good, or one run of those it repeats."""
+    """Adds the terminal event to the transaction that ends a job, or one of its repeats."""
     repeats = bool(job.repeats_left)
 
     def write(pipeline: Pipeline) -> None:
@@ -168,13 +167,13 @@ def _announce(
     return write
 
 
-def _execution(worker: RecordedWorker, claim: ClaimedJob) -> Execution:
+def _execution(worker: RecordedWorker, claim: Claim) -> Execution:
     execution = Execution(claim.execution, claim.id, worker.connection, worker.name)
     execution.created_at = datetime.fromtimestamp(claim.started_at, UTC)
     return execution
 
 
 def _death_penalty() -> type[BaseDeathPenalty]:
-    """RQ's limit for callbacks; the one made of signals works on the main thread only."""
+    """RQ's time limit for callbacks. The one by signals works on the main thread only."""
     on_main = threading.current_thread() is threading.main_thread()
     return UnixSignalDeathPenalty if on_main else TimerDeathPenalty

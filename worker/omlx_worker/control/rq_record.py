@@ -1,4 +1,4 @@
-"""What RQ's tools see of the worker: its record, its commands, its registries."""
+"""The worker as RQ's tools see it: its record, commands and registries."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
-from omlx_producer.trouble import passes
+from omlx_producer.outage import passes
 from omlx_worker.messages import MainMailbox, Ring, StopJob
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import RUN_FIELDS
@@ -36,23 +36,23 @@ from omlx_worker.queue.quarantine import RUN_FIELDS
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
-# A worker is not heard of for so long only when it has died, or Redis was away.
+# A worker is silent for this long only if it has died or Redis was away.
 SILENT_SECONDS = 3 * BEAT_SECONDS
-# As often as RQ's scheduler looks, whose scores are whole seconds.
+# RQ's scheduler looks as often; its scores are whole seconds.
 SCHEDULE_SECONDS = 1.0
 MOST_DUE = 1000
 
 
 class NameTaken(ValueError):
-    """Another worker has the name that was asked for. The message is one sentence."""
+    """Another worker has this name. The message is one sentence."""
 
 
 class RecordedWorker(Worker):
-    """RQ's worker without its work horses: one record that stands for many jobs.
+    """RQ's worker without work horses: one record for many jobs.
 
     Args:
-        bell: a channel on which any message means that jobs may have arrived.
-        mailbox: where commands go; they come on RQ's pub/sub thread.
+        bell: a channel; any message on it means that jobs may have arrived.
+        mailbox: of the main thread. Commands arrive on RQ's pub/sub thread.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RecordedWorker(Worker):
         )
         # Called with the pipeline in which RQ's handlers end a job.
         self.on_ending: Callable[[Pipeline], None] | None = None
-        # Called with that pipeline before its transaction begins; see `rq_endings`.
+        # Called with the pipeline before its transaction begins; see `rq_endings`.
         self.fence: Callable[[Pipeline], None] | None = None
         self._bell = bell
         self._mailbox = mailbox
@@ -77,17 +77,17 @@ class RecordedWorker(Worker):
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
 
-    def queue_of(self, claim: ClaimedJob) -> Queue:
+    def queue_of(self, claim: Claim) -> Queue:
         return next(queue for queue in self.queues if queue.name == claim.queue)
 
     def _set_connection(self, connection: Redis) -> Redis:
-        """RQ raises the socket timeout to outlast its blocking pops; there are none here."""
+        """RQ raises the socket timeout for its blocking pops. This worker has none."""
         return connection
 
     # Commands
 
     def subscribe(self) -> None:
-        """Listen for RQ's commands and for producers that ring."""
+        """Listen for RQ's commands and for producers."""
         if self.pubsub_thread is not None:
             return
         pubsub: Any = self.connection.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
@@ -103,23 +103,23 @@ class RecordedWorker(Worker):
         )
 
     def unsubscribe(self) -> None:
-        """In the other order than RQ's, whose thread may go back to waiting and miss its end."""
+        """End the thread first: in RQ's order it may wait again and miss the end."""
         if self.pubsub_thread is not None:
             self.pubsub_thread.stop()
             try:
                 self.pubsub.unsubscribe()
             except (RedisError, OSError, ValueError) as error:
-                # The thread is just connecting anew, and redis-py guards a connection for one.
-                log.info("the subscription could not be ended in good order: %s", error)
+                # The thread is reconnecting; redis-py guards a connection against other threads.
+                log.info("the subscription did not end cleanly: %s", error)
             self.pubsub_thread.join(timeout=1)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
-        """Pass an RQ command on to the main thread."""
+        """Pass an RQ command to the main thread."""
         try:
             payload = json.loads(message["data"])
             command = payload["command"]
         except (ValueError, KeyError, TypeError):
-            log.warning("ignoring a command that can not be read: %r", message.get("data"))
+            log.warning("ignoring an unreadable command: %r", message.get("data"))
             return
         if command == "stop-job":
             self._mailbox.put(StopJob(str(payload.get("job_id"))))
@@ -132,26 +132,28 @@ class RecordedWorker(Worker):
         raise NotImplementedError
 
     def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
-        """RQ's own ends the thread for good when a server does not answer in time."""
+        """RQ's own handler ends the thread if a server does not answer in time."""
         if not passes(exc):
-            log.error("no more commands are heard: %s", exc)
+            log.error("no longer listening for commands: %s", exc)
             raise exc
         time.sleep(SystemRandom().uniform(0.5, 1.5))
 
     # The record
 
     def register_birth(self) -> None:
-        """Also under the name of a worker that was killed, whose record RQ keeps for minutes.
+        """Write the record. Replaces the record of a killed worker, which RQ keeps for minutes.
 
         Raises:
-            NameTaken: if a worker of this name lives, or may.
+            NameTaken: if a worker with this name lives, or may live.
         """
         self.connection.transaction(self._retire_predecessor, self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
 
     def _retire_predecessor(self, pipeline: Pipeline) -> None:
-        """Delete the record of a dead worker. Two that start at once must not both succeed: the
-        record is watched, and the later one finds that of the earlier."""
+        """Delete the record of a dead worker.
+
+        The record is watched: of two workers that start at once, only one succeeds.
+        """
         names = ("hostname", "pid", "last_heartbeat", "death")
         host, pid, seen, death = (
             value.decode() if value is not None else None for value in self._read(pipeline, names)
@@ -162,22 +164,22 @@ class RecordedWorker(Worker):
         silent = (now() - utcparse(seen)).total_seconds()
         gone = host == self.hostname and pid is not None and not _lives(int(pid))
         if silent > SILENT_SECONDS or gone:
-            log.warning("the worker named %s has died; taking over its name", self.name)
+            log.warning("worker %s has died; taking over its name", self.name)
             pipeline.delete(self.key)
             return
         raise NameTaken(
-            f"name: got {self.name!r}, the name of a worker that showed a sign of life "
-            f"{silent:.0f} s ago (process {pid} on {host}); give another, leave it out, or wait "
-            f"until it has been silent for {SILENT_SECONDS:.0f} s"
+            f"name: got {self.name!r}, the name of a worker that was alive {silent:.0f} s ago "
+            f"(process {pid} on {host}); give another, leave it out, or wait until it has been "
+            f"silent for {SILENT_SECONDS:.0f} s"
         )
 
     def _read(self, pipeline: Any, names: tuple[str, ...]) -> list[bytes | None]:
-        # A watched pipeline answers at once.
+        # A watched pipeline runs commands at once.
         values: list[bytes | None] = pipeline.hmget(self.key, *names)
         return values
 
     def show(self, leases: LeaseTable, suspended: bool) -> None:
-        """Write state and current job when they have changed; the oldest job stands for all."""
+        """Write state and current job if they have changed. The oldest job stands for all."""
         jobs = leases.jobs()
         idle = WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE
         shown = (WorkerStatus.BUSY, jobs[0].id) if jobs else (idle, None)
@@ -190,15 +192,14 @@ class RecordedWorker(Worker):
         self._shown = shown
 
     def beat(self) -> bool:
-        """Show a sign of life and run RQ's maintenance, when they are due; returns whether."""
+        """Send a heartbeat and run RQ's maintenance, if due; returns whether they were."""
         if time.monotonic() - self._beat_at < BEAT_SECONDS:
             return False
         with self.connection.pipeline() as pipeline:
             self.heartbeat(pipeline=pipeline)
             added = pipeline.execute()[0]
         if added:
-            # The record was gone: Redis was away for longer than a worker may be silent, or has
-            # lost its data.
+            # The record was gone: Redis was away for too long, or has lost its data.
             self.connection.hset(self.key, mapping=self.serialize())
             register(self)
             self._shown = None
@@ -208,18 +209,17 @@ class RecordedWorker(Worker):
         return True
 
     def enqueue_due(self) -> None:
-        """Put jobs into their queues whose time has come: ``enqueue_in``, intervals of ``Retry``
-        and ``Repeat``. So none of them needs a scheduler process."""
+        """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, without a scheduler."""
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
         for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
-            log.info("the time of job %s has come", job_id.decode())
+            log.info("job %s is due", job_id.decode())
         self._scheduled_at = time.monotonic()
 
     # RQ's handlers and maintenance
 
     def cleanup_execution(self, job: Job, pipeline: Pipeline) -> None:
-        """RQ calls it in the transaction that ends a job: events go out with that."""
+        """Write events in the transaction that ends a job; RQ calls this in it."""
         if self.fence is not None and not pipeline.explicit_transaction:
             staged, pipeline.command_stack = pipeline.command_stack, []
             self.fence(pipeline)
@@ -227,8 +227,8 @@ class RecordedWorker(Worker):
             pipeline.command_stack = staged
         execution = self.execution
         super().cleanup_execution(job, pipeline)
-        # RQ forgets it before the transaction has gone through; when a watched key has changed it
-        # builds the transaction again, and would leave the execution behind.
+        # RQ clears it before the transaction succeeds. If a watched key has changed, RQ builds the
+        # transaction again, and would leave the execution behind.
         self.execution = execution
         self._shown = None
         pipeline.hdel(job.key, *RUN_FIELDS)
@@ -236,8 +236,8 @@ class RecordedWorker(Worker):
             self.on_ending(pipeline)
 
     def clean_registries(self) -> None:
-        """RQ's maintenance without its part for started jobs, which would fail abandoned ones;
-        the sweeper puts those back instead."""
+        """RQ's maintenance without started jobs: it would fail abandoned ones, which sweeps put
+        back into their queues."""
         for queue in self.queues:
             if not queue.acquire_maintenance_lock():
                 continue
@@ -249,8 +249,10 @@ class RecordedWorker(Worker):
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process on this machine, other than this one: in a container that
-    was started again it has the same id as the one before."""
+    """Whether another process on this machine has this id.
+
+    In a restarted container this process may have the id of the dead worker.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -261,6 +263,6 @@ def _lives(pid: int) -> bool:
 
 
 def unique_name() -> str:
-    """RQ refuses the name of a worker that was killed until its record expires."""
+    """A name that no worker had before: RQ refuses a killed worker's name for minutes."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
     return f"{host}-{os.getpid()}-{uuid4().hex[:6]}"

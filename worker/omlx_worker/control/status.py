@@ -1,4 +1,4 @@
-"""What this worker tells of itself: figures for everybody in Redis, a line on a terminal."""
+"""The worker's figures: in Redis for everybody, and as a line on a terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LINE_SECONDS = 5.0
 
 
 class StatusBoard:
-    """Runs on the main thread; it reads what the decode thread counts.
+    """Runs on the main thread. Reads the decode thread's counters.
 
     Args:
         mode: as the user chose it.
-        on_terminal: whether to log a line every few seconds while there is work.
+        on_terminal: log a line every few seconds while there is work.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class StatusBoard:
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
 
     def show(self, state: str) -> None:
-        """Tell, if it is time to.
+        """Write the figures, if it is time to.
 
         Raises:
-            redis.exceptions.RedisError: if Redis cannot be told.
+            redis.exceptions.RedisError: if Redis does not take them.
         """
         now = self._clock()
         if now - self._written_at < WRITE_SECONDS:
@@ -78,7 +78,7 @@ class StatusBoard:
             log.info("%s", line(figures))
 
     def sign_off(self) -> None:
-        """The worker ends."""
+        """Delete the figures of this worker."""
         self._connection.hdel(workers_key(self._model_alias), self._name)
 
     def figures(self, state: str) -> WorkerFigures:
@@ -123,7 +123,7 @@ class StatusBoard:
 
 
 def line(figures: WorkerFigures) -> str:
-    """Figures for a person who watches."""
+    """The figures as one line of a log."""
     accepted = "" if figures.acceptance is None else f", {figures.acceptance:.0%} accepted"
     return (
         f"{figures.rows} rows, {figures.waiting} waiting, {figures.mode}, depth {figures.depth}"

@@ -1,7 +1,6 @@
-"""The worker as RQ sees it, and the main thread: claims, commands, signals, the worker's record.
+"""The main thread: claims jobs, hands them to the decode thread, and answers RQ, users and signals.
 
-`GenerationWorker` never forks and runs many jobs at once. RQ's loop of take one, run one is
-replaced by: take what there is room for, hand it to the decode thread, wait for news.
+`GenerationWorker` is a worker of RQ that never forks and runs many jobs at once.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from types import FrameType
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
+from omlx_producer.outage import Outage
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
+from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.control.signals import StopSignals
 from omlx_worker.control.status import StatusBoard
+from omlx_worker.control.upkeep import Upkeep
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.decode.thread import DecodeThread
@@ -33,41 +33,41 @@ from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
 from omlx_worker.messages import (
     Admit,
-    Cancel,
     Close,
     Crashed,
     Drain,
     Ended,
-    Failed,
     MainMailbox,
     MainMessage,
     NeedsRQ,
     Ring,
     Stop,
     StopJob,
-    Stopped,
     TrafficMailbox,
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
-from omlx_worker.queue.outage import Outage, RedisGone
-from omlx_worker.queue.quarantine import MAX_CRASHES, Trial
+from omlx_worker.queue.quarantine import MAX_CRASHES, Quarantine
 
 log = logging.getLogger("omlx_worker.worker")
 
-# Jobs enqueued by stock RQ do not ring: how long they may wait for an idle worker.
+# Stock RQ does not ring for workers; its jobs wait this long for an idle one.
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 UNREACHABLE = 3
+
+
+class RedisGone(ConnectionError):
+    """Redis was away for longer than ``redis_grace``."""
 
 
 class GenerationWorker(RecordedWorker):
     """Serves the queues of one model alias.
 
     Args:
-        make_engine: called once, on the thread that will use the engine.
+        make_engine: called once, on the decode thread.
         make_driver, prefill_chunk, patience, memory_limit: see `DecodeThread`.
-        mode: its name, for those who look at the worker's figures.
+        mode: its name, for the worker's figures.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GenerationWorker(RecordedWorker):
             stream_ttl=stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
-            trial=Trial(max_crashes),
+            quarantine=Quarantine(max_crashes),
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
@@ -127,13 +127,12 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.service.submit, outbox
         )
+        self._upkeep = Upkeep(self, self._leases, self.service.submit)
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
         self._error: BaseException | None = None
-        self._swept_at = float("-inf")
         self._outage = Outage()
-        self._unended: list[NeedsRQ] = []
         self._logging_level: str | None = None
         self._recorded = False
 
@@ -146,8 +145,8 @@ class GenerationWorker(RecordedWorker):
             whether any job was taken.
 
         Raises:
-            RedisGone: when Redis was in trouble for longer than ``redis_grace`` seconds, at the
-                start too: a model was loaded for this.
+            RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
+                loading the model took time.
             Exception: what the engine raised when it was made, or when it broke.
         """
         self._engine = self.service.start()
@@ -173,13 +172,13 @@ class GenerationWorker(RecordedWorker):
             driver=self.service.driver,
         )
         self._publisher.start()
-        self._signals.install()
-        try:
-            self._logging_level = logging_level
-            while self._turn(burst):
-                self._listen(POLL_SECONDS)
-        finally:
-            self._shut_down()
+        self._logging_level = logging_level
+        with self._signals.caught():
+            try:
+                while self._turn(burst):
+                    self._listen(POLL_SECONDS)
+            finally:
+                self._shut_down()
         if self._error is not None:
             raise self._error
         return self._admission.served
@@ -189,31 +188,30 @@ class GenerationWorker(RecordedWorker):
         self._check_grace()
         if self._error is not None or self._signals.at_once:
             return False
-        if self._signals.drain and self._drain_ends is None:
+        if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
             self._drain_ends = time.monotonic() + self._drain_timeout
             self.service.submit(Drain())
-        self._cancel_overdue()
+        self._upkeep.fail_overdue()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
             pause = self._outage.failed(error)
-            log.warning("Redis is in trouble (%s); trying again in %.1f s", error, pause)
-            # Once it is back, all workers shall have renewed their leases before any sweeps.
-            self._swept_at = time.monotonic()
+            log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
+            self._upkeep.postpone_sweep()
             self._listen(pause)
             return self._drain_ends is None or time.monotonic() < self._drain_ends
         self._outage.answered()
         return goes_on
 
     def _attend(self, burst: bool) -> bool:
-        """What of a turn needs Redis."""
+        """The part of a turn that needs Redis."""
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
             self.bootstrap(self._logging_level)
             self._recorded = True
-        # Jobs first: they have somebody who waits.
+        # Jobs first: their users wait.
         goes_on = self._serve(burst)
         if self.beat():
             self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
@@ -221,12 +219,12 @@ class GenerationWorker(RecordedWorker):
         return goes_on
 
     def _serve(self, burst: bool) -> bool:
-        """End what RQ is to end, and take what there is room for; returns whether to go on."""
-        self._end_through_rq()
+        """End and take jobs; returns whether to go on."""
+        self._upkeep.write_endings()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
-        self._sweep()
+        self._upkeep.sweep()
         self.enqueue_due()
         taken = self._admission.take()
         self.show(self._leases, self._admission.suspended)
@@ -238,33 +236,15 @@ class GenerationWorker(RecordedWorker):
             return "draining"
         return "suspended" if self._admission.suspended else "busy" if len(self._leases) else "idle"
 
-    def _end_through_rq(self) -> None:
-        """Those whose ending Redis did not take stay for the next turn."""
-        while self._unended:
-            end_through_rq(self, self._leases, self._unended[0].claim, self._unended[0].ending)
-            del self._unended[0]
-
     def _check_grace(self) -> None:
         away = max(self._outage.seconds, self._publisher.outage.seconds)
         if away > self._redis_grace and self._error is None:
-            self._error = RedisGone(f"in trouble for {away:.0f} s, and no sign that it passes")
-
-    def _sweep(self) -> None:
-        if time.monotonic() - self._swept_at < self._leases.seconds / 4:
-            return
-        for job_id in self._leases.sweep():
-            log.warning("the lease of job %s had run out; it is back in its queue", job_id)
-        self._swept_at = time.monotonic()
-
-    def _cancel_overdue(self) -> None:
-        for claim in self._leases.jobs():
-            if sentence := claim.overdue:
-                self.service.submit(Cancel(claim, Failed(sentence)))
+            self._error = RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
 
     # Messages
 
     def _listen(self, timeout: float) -> None:
-        """Wait for a message, then handle all that are there."""
+        """Wait for a message, then handle all waiting ones."""
         with suppress(Empty):
             self._handle(self._mailbox.get(timeout=timeout))
             while True:
@@ -275,13 +255,9 @@ class GenerationWorker(RecordedWorker):
             case Ring():
                 pass
             case StopJob(job_id):
-                claim = self._leases.get(job_id)
-                if claim is None:
-                    log.info("told to stop job %s, which is not running here", job_id)
-                else:
-                    self.service.submit(Cancel(claim, Stopped("the job was stopped on request")))
+                self._upkeep.stop(job_id)
             case NeedsRQ():
-                self._unended.append(message)
+                self._upkeep.add_ending(message)
             case Crashed(error):
                 self._error = error
 
@@ -289,39 +265,34 @@ class GenerationWorker(RecordedWorker):
 
     @property
     def exit_code(self) -> int:
-        """For the process, after `work`.
-
-        0, or 128 + signal when it was stopped at once, or `UNREACHABLE` when Redis was in trouble
-        at the end.
-        """
+        """After `work`: 0, 128 + signal after a stop at once, `UNREACHABLE` if Redis was away."""
         return self._signals.exit_code or (UNREACHABLE if self._unreachable else 0)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """The first time: drain. The second time: stop at once."""
-        self._signals.told(signum)
+        """Drain; at the second call, stop at once."""
+        self._signals.receive(signum)
 
     def stop(self) -> None:
         """Drain, from any thread."""
-        self._signals.told(signal.SIGTERM)
+        self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
-        """End both threads and give back what is left."""
+        """End both threads and give back the remaining jobs."""
         at_once = self._signals.at_once
         self.service.submit(Stop())
         if not self.service.join(0.5 if at_once else STOP_SECONDS):
-            log.warning("the engine is still busy; leaving it behind")
+            log.warning("the engine is still busy; ending without it")
             self._traffic.put(Close())
         self._publisher.join(0.5 if at_once else STOP_SECONDS)
         if not at_once:
             self._listen(0)
         try:
-            self._end_through_rq()
+            self._upkeep.write_endings()
             self._leases.give_back(self._leases.jobs())
             self._board.sign_off()
             if self.birth_date is not None:
                 self.teardown()  # type: ignore[no-untyped-call]
         except RedisError as error:
-            log.warning("Redis does not answer (%s); leases will run out by themselves", error)
+            log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
-        log.info("in all: %s", self.service.counters)
-        self._signals.restore()
+        log.info("in total: %s", self.service.counters)

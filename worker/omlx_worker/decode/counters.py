@@ -1,17 +1,47 @@
-"""What the engine has done since the worker started."""
+"""Counts of steps, tokens and drafts: those of a job and of the worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from omlx_worker.drafting import DraftCounts
+from omlx_producer.protocol import Speculation
 from omlx_worker.engine.interface import Emission
 
 
 @dataclass(slots=True)
+class DraftCounts:
+    """Sums over the steps of rows.
+
+    Attributes:
+        steps: steps, each counted once per row.
+        drafted: drafts judged.
+        accepted: drafts accepted at each position of a step, the first one first.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, emission: Emission) -> None:
+        self.steps += 1
+        self.drafted += emission.drafted
+        self.accepted += [0] * (emission.drafted - len(self.accepted))
+        for position in range(emission.accepted):
+            self.accepted[position] += 1
+
+    @property
+    def acceptance(self) -> float:
+        """The accepted share of all drafts."""
+        return sum(self.accepted) / self.drafted if self.drafted else 0.0
+
+    def to_wire(self) -> Speculation:
+        return Speculation(steps=self.steps, drafted=self.drafted, accepted=list(self.accepted))
+
+
+@dataclass(slots=True)
 class Counters:
-    """Written by the decode thread alone.
+    """What the engine has done since the worker started. Only the decode thread writes it.
 
     Attributes:
         batch: rows in the batch now.

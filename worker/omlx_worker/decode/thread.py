@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from omlx_producer.errors import one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -40,7 +41,6 @@ from omlx_worker.messages import (
     Stop,
     TrafficMailbox,
 )
-from omlx_worker.sentences import one_line
 
 log = logging.getLogger("omlx_worker.decode.thread")
 

@@ -1,1 +1,1 @@
-"""The traffic thread: tokens and endings to Redis."""
+"""The traffic thread: writes tokens and endings to Redis."""

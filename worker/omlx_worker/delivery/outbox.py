@@ -1,7 +1,7 @@
-"""How much the decode thread has produced that Redis has not taken yet.
+"""Bounds the tokens that the decode thread has produced and Redis has not taken.
 
-While Redis is away, decoding goes on and its tokens wait in the worker. Beyond a bound it pauses:
-a worker that cannot deliver must not fill the memory that its model lives in.
+While Redis is away, decoding goes on and its tokens wait in memory. At the bound it pauses: the
+backlog must not take the memory that the model needs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from omlx_worker.engine.interface import Emission
 
-# At about 200 bytes a token, some 25 MB; several minutes of decoding.
+# About 25 MB at 200 bytes per token; several minutes of decoding.
 MOST_TOKENS = 131_072
 
 
 class Outbox:
-    """A count of tokens, alternatives of log-probabilities counted like tokens.
+    """A count of tokens. Alternatives of log-probabilities count like tokens.
 
-    Each of the two sums is written by one thread only, so there is no lock.
+    Only one thread writes each of the two sums, so it needs no lock.
 
     Args:
-        limit: tokens that may wait; one more step is taken before the bound shows.
+        limit: tokens that may wait; one step may exceed it.
     """
 
     def __init__(self, limit: int = MOST_TOKENS) -> None:
@@ -37,11 +37,11 @@ class Outbox:
         return self.waiting < self._limit
 
     def add(self, emissions: Sequence[Emission]) -> None:
-        """The decode thread has produced them."""
+        """Called by the decode thread for what it has produced."""
         self._produced += _weight(emissions)
 
     def remove(self, emissions: Sequence[Emission]) -> None:
-        """The traffic thread is done with them."""
+        """Called by the traffic thread for what it has delivered or dropped."""
         self._written += _weight(emissions)
 
 

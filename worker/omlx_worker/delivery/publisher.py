@@ -1,8 +1,8 @@
-"""The traffic thread: tokens, endings and lease renewals, all to Redis, none on the decode thread.
+"""The traffic thread: writes tokens, endings and lease renewals to Redis.
 
-Whatever steps have produced since the last call goes out in one call: when Redis is slow or away
-the calls grow and decoding does not wait, until the `Outbox` is full. Leases are renewed here and
-not on the main thread because that one may be busy for seconds with a long prompt or a callback.
+One call takes everything that steps have produced since the last call. If Redis is slow or away,
+the calls grow and decoding does not wait, until the `Outbox` is full. The main thread may be busy
+for seconds with a long prompt or a callback, so leases are renewed here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
+from omlx_producer.outage import Outage, passes
 from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
-from omlx_producer.trouble import passes
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
@@ -37,10 +37,9 @@ from omlx_worker.messages import (
     TrafficMailbox,
     TrafficMessage,
 )
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.outage import Outage
 
 log = logging.getLogger("omlx_worker.delivery.publisher")
 
@@ -51,13 +50,12 @@ class Publisher:
     """Writes what the decode thread reports.
 
     Args:
-        mailbox: what it reads.
-        main: where jobs go that RQ's own handlers must end.
-        cancel: tells the decode thread to drop a job.
-        outbox: told what has been written.
+        mailbox: of this thread.
+        main: takes jobs that RQ's handlers must end.
+        cancel: sends the decode thread a job to drop.
 
     Attributes:
-        outage: how long Redis has been in trouble, as this thread sees it.
+        outage: of this thread's calls.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class Publisher:
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; after the timeout it stops trying to reach Redis."""
+        """Wait for the thread to end. After the timeout it no longer retries calls."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._give_up.set()
@@ -105,7 +103,7 @@ class Publisher:
                 self._main.put(Crashed(error))
 
     def _take(self) -> list[TrafficMessage]:
-        """What has come since the last call; waits until something does or leases are due."""
+        """The new messages. Waits for one, or until leases are due."""
         messages: list[TrafficMessage] = []
         due = self._renewed_at + self._renew_every - time.monotonic()
         try:
@@ -156,7 +154,7 @@ class Publisher:
         return self._jobs.get(job.id) is job
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
-        """Publish events; without one, only ask whether the job is still this worker's."""
+        """Publish events; None only checks the lease."""
         if not events:
             return
         entries = [(job.claim, event) for job, event in events]
@@ -164,7 +162,7 @@ class Publisher:
             refused = self._insist(lambda: self._leases.append(entries))
         except ResponseError as error:
             if len(events) > 1:
-                # It is about the keys of one of them: the others go on.
+                # The keys of one of them are at fault; publish the others.
                 for entry in events:
                     self._append([entry])
                 return
@@ -183,15 +181,15 @@ class Publisher:
                 case status:
                     self._lose(job.claim, status)
 
-    def _start_over(self, claim: ClaimedJob) -> None:
-        """Let a job go on from what is left of its stream, of which the server lost the end."""
-        log.warning("Redis has lost tokens of job %s; going on from those it has", claim.id)
+    def _start_over(self, claim: Claim) -> None:
+        """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
+        log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
         self._cancel(Cancel(claim, Lost()))
         self._drop(claim)
         self._insist(lambda: self._leases.give_back([claim]))
 
-    def _fail(self, claim: ClaimedJob, sentence: str) -> None:
-        """Here and not by way of the decode thread, for which the job may be over already."""
+    def _fail(self, claim: Claim, sentence: str) -> None:
+        """Fail a job. The decode thread may be done with it, so the ending starts here."""
         log.warning("job %s failed: %s", claim.id, sentence)
         event = FailedEvent(job_id=claim.id, n=self._sent(claim), error=sentence)
         self._cancel(Cancel(claim, Lost()))
@@ -205,8 +203,8 @@ class Publisher:
             if claim.id in gone:
                 self._lose(claim, gone[claim.id])
 
-    def _lose(self, claim: ClaimedJob, status: str) -> None:
-        """Drop a job that is no longer this worker's."""
+    def _lose(self, claim: Claim, status: str) -> None:
+        """Drop a job whose lease is gone."""
         self._cancel(Cancel(claim, Lost()))
         self._drop(claim)
         if not self._leases.holds(claim):
@@ -238,9 +236,11 @@ class Publisher:
                     self._drop(end.claim)
         self._finish(endings)
 
-    def _give_back(self, claims: Sequence[ClaimedJob]) -> None:
-        """Put jobs back with all that they have produced, so that the next run goes on from there;
-        in the stream there is then something also of jobs that do not publish their tokens."""
+    def _give_back(self, claims: Sequence[Claim]) -> None:
+        """Publish all tokens of jobs and put them back, so that the next run resumes.
+
+        That includes jobs that do not publish their tokens as they come.
+        """
         jobs = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
         mine = [job for job in jobs if job.claim in claims]
         progress = [(job, event) for job in mine if (event := job.take_event())]
@@ -249,7 +249,7 @@ class Publisher:
         if held:
             self._insist(lambda: self._leases.give_back(held))
 
-    def _finish(self, endings: Sequence[tuple[ClaimedJob, Ending]]) -> None:
+    def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
         for claim, _ in endings:
             self._drop(claim)
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
@@ -262,11 +262,11 @@ class Publisher:
             elif verdict is Commit.LOST:
                 log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
 
-    def _sent(self, claim: ClaimedJob) -> int:
+    def _sent(self, claim: Claim) -> int:
         job = self._jobs.get(claim.id)
         return job.sent if job is not None and job.claim is claim else claim.streamed
 
-    def _drop(self, claim: ClaimedJob) -> None:
+    def _drop(self, claim: Claim) -> None:
         job = self._jobs.get(claim.id)
         if job is not None and job.claim is claim:
             del self._jobs[claim.id]
@@ -285,7 +285,7 @@ class Publisher:
                 if self._give_up.is_set():
                     raise
                 pause = self.outage.failed(error)
-                log.warning("Redis is in trouble (%s); trying again in %.2f s", error, pause)
+                log.warning("Redis is unavailable (%s); retrying in %.2f s", error, pause)
                 self._give_up.wait(pause)
             else:
                 self.outage.answered()
@@ -293,6 +293,8 @@ class Publisher:
 
 
 def _event(job: ActiveJob) -> TokensEvent | None:
-    """What a job has to publish now. One that does not stream says the rest at its end when an
-    interrupted run has left a part: a stream holds the whole text or none."""
+    """The tokens that a job publishes now.
+
+    A job that does not stream publishes at its end if an interrupted run published a part.
+    """
     return job.take_event() if job.streams or (job.finished and job.sent) else None

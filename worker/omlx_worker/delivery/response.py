@@ -1,4 +1,4 @@
-"""OpenAI response bodies: ``chat.completion`` for messages, ``text_completion`` for a prompt."""
+"""The OpenAI response body of a finished job: for messages a chat completion, else a text one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omlx_worker.queue.ending import Ending
 
 
 def finished(job: ActiveJob) -> Ending:
-    """How a job whose rows have all finished ends: its response and its last event."""
+    """The ending of a job whose rows have all finished."""
     usage = job.usage()
     event = DoneEvent(
         job_id=job.id,

@@ -1,4 +1,4 @@
-"""What rows take of the device's memory, worked out from shapes, and how much there is."""
+"""The memory that rows take on the device, computed from shapes, and the memory available."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
-from omlx_worker.engine.ragged.buffers import NOTED
 from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
-from omlx_worker.engine.ragged.unread import MOST_UNREAD
 
 IN_FLIGHT = 3
-"""Copies of what every step rewrites: the last one's, the one's under way, and its successor's."""
+"""Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
 
 _PAGE = 512
 """Positions by which mlx-lm's cache of a prompt may exceed the prompt."""
 
 
 ROWS_SHARE = 0.9
-"""Of what Metal recommends; the rest is for what a chunk of a prompt computes in passing."""
+"""Of Metal's recommended working set; the rest is for intermediate results of a prompt chunk."""
 
 _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
 
@@ -33,8 +31,8 @@ _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
 def budget() -> int:
     """Bytes that weights and rows may take together.
 
-    That is nine tenths of what Metal recommends as a working set, or what CUDA or, without a
-    GPU, the system reports as free now, with what this process has taken already.
+    Nine tenths of Metal's recommended working set. Elsewhere what CUDA, or without a GPU the
+    system, reports as free, plus what this process has taken already.
     """
     info = mx.device_info()
     if recommended := info.get("max_recommended_working_set_size"):
@@ -44,12 +42,11 @@ def budget() -> int:
 
 
 def keep_within(limit: int) -> None:
-    """Have MLX's allocator respect a budget, which it knows nothing of otherwise.
+    """Set the limits of MLX's allocator.
 
-    Buffers that are free but kept for reuse come to an eighth of it at most, and to 4 GiB:
-    layouts come and go, and a buffer of one fits few others. Nothing fails that would have
-    worked: beyond the limit MLX gives kept buffers back and waits for work under way to free its
-    own before it submits more.
+    Free buffers kept for reuse are limited to an eighth of the budget and to 4 GiB, because
+    layouts change and a buffer of one fits few others. Nothing fails that would have worked:
+    beyond the limit MLX returns kept buffers and waits for work in flight before it submits more.
 
     Args:
         limit: bytes for everything.
@@ -74,11 +71,10 @@ class Footprint:
 
     Args:
         depth: drafts a step, at most.
-        remembers: whether hidden states are kept for a head that is left out at times.
     """
 
-    def __init__(self, model: RaggedModel, depth: int, *, remembers: bool) -> None:
-        # Nothing of these is evaluated, so nothing is allocated.
+    def __init__(self, model: RaggedModel, depth: int) -> None:
+        # Never evaluated, so nothing is allocated.
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
         recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
@@ -88,17 +84,14 @@ class Footprint:
         state = sum(_bytes(cache.arrays) for cache in recurrent)
         # Kept inputs: of the convolution, and as much again for keys, values and gates.
         kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
-        tail = TAIL * self._position
-        if remembers:
-            tail += (TAIL + NOTED + MOST_UNREAD) * model.hidden * model.dtype.size
-        # Counts, and the drafts' own weights.
-        self._slot = tail + state + kept + 4 * model.vocabulary * (1 + depth)
-        # Ten arrays in float32 over a window, at once: what all the rules together come to.
+        # Tails, counts, and the drafts' own weights.
+        self._slot = TAIL * self._position + state + kept + 4 * model.vocabulary * (1 + depth)
+        # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
 
     def of_batch(self, layout: Layout) -> int:
-        """Bytes of a batch, and what it needs besides for a step or while it is rearranged."""
+        """Bytes of a batch, plus those of a step or of a rearrangement."""
         bodies, slots = positions_of(layout), slots_of(layout)
         stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
         # One layer's bodies, old and new.
@@ -116,10 +109,10 @@ def _bytes(arrays: Iterable[mx.array]) -> int:
 
 
 class GeneratorFootprint:
-    """Memory of mlx-lm's `BatchGenerator`, from what its model's own caches come to.
+    """Memory of mlx-lm's `BatchGenerator`, from the sizes of its model's own caches.
 
-    An upper estimate: its rows are padded to the longest, caches that are bounded are taken to
-    grow all the way, and a step copies what the one before still holds.
+    An upper estimate: rows are padded to the longest, bounded caches count as if they grew
+    without bound, and a step copies arrays that the last one still holds.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -136,7 +129,7 @@ class GeneratorFootprint:
 
 
 def _cache_bytes(model: nn.Module, tokens: int) -> int:
-    """What the caches of one row hold after ``tokens``, by their shapes: nothing is computed."""
+    """Bytes of one row's caches after ``tokens``, by their shapes; nothing is computed."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, tokens), mx.int32), cache=caches)
     states = (state for _, state in tree_flatten([cache.state for cache in caches]))

@@ -13,7 +13,7 @@ from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.footprint import GeneratorFootprint
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.ragged.sampling import Draw, Plan, Sampled, knobs, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
 
 
@@ -27,7 +27,7 @@ class _RowSampler:
     def __init__(self, row: Row) -> None:
         self.draws: deque[Draw] = deque()
         self._plan = Plan.of([row.sampling])
-        self._knobs = knobs([row.sampling], self._plan)
+        self._params = params([row.sampling], self._plan)
         self._history = mx.array(row.history, mx.int32)
         self._position = row.length
         self._counts: mx.array | None = None
@@ -38,7 +38,7 @@ class _RowSampler:
             empty = mx.zeros((logits.shape[-1],), mx.int32)
             self._counts = empty.at[self._history].add(1)[None, None]
         positions = mx.array([[self._position]], mx.int32)
-        draw = sample(logits[:, None], positions, self._counts, self._knobs, self._plan)
+        draw = sample(logits[:, None], positions, self._counts, self._params, self._plan)
         self.draws.append(draw)
         token = draw.tokens[:, 0]
         if self._counts is not None:

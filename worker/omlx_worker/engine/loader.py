@@ -37,7 +37,7 @@ class ModelError(Exception):
 
 
 def load_engine(
-    model: str, *, max_rows: int, depth: int = 0, varies: bool = False, ratio: bool = False
+    model: str, *, max_rows: int, depth: int = 0, ratio: bool = False
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -45,7 +45,6 @@ def load_engine(
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
         depth: drafts a step, at most, where the model has an MTP head.
-        varies: whether steps will be asked for fewer drafts than that.
         ratio: judge the drafts of requests without a seed by the ratio rule.
 
     Raises:
@@ -61,7 +60,7 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
     )
     prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path), ratio=ratio)
-    decoder = _decoder(network, max_rows, depth, varies)
+    decoder = decoder_of(network, max_rows, depth)
     return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
@@ -111,12 +110,13 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
     return with_head(model_class), args_class
 
 
-def _decoder(network: nn.Module, max_rows: int, depth: int, varies: bool) -> Decoder:
+def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
+    """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`."""
     ragged = as_ragged(network, drafts=depth > 0)
     if depth and (ragged is None or not ragged.drafts):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     if ragged is not None:
-        return RaggedDecoder(ragged, depth, varies=varies)
+        return RaggedDecoder(ragged, depth)
     log.info("%s runs through mlx-lm's BatchGenerator", type(network).__module__)
     return GeneratorDecoder(network, max_rows)
 

@@ -1,4 +1,4 @@
-"""A job that a worker has claimed: what claim.lua says about it."""
+"""A job that this worker has claimed, as claim.lua describes it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 MAX_BODY_BYTES = 64 * 2**20
-"""The longest payload that is read. The longest prompt fits, each character as \\uXXXX."""
+"""The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
 
 Size = tuple[int, int]
-"""Of a row: the tokens that are yet to be read, and those that it may come to in the end."""
+"""The size of a row: tokens to be read, and tokens at its end, at most."""
 
 Treatment = Literal["run", "alone", "stop", "fail"]
 
 
 @dataclass(eq=False, slots=True)
-class ClaimedJob:
+class Claim:
     """A job that this worker holds.
 
     Attributes:
-        queue: the queue that it came from and would go back to.
         started_at: seconds since 1970, on the server's clock.
         streamed: tokens that an interrupted run left in the job's stream.
-        data: RQ's payload, as stored: not trusted, not yet decoded. Empty where it is too long.
-        timeout: seconds that it may take, None without a limit.
-        needs_rq: it has callbacks, retries, repeats or webhooks, which RQ's own handlers serve.
-        data_bytes: how long the stored payload is.
-        crashes: how many workers have died while they held it.
-        treatment: run it, run it ``alone``, or do not: ``stop`` one that was cancelled, ``fail``
-            one that kills its workers. See `omlx_worker.queue.quarantine`.
-        urgent: it was claimed before better ones because its queue had waited long enough.
-        sizes: of its rows, once they are known; see `omlx_worker.decode.budget`.
-        claimed_at: on this process's monotonic clock.
-        expires_in: seconds after its claim when its completion window closes, None without one.
+        data: RQ's stored payload, neither decoded nor trusted. Empty if it is too long.
+        timeout: seconds that the job may run, None without a limit.
+        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats or webhooks.
+        data_bytes: length of the stored payload.
+        crashes: number of workers that died while they held the job.
+        treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
+            workers). See `omlx_worker.queue.quarantine`.
+        urgent: claimed before better queues because its queue had waited long enough.
+        sizes: of its rows, once known; see `omlx_worker.decode.budget`.
+        claimed_at: monotonic seconds.
+        expires_in: seconds from the claim to the end of the completion window, None without one.
     """
 
     id: str
@@ -54,7 +53,7 @@ class ClaimedJob:
 
     @classmethod
     def from_reply(cls, fields: list[Any]) -> Self:
-        """Read one entry of claim.lua's answer."""
+        """Parse one job of claim.lua's reply."""
         job_id, execution, queue, started_at, streamed, data, size, timeout, *rest = fields
         needs_rq, crashes, treatment = rest
         return cls(
@@ -82,22 +81,22 @@ class ClaimedJob:
 
     @property
     def rows(self) -> int:
-        """How many rows of the batch it takes; one until that is known."""
+        """The number of its rows; one until that is known."""
         return len(self.sizes) or 1
 
     @property
     def overdue(self) -> str | None:
-        """Why it may not go on, in one sentence; None while it may."""
+        """Why the job has used up its time, in one sentence; None if it has not."""
         elapsed = time.monotonic() - self.claimed_at
         if self.timeout is not None and elapsed > self.timeout:
             return f"the job ran longer than its timeout of {self.timeout:g} s"
         if self.expires_in is not None and elapsed > self.expires_in:
-            return "the job was not finished within its completion_window; give it a longer one"
+            return "the job did not finish within its completion_window; give it a longer one"
         return None
 
 
 def _seconds(value: bytes) -> float | None:
-    """A job's timeout; RQ writes -1 for none, and what cannot be read limits nothing."""
+    """A job's timeout in seconds; None for RQ's -1 and for anything unreadable."""
     try:
         seconds = float(value)
     except ValueError:

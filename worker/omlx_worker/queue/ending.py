@@ -1,4 +1,4 @@
-"""How a job ends, and what becomes of that."""
+"""The ending of a job, and the outcome of its commit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
+from omlx_producer.outage import passes
 from omlx_producer.protocol import TerminalEvent
-from omlx_producer.trouble import passes
 
 log = logging.getLogger("omlx_worker.queue.lease")
 
@@ -22,11 +22,11 @@ CANCELLED_WHILE_IT_RAN = "the job was cancelled while it ran"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ends.
+    """The ending of a job.
 
     Attributes:
         status: RQ's: finished, failed or stopped.
-        event: the terminal event; its error is the result of a job that did not finish.
+        event: the terminal event. Its error is the result of a job that did not finish.
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
     """
@@ -42,14 +42,14 @@ class Ending:
 
     @property
     def payload(self) -> str:
-        """As `rq.results.Result` stores it."""
+        """The result as `rq.results.Result` stores it."""
         if self.status == "finished":
             return b64encode(json.dumps(self.result).encode()).decode()
         return b64encode(zlib.compress(self.sentence.encode())).decode()
 
     @property
     def fields(self) -> tuple[str, str, int, str, str]:
-        """What commit.lua asks for, after the lease."""
+        """The arguments of commit.lua after the lease."""
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
             self.status,
@@ -61,17 +61,17 @@ class Ending:
 
 
 class Commit(IntEnum):
-    """What became of an ending; the values are commit.lua's."""
+    """The outcome of a commit. The values are commit.lua's."""
 
     LOST = 0
     DONE = 1
     NEEDS_RQ = 2
-    # Not commit.lua's: Redis refuses the call, for something about this one job's keys.
+    # Not commit.lua's: Redis refuses the call because of this job's keys.
     REFUSED = 3
 
     @classmethod
     def of(cls, reply: Any) -> Self:
-        """Read an answer of commit.lua; an error that may pass is raised."""
+        """Parse a reply of commit.lua. Raises an error that passes."""
         if not isinstance(reply, Exception):
             return cls(reply)
         if passes(reply):

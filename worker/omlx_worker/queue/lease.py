@@ -1,8 +1,8 @@
-"""The lease: which jobs this worker holds, and every way to take, keep, write and end them.
+"""The leases of a worker: claim jobs, renew them, publish their tokens, end them, give them back.
 
-A claimed job is held by one execution, an entry of RQ's started registry. Whatever is written
-about the job is written by a script that first checks the entry, so a worker that was paused or
-cut off for longer than its lease can write nothing: the sweeper of another worker has removed it.
+One execution, an entry of RQ's started registry, holds a claimed job. Every script that writes
+about the job first checks the entry. So a worker that was paused or cut off for longer than its
+lease can write nothing: the sweep of another worker has removed the entry.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from redis import Redis
 from redis.client import Pipeline
 from rq.job import Job
 
+from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
     CancelledEvent,
     TerminalEvent,
@@ -23,15 +24,14 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_producer.stream_end import read_stream_end, write_stream_end
-from omlx_worker.queue.claim import MAX_BODY_BYTES, ClaimedJob
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
 from omlx_worker.queue.lua import load
-from omlx_worker.queue.quarantine import Trial
+from omlx_worker.queue.quarantine import Quarantine
 
-# Execution ids of this project begin with it and sort by claim; RQ's own are bare hexadecimal.
+# The prefix of this project's execution ids, which sort by claim. RQ's are bare hexadecimal.
 EXECUTION_PREFIX = "omlx-"
-# How long RQ's own clean-up leaves an expired lease to our sweeper; see `extend` in the prelude.
+# How long RQ's clean-up leaves an expired lease to our sweep; see `extend` in prelude.lua.
 GRACE_SECONDS = 7 * 86_400
 SWEEP_LOCK = "omlx:sweep"
 SWEEP_LOCK_MILLISECONDS = 1_000
@@ -43,9 +43,9 @@ class LeaseTable:
 
     Args:
         queues: names, best first.
-        on_free: called, on any thread, whenever a job has left the table.
-        on_stop: called, on any thread, once for a job that somebody wants stopped.
-        trial: how jobs run whose workers have died.
+        on_free: called on any thread after a job has left the table.
+        on_stop: called on any thread, once for each job that is to be stopped.
+        quarantine: of jobs whose workers have died.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class LeaseTable:
         seconds: float = 30.0,
         stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
-        on_stop: Callable[[ClaimedJob], None] = lambda _: None,
-        trial: Trial | None = None,
+        on_stop: Callable[[Claim], None] = lambda _: None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.connection = connection
         self.seconds = seconds
@@ -67,10 +67,10 @@ class LeaseTable:
         self._stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
-        self._trial = trial or Trial()
+        self._quarantine = quarantine or Quarantine()
         self._lock = threading.Lock()
-        self._jobs: dict[str, ClaimedJob] = {}
-        # The claim whose answer is awaited, or was lost: the next call is the same claim again.
+        self._jobs: dict[str, Claim] = {}
+        # A claim without an answer yet. The next call repeats it.
         self._unanswered: str | None = None
         self._claim = load(connection, "claim")
         self._append = load(connection, "append")
@@ -85,20 +85,20 @@ class LeaseTable:
         with self._lock:
             return len(self._jobs)
 
-    def jobs(self) -> list[ClaimedJob]:
+    def jobs(self) -> list[Claim]:
         """The jobs held, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
-    def get(self, job_id: str) -> ClaimedJob | None:
+    def get(self, job_id: str) -> Claim | None:
         with self._lock:
             return self._jobs.get(job_id)
 
-    def holds(self, job: ClaimedJob) -> bool:
-        """Whether this worker still believes that it holds the job."""
+    def holds(self, job: Claim) -> bool:
+        """Whether the job is in the table; Redis may have ended its lease."""
         return self.get(job.id) is job
 
-    def forget(self, job: ClaimedJob) -> None:
+    def forget(self, job: Claim) -> None:
         with self._lock:
             if self._jobs.get(job.id) is job:
                 del self._jobs[job.id]
@@ -106,17 +106,17 @@ class LeaseTable:
 
     # Redis
 
-    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[ClaimedJob] | None:
+    def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[Claim] | None:
         """Take up to ``limit`` jobs, best queue first; None while workers are suspended.
 
-        Takes none while a suspect runs alone, or waits to; one thread may call it.
+        Takes none while a suspect runs alone or waits to. Only one thread may call it.
 
         Args:
-            queues: those to take from, best first; all by default.
+            queues: to take from, best first; all by default.
         """
         held = self.jobs()
-        trial = self._trial
-        if trial.running(held):
+        quarantine = self._quarantine
+        if quarantine.running(held):
             return []
         if self._unanswered is None:
             self._unanswered = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
@@ -129,11 +129,11 @@ class LeaseTable:
                 GRACE_SECONDS,
                 events_key(""),
                 MAX_BODY_BYTES,
-                trial.suspect_crashes,
-                trial.max_crashes,
+                quarantine.suspect_crashes,
+                quarantine.max_crashes,
                 len(held),
-                trial.alone.id if trial.alone else "",
-                *trial.reserved,
+                quarantine.alone.id if quarantine.alone else "",
+                *quarantine.reserved,
                 self._unanswered,
             ],
         )
@@ -141,18 +141,18 @@ class LeaseTable:
         if reply is None:
             return None
         queue, suspect, entries = reply
-        claimed = [ClaimedJob.from_reply(fields) for fields in entries]
-        trial.note((queue.decode(), suspect.decode()), claimed)
+        claimed = [Claim.from_reply(fields) for fields in entries]
+        quarantine.note((queue.decode(), suspect.decode()), claimed)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
 
-    def append(self, events: Sequence[tuple[ClaimedJob, TokensEvent | None]]) -> dict[str, str]:
-        """Publish one event for each job; None only asks whether the job is still held.
+    def append(self, events: Sequence[tuple[Claim, TokensEvent | None]]) -> dict[str, str]:
+        """Publish one event for each job; None only checks the lease.
 
         Returns:
-            The jobs refused and why: the status that ended the lease, ``written`` when the
-            stream is further than the event, or ``behind`` when the server has lost its end.
+            Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
+            stream has later entries, ``behind`` if the server has lost its end.
         """
         args: list[str | float] = [self._stream_ttl, events_key(""), tokens_channel("")]
         for job, event in events:
@@ -161,21 +161,21 @@ class LeaseTable:
             args += [*job.lease, *ids, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
-    def commit(self, job: ClaimedJob, ending: Ending, *, force: bool = False) -> Commit:
-        """End a job, if it is still held, and drop it from the table.
+    def commit(self, job: Claim, ending: Ending, *, force: bool = False) -> Commit:
+        """End a job if its lease holds, and drop it from the table.
 
         Args:
-            force: end it here even if it has dependents or callbacks that RQ should serve.
+            force: end it even if it has dependents or callbacks that RQ should serve.
         """
         (verdict,) = self.commit_many([(job, ending)], force=force)
         return verdict
 
     def commit_many(
-        self, endings: Sequence[tuple[ClaimedJob, Ending]], *, force: bool = False
+        self, endings: Sequence[tuple[Claim, Ending]], *, force: bool = False
     ) -> list[Commit]:
-        """The same for many jobs in one round trip, each by itself.
+        """End many jobs in one round trip, each independently.
 
-        A call that raised may be made again: what it has done is not done twice.
+        A call that raised may be repeated; nothing is done twice.
         """
         here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
         verdicts = {}
@@ -196,19 +196,19 @@ class LeaseTable:
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
 
     def publish_end(self, pipeline: Pipeline, event: TerminalEvent, ttl: int | None = None) -> None:
-        """Write the terminal event of a job that ends otherwise than by `commit`.
+        """Write the terminal event of a job that `commit` does not end.
 
         Args:
-            ttl: seconds that the result is kept, if there is one.
+            ttl: seconds until the result expires, if there is one.
         """
         keep_for = ttl if ttl and ttl > 0 else self._stream_ttl
         write_stream_end(pipeline, event, keep_for=keep_for)
 
     def tell_cancelled(self, job_id: str) -> None:
-        """Write the terminal event of a job that was cancelled by another, unless that one has.
+        """Write the terminal event of a job that somebody else cancelled, if it has none.
 
-        RQ's cancel takes a running job from its worker and writes none. `omlx_producer.cancel`
-        writes it, for a job that had come back to its queue while its worker was away.
+        RQ's cancel takes a running job from its worker without an event. `omlx_producer.cancel`
+        writes one, for a job that was back in its queue while its worker was away.
         """
 
         def write(pipeline: Pipeline) -> None:
@@ -223,16 +223,16 @@ class LeaseTable:
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))
 
-    def renew(self, jobs: Iterable[ClaimedJob] | None = None) -> dict[str, str]:
-        """Renew leases, all by default; returns those that are gone and the jobs' statuses."""
+    def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str]:
+        """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""
         held = list(jobs) if jobs is not None else self.jobs()
         if not held:
             return {}
         leases = [part for job in held for part in job.lease]
         return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
 
-    def give_back(self, jobs: Iterable[ClaimedJob]) -> int:
-        """Put jobs back at the front of their queues, the oldest in front."""
+    def give_back(self, jobs: Iterable[Claim]) -> int:
+        """Put jobs back at the front of their queues, the oldest first."""
         held = sorted(jobs, key=lambda job: job.claimed_at, reverse=True)
         if not held:
             return 0
@@ -242,8 +242,8 @@ class LeaseTable:
         return returned
 
     def sweep(self) -> list[str]:
-        """Put expired leases of others back at the front of their queues."""
-        # After an outage longer than a lease, one's own are not those of a dead worker.
+        """Put jobs with expired leases back at the front of their queues; returns their ids."""
+        # After a long outage this worker's own leases have expired, but it lives.
         self.renew()
         args: list[str | int] = [
             SWEEP_LOCK_MILLISECONDS,
@@ -254,8 +254,8 @@ class LeaseTable:
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
         return [job.decode() for job in self._sweep(keys=[lock], args=args)]
 
-    def _lost(self, reply: list[bytes], asked: Iterable[ClaimedJob]) -> dict[str, str]:
-        """Read what append.lua and renew.lua tell; jobs to be stopped are passed on."""
+    def _lost(self, reply: list[bytes], asked: Iterable[Claim]) -> dict[str, str]:
+        """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""
         texts = [item.decode() for item in reply]
         told = dict(zip(texts[::2], texts[1::2], strict=True))
         for job in asked:

@@ -1,9 +1,8 @@
-"""Which queues to claim from next: the best first, and none left waiting for ever.
+"""Which queues to claim from next: the best first, without starving the others.
 
-Under a steady stream of jobs of high priority the queues behind would never be reached. So a
-queue that has had no chance for ``patience`` seconds gets one job claimed before all others, and
-that job is not paused for others either: at least one job of each queue is taken every
-``patience`` seconds, as soon as there is a place.
+A steady stream of jobs of high priority would starve the other queues. So a queue that was passed
+over for ``patience`` seconds gets one job claimed before all others, and that job is not paused for
+others. At least one job of each queue is taken every ``patience`` seconds, if there is room.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim to make: up to ``limit`` jobs of these queues, the first queue first.
+class ClaimPlan:
+    """The next claim: up to ``limit`` jobs of these queues, the first queue first.
 
     Attributes:
         overdue: whether the first queue has waited long enough to go before better ones.
@@ -29,7 +28,7 @@ class Claim:
 
 
 class ClaimOrder:
-    """Plans claims, and learns from what they brought.
+    """Plans claims, and learns from their results.
 
     Args:
         queues: names, best first.
@@ -46,26 +45,26 @@ class ClaimOrder:
         self._patience = patience
         self._clock = clock
         self._chance_at = dict.fromkeys(queues, clock())
-        # A job that did not fit: its queue, whether it was overdue, and who was in its way.
+        # A job that did not fit: its queue, whether it was overdue, and the jobs held then.
         self._blocked: tuple[str, bool, frozenset[str]] | None = None
 
     @property
     def best(self) -> str:
-        """The queue whose jobs make others wait."""
+        """The queue whose jobs may pause others."""
         return self._queues[0]
 
     @property
     def last(self) -> str:
-        """The queue whose jobs make place for the best."""
+        """The queue whose jobs may be paused."""
         return self._queues[-1]
 
-    def plan(self, room: int, pausable: int, held: Sequence[ClaimedJob]) -> Claim | None:
+    def plan(self, room: int, pausable: int, held: Sequence[Claim]) -> ClaimPlan | None:
         """What to claim now, or None.
 
         Args:
-            room: rows that are free.
-            pausable: rows that would make place for a job of the best queue.
-            held: the jobs in the worker.
+            room: free rows.
+            pausable: rows that may be paused for a job of the best queue.
+            held: the jobs of this worker.
         """
         blocked = self._still_blocked(held)
         open_queues = self._queues
@@ -74,38 +73,38 @@ class ClaimOrder:
             open_queues = () if overdue else self._queues[: self._queues.index(queue)]
         if room <= 0:
             best = self._queues[:1]
-            return Claim(best, pausable) if pausable > 0 and open_queues else None
+            return ClaimPlan(best, pausable) if pausable > 0 and open_queues else None
         if not open_queues:
             return None
         late = self._overdue(open_queues)
         if late is not None:
             others = tuple(queue for queue in open_queues if queue != late)
-            return Claim((late, *others), 1, overdue=True)
-        return Claim(open_queues, room)
+            return ClaimPlan((late, *others), 1, overdue=True)
+        return ClaimPlan(open_queues, room)
 
-    def claimed(self, claim: Claim, jobs: Sequence[ClaimedJob]) -> None:
-        """A claim has been made and brought these jobs."""
-        looked_at = len(claim.queues)
-        if len(jobs) >= claim.limit:
-            looked_at = 1 + max(claim.queues.index(job.queue) for job in jobs)
-        had_a_chance = claim.queues[:looked_at]
+    def claimed(self, plan: ClaimPlan, jobs: Sequence[Claim]) -> None:
+        """A plan was carried out and brought these jobs."""
+        looked_at = len(plan.queues)
+        if len(jobs) >= plan.limit:
+            looked_at = 1 + max(plan.queues.index(job.queue) for job in jobs)
+        had_a_chance = plan.queues[:looked_at]
         self._chance_at.update(dict.fromkeys(had_a_chance, self._clock()))
 
-    def blocked(self, job: ClaimedJob, overdue: bool, held: Sequence[ClaimedJob]) -> None:
-        """A job was given back because it does not fit beside what is held.
+    def blocked(self, job: Claim, overdue: bool, held: Sequence[Claim]) -> None:
+        """A job was given back because it does not fit beside the held ones.
 
-        Its queue, and those behind it, wait until a job leaves; better queues do not, unless the
-        job was overdue: then everything waits for it.
+        Its queue and the queues after it wait until a job leaves. Better queues wait only if the
+        job was overdue.
         """
         self._blocked = (job.queue, overdue, frozenset(other.execution for other in held))
 
-    def _still_blocked(self, held: Sequence[ClaimedJob]) -> tuple[str, bool, frozenset[str]] | None:
+    def _still_blocked(self, held: Sequence[Claim]) -> tuple[str, bool, frozenset[str]] | None:
         if self._blocked and not self._blocked[2] <= {job.execution for job in held}:
             self._blocked = None
         return self._blocked
 
     def _overdue(self, queues: Sequence[str]) -> str | None:
-        """Of the queues that are, the one that has waited longest; the best one never is."""
+        """The queue that has waited longest beyond ``patience``; the best queue never counts."""
         now = self._clock()
         late = [queue for queue in queues[1:] if now - self._chance_at[queue] >= self._patience]
         return min(late, key=lambda queue: self._chance_at[queue], default=None)

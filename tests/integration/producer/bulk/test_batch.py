@@ -15,7 +15,7 @@ from redis.lock import Lock
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, is_batch_id
-from omlx_producer.bulk.feeding import BatchFeed, BatchSink, Feeder, LockLost
+from omlx_producer.bulk.batch_feeder import BatchFeed, BatchSink, Feeder, LockLost
 from omlx_producer.bulk.row import BadRow, RowResult
 from tests.helpers.bulk_runs import (
     errors,
@@ -27,7 +27,7 @@ from tests.helpers.bulk_runs import (
 )
 from tests.helpers.workers import ALIAS, running_worker, wait_for, worker_process
 from tests.integration.producer.bulk.conftest import Run
-from tests.integration.producer.bulk.test_runner import rows
+from tests.integration.producer.bulk.test_feed import rows
 
 
 def batch_of(connection: redis.Redis, count: int, window: int = 64) -> Batch:
@@ -129,6 +129,7 @@ def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -
     assert [row.custom_id for row in batch.unfinished()] == ["r1"]
 
 
+@pytest.mark.system
 def test_feeders_killed_at_any_moment_lose_and_double_nothing(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]
     options = [option.format(folder=tmp_path) for option in how]
     done = run("run", str(source), "--template", "{c}", "--progress", "none", *options)
     assert done.exit_code == 2, done.exception
-    assert "the Parquet input can not be read" in done.stderr
+    assert "the Parquet input cannot be read" in done.stderr
 
 
 def test_results_to_a_folder_that_is_none_are_refused_before_any_waiting(

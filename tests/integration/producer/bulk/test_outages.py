@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 
 import pytest
 import redis
 
-from omlx_producer.bulk import runner as runner_module
-from omlx_producer.bulk.driving import Interrupts, drive, serve
-from omlx_producer.bulk.feeding import Feeder
-from omlx_producer.bulk.runner import Runner
+from omlx_producer.bulk import feed as feed_module
+from omlx_producer.bulk.batch_feeder import Feeder
+from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.loop import drive, serve
+from omlx_producer.signals import StopSignals
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker
-from tests.integration.producer.bulk.test_runner import QUEUE, RUN, Kept, names, rows
+from tests.integration.producer.bulk.test_feed import QUEUE, RUN, Kept, names, rows
 
 
 def test_after_an_outage_all_rows_are_looked_at_at_once(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "RECONCILE_SECONDS", 1e9)
-    runner = Runner(connection, RUN, rows(5), Kept())
-    runner.turn(0.01)
+    monkeypatch.setattr(feed_module, "RECONCILE_SECONDS", 1e9)
+    feed = Feed(connection, RUN, rows(5), Kept())
+    feed.turn(0.01)
     connection.flushall()
-    runner.recover()
-    runner.turn(0.01)
+    feed.recover()
+    feed.turn(0.01)
     assert connection.llen(f"rq:queue:{QUEUE}") == 5
 
 
 def test_a_server_that_comes_back_empty_gets_its_rows_again(
     private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "RECONCILE_SECONDS", 0.5)
+    monkeypatch.setattr(feed_module, "RECONCILE_SECONDS", 0.5)
     url = private_server.url
     with redis.Redis.from_url(url) as connection:
         sink, wanted = Kept(), rows(60)
-        runner = Runner(connection, RUN, wanted, sink, window=40)
+        feed = Feed(connection, RUN, wanted, sink, window=40)
         killed, deadline = itertools.count(), time.monotonic() + 30
 
         def kill_once() -> None:
@@ -46,17 +48,17 @@ def test_a_server_that_comes_back_empty_gets_its_rows_again(
                 private_server.start()
 
         with running_worker(url, max_rows=4, step_seconds=0.005):
-            assert drive(runner, Interrupts(), kill_once)
+            assert drive(feed, StopSignals(), kill_once)
         assert sink.names == names(wanted)
 
 
 def test_a_server_that_stays_away_ends_the_run(private_server: RedisServer) -> None:
     with redis.Redis.from_url(private_server.url, retry=None) as connection:
-        runner = Runner(connection, RUN, rows(3), Kept())
-        runner.turn(0.01)
+        feed = Feed(connection, RUN, rows(3), Kept())
+        feed.turn(0.01)
         private_server.kill()
         with pytest.raises(redis.ConnectionError):
-            drive(runner, Interrupts(), lambda: None, patience=0.3)
+            drive(feed, StopSignals(), lambda: None, patience=0.3)
 
 
 def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
@@ -64,30 +66,32 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
 ) -> None:
     with redis.Redis.from_url(private_server.url) as connection:
         connection.config_set("min-replicas-to-write", 1)
-        interrupts = Interrupts()
-        runner = Runner(connection, RUN, rows(3), Kept())
+        signals = StopSignals()
+        feed = Feed(connection, RUN, rows(3), Kept())
 
         def allow_writes() -> None:
             connection.config_set("min-replicas-to-write", 0)
-            interrupts.asked = connection.llen(f"rq:queue:{QUEUE}") == 3
+            if connection.llen(f"rq:queue:{QUEUE}") == 3 and not signals.asked:
+                signals.receive(signal.SIGINT)
 
-        assert not drive(runner, interrupts, allow_writes)
+        assert not drive(feed, signals, allow_writes)
     said = capsys.readouterr().err
-    assert "Redis is in trouble" in said
+    assert "Redis is unavailable" in said
     assert "NOREPLICAS" in said
 
 
 def test_a_feeder_outlasts_a_server_that_can_not_write(connection: redis.Redis) -> None:
-    interrupts, turns = Interrupts(), []
+    signals, turns = StopSignals(), []
 
     class Troubled(Feeder):
         def turn(self) -> None:
             turns.append(len(turns))
             if len(turns) == 2:
                 raise redis.ResponseError("MISCONF Redis is configured to save RDB snapshots")
-            interrupts.asked = len(turns) == 3
+            if len(turns) == 3:
+                signals.receive(signal.SIGINT)
 
-    serve(Troubled(connection), interrupts, burst=False)
+    serve(Troubled(connection), signals, burst=False)
     assert len(turns) == 3
 
 
@@ -95,5 +99,5 @@ def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
     connection.set(f"rq:queue:{QUEUE}", "of another kind")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         drive(
-            Runner(connection, RUN, rows(3), Kept()), Interrupts(), lambda: pytest.fail("it waits")
+            Feed(connection, RUN, rows(3), Kept()), StopSignals(), lambda: pytest.fail("it waits")
         )

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 import pytest
 import redis
 
-from omlx_producer.bulk import feeding
+from omlx_producer.bulk import batch_feeder
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.feeding import BatchFeed, Feeder
+from omlx_producer.bulk.batch_feeder import BatchFeed, Feeder
+from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import read_statuses
-from omlx_producer.bulk.runner import Runner
 from omlx_producer.bulk.window import InFlight
 from omlx_producer.cli import batch as batch_commands
 from tests.helpers.leases import claim, table
 from tests.helpers.workers import running_worker, wait_for
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
-from tests.integration.producer.bulk.test_runner import QUEUE, RUN, Kept, rows
+from tests.integration.producer.bulk.test_feed import QUEUE, RUN, Kept, rows
 
 Looks = list[Callable[[], object]]
 LOOK_MS = 4_000
@@ -35,7 +35,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
             happens.pop(0)()
         return read_statuses(connection, job_ids)
 
-    monkeypatch.setattr(feeding, "read_statuses", look)
+    monkeypatch.setattr(batch_feeder, "read_statuses", look)
     return happens
 
 
@@ -125,7 +125,7 @@ def test_a_feeder_overtaken_while_it_begins_goes_on_with_other_batches(
 def test_a_feeder_that_slept_past_its_lock_enqueues_nothing_that_another_has(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asleep, awake = (Runner(connection, RUN, rows(3), Kept()) for _ in range(2))
+    asleep, awake = (Feed(connection, RUN, rows(3), Kept()) for _ in range(2))
     workers = table(connection, "worker-a"), table(connection, "worker-b")
     enqueue, claimed = asleep._enqueue, []
 

@@ -24,9 +24,7 @@ from tests.helpers.bulk_runs import (
     write_jsonl,
     write_rows,
 )
-from tests.helpers.fake_worker import announce
-from tests.helpers.redis_server import free_port
-from tests.helpers.workers import ALIAS, wait_for, worker_process
+from tests.helpers.workers import wait_for, worker_process
 
 
 @pytest.fixture
@@ -53,6 +51,7 @@ def test_a_run_ends_with_0_and_running_it_again_does_nothing(
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_an_edited_row_runs_again_and_has_one_line(redis_url: str, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
@@ -69,6 +68,7 @@ def test_an_edited_row_runs_again_and_has_one_line(redis_url: str, tmp_path: Pat
     assert {name for name in after if after[name] != before[name]} == {"r4"}
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
     redis_url: str, tmp_path: Path
@@ -108,12 +108,7 @@ def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: 
     assert errors(tmp_path / "out.jsonl") == []
 
 
-def test_retry_needs_a_run(redis_url: str, tmp_path: Path) -> None:
-    code, _, err = submit(redis_url, tmp_path, "retry", "out.jsonl")
-    assert code == 2
-    assert "out.jsonl.run: missing" in err
-
-
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_csv_goes_in_and_out(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('key,text\nk1,"a, b"\nk2,c\n')
@@ -131,6 +126,7 @@ def test_csv_goes_in_and_out(redis_url: str, tmp_path: Path) -> None:
     assert int(rows[0]["completion_tokens"]) in (6, 7)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_prompts_come_from_stdin(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("one\n\ntwo\n")
@@ -142,6 +138,7 @@ def test_prompts_come_from_stdin(redis_url: str, tmp_path: Path) -> None:
     assert sorted(ids(tmp_path / "out.jsonl")) == ["row-1", "row-3"]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_several_clients_share_one_redis(
     redis_url: str, connection: redis.Redis, tmp_path: Path
@@ -157,62 +154,7 @@ def test_several_clients_share_one_redis(
     assert jobs_in_redis(connection) == 0
 
 
-def test_a_dry_run_finds_everything_and_enqueues_nothing(
-    redis_url: str, connection: redis.Redis, tmp_path: Path
-) -> None:
-    announce(connection, ALIAS)
-    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", "x" * 8), batch_line("a"), "text"])
-    code, out, err = submit(redis_url, tmp_path, "run", "rows.jsonl", "--dry-run")
-    assert code == 1
-    assert json.loads(out) == {
-        "rows": 3,
-        "bad": {"duplicate_custom_id": 1, "unparsable": 1},
-        "prompt_tokens": 2,
-        "prompt_tokens_exact": False,
-        "most_completion_tokens": 5,
-    }
-    assert "line 2: custom_id 'a' was given at line 1 already" in err
-    assert jobs_in_redis(connection) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        (["run", "rows.jsonl"], "--output: missing"),
-        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "has no place beside --detach"),
-        (["run", "rows.jsonl", "-o", "o.jsonl"], "no worker has announced one yet"),
-        (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: there is no such file"),
-        (["run", "rows.dat", "-o", "out.jsonl"], "give --format"),
-        (["run", "rows.jsonl", "-o", "rows.jsonl"], "would write over the input"),
-        (["run", "rows.jsonl", "-o", "no/out.jsonl"], "there is no folder no"),
-        (
-            ["run", "rows.jsonl", "-o", "o.jsonl", "--template", "{", "--queue-anyway"],
-            "--template: got '{'",
-        ),
-        (["run", "rows.jsonl", "-o", "o.jsonl", "--system", "x"], "--system needs --chat"),
-        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "can not be read from stdin"),
-    ],
-)
-def test_usage_ends_with_2_and_one_sentence(
-    redis_url: str, tmp_path: Path, args: list[str], reason: str
-) -> None:
-    write_rows(tmp_path / "rows.jsonl", 1)
-    (tmp_path / "rows.dat").write_text("x")
-    code, _, err = submit(redis_url, tmp_path, *args)
-    assert code == 2
-    assert reason in err
-    assert "Traceback" not in err
-
-
-def test_without_redis_it_ends_with_3(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", 1)
-    url = f"redis://127.0.0.1:{free_port()}"
-    code, _, err = submit(url, tmp_path, "run", "rows.jsonl", "-o", "out.jsonl")
-    assert code == 3
-    assert "does not answer" in err
-
-
+@pytest.mark.system
 def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -226,7 +168,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 130
-        assert "go on with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
+        assert "continue with: omlx-submit run rows.jsonl -o out.jsonl --window 50" in err
         assert 20 < count_lines(output) < 200
         # Nothing is left in Redis for workers to go on with.
         assert jobs_in_redis(connection) == 0
@@ -235,6 +177,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
     assert sorted(ids(output)) == sorted(f"r{n}" for n in range(200))
 
 
+@pytest.mark.system
 def test_a_second_interrupt_leaves_at_once(
     redis_url: str, connection: redis.Redis, tmp_path: Path
 ) -> None:
@@ -249,10 +192,11 @@ def test_a_second_interrupt_leaves_at_once(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert err.count("go on with: omlx-submit run rows.jsonl -o out.jsonl") == 1
+    assert err.count("continue with: omlx-submit run rows.jsonl -o out.jsonl") == 1
     assert "Traceback" not in err
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("worker")
 def test_a_bar_shows_rows_tokens_and_the_end(redis_url: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 30)

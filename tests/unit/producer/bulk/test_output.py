@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from omlx_producer import InvalidRequest
 from omlx_producer.bulk import journal as journal_module
-from omlx_producer.bulk.index import RowIndex
 from omlx_producer.bulk.journal import Journal
-from omlx_producer.bulk.lines import read_line, write_line
 from omlx_producer.bulk.output import OutputFiles
-from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.bulk.plan import RowIndex
+from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
 from omlx_producer.bulk.runfile import RunFile, read_settings
 from omlx_producer.protocol import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines

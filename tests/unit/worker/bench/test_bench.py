@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from omlx_worker.bench import short_form
+from omlx_worker.bench import benchmark
+from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
 from omlx_worker.bench.laps import Measured, in_turn, lap
-from omlx_worker.bench.short_form import BenchError, ShortForm, Wanted
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Drafting
 from omlx_worker.cli import main
+from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
 from tests.helpers.checkpoints import write_llama, write_qwen
@@ -52,6 +53,7 @@ def sides_of(report: dict[str, Any], rows: int) -> list[str]:
     return [figures["side"] for figures in report["decoding"] if figures["rows"] == rows]
 
 
+@pytest.mark.slow
 def test_every_depth_and_auto_are_measured_beside_mlx_lm(tiny: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     result = bench(tiny, "--rows", "1,2", "--json", str(report))
@@ -135,26 +137,26 @@ def test_wrong_options_are_refused(arguments: list[str], said: str) -> None:
 def test_rows_that_do_not_fit_are_refused_with_how_many_would(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Wanted(str(tiny), rows=(2, 64), depths=(0,))
-    weights = ShortForm(wanted).weight_bytes
-    monkeypatch.setattr(short_form, "budget", lambda: weights + 8 * 2**20)
+    wanted = Options(model=str(tiny), rows=(2, 64), depths=(0,))
+    weights = Benchmark(wanted).weight_bytes
+    monkeypatch.setattr(benchmark, "budget", lambda: weights + 8 * 2**20)
     with pytest.raises(
         BenchError, match=r"--rows: 64 rows of up to .* measure at most (\d+)$"
     ) as e:
-        ShortForm(wanted)
+        Benchmark(wanted)
     most = int(str(e.value).rpartition(" ")[2])
     assert 2 <= most < 64
-    ShortForm(Wanted(str(tiny), rows=(most,), depths=(0,)))
+    Benchmark(Options(model=str(tiny), rows=(most,), depths=(0,)))
     with pytest.raises(BenchError, match=f"--rows: {most + 1} rows"):
-        ShortForm(Wanted(str(tiny), rows=(most + 1,), depths=(0,)))
+        Benchmark(Options(model=str(tiny), rows=(most + 1,), depths=(0,)))
 
 
 def test_a_model_that_leaves_no_room_is_refused_too(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_form, "budget", lambda: 1)
+    monkeypatch.setattr(benchmark, "budget", lambda: 1)
     with pytest.raises(BenchError, match="take a smaller model or --context"):
-        ShortForm(Wanted(str(tiny), rows=(1,)))
+        Benchmark(Options(model=str(tiny), rows=(1,)))
 
 
 def test_an_interrupt_prints_what_there_is(
@@ -162,11 +164,11 @@ def test_an_interrupt_prints_what_there_is(
 ) -> None:
     start, starts = DecoderSide.start, []
 
-    def interrupted(side: DecoderSide, prompts: Sequence[list[int]]) -> None:
+    def interrupted(side: DecoderSide, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         starts.append(side.name)
         if starts.count("K=0") > 2:
             raise KeyboardInterrupt
-        start(side, prompts)
+        start(side, prompts, sampling)
 
     monkeypatch.setattr(DecoderSide, "start", interrupted)
     report = tmp_path / "report.json"
@@ -183,7 +185,7 @@ def test_an_interrupt_prints_what_there_is(
 def test_a_side_that_fails_says_why_and_the_others_go_on(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(side: BatchGeneratorSide, prompts: Sequence[list[int]]) -> None:
+    def fail(side: BatchGeneratorSide, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         raise ValueError("this family\ncannot be batched")
 
     monkeypatch.setattr(BatchGeneratorSide, "start", fail)
@@ -205,7 +207,7 @@ class Counted:
         self.calls: list[str] = []
         self.drafting = Drafting()
 
-    def start(self, prompts: Sequence[list[int]]) -> None:
+    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         self.calls.append("start")
 
     def step(self) -> int:
@@ -217,44 +219,39 @@ class Counted:
     def stop(self) -> None:
         self.calls.append("stop")
 
-    def take_drafting(self) -> Drafting:
-        taken, self.drafting = self.drafting, Drafting()
-        return taken
-
 
 def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_tokens() -> None:
     side, measured = Counted(), Measured("counted", 2, 1)
     lap(side, [[1], [2]], measured, settle=2, tokens=5)
     assert side.calls == ["start", *["step"] * 6, "stop"]
-    assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
+    assert (measured.steps, measured.tokens, measured.drafting.row_steps) == (4, 12, 8)
     assert measured.tokens_per_step == 1.5
-    assert measured.accepted == [0.5]
-    assert measured.depth == 1
+    assert measured.drafting.accepted == [0.5]
+    assert measured.drafting.depth == 1
 
 
 def test_what_is_accepted_at_a_place_is_a_share_of_what_was_before_it() -> None:
     drafting = Drafting()
     for accepted in (0, 1, 3, 3):
         drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), 3)])
-    measured = Measured("K=3", 1, 1, judged=drafting.judged, kept=drafting.kept)
-    assert measured.accepted == [3 / 4, 2 / 3, 2 / 2]
+    assert drafting.accepted == [3 / 4, 2 / 3, 2 / 2]
 
 
 def test_steps_without_drafts_say_nothing_of_what_is_accepted() -> None:
     drafting = Drafting()
     for drafted, accepted in ((1, 1), (0, 0), (2, 1), (0, 0)):
         drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), drafted)])
-    measured = Measured("auto", 1, 1, judged=drafting.judged, kept=drafting.kept)
-    assert measured.accepted == [1.0, 0.0]
+    assert drafting.accepted == [1.0, 0.0]
     assert drafting.depths == {0: 2, 1: 1, 2: 1}
 
 
 def test_auto_chooses_what_it_took_most_steps_at(tiny: Path) -> None:
-    form = ShortForm(Wanted(str(tiny), rows=(1,), depths=(AUTO,), context=8, tokens=3, laps=1))
-    for _ in form.run():
+    options = Options(model=str(tiny), rows=(1,), depths=(AUTO,), context=8, tokens=3, laps=1)
+    measuring = Benchmark(options)
+    for _ in measuring.run():
         pass
-    auto = form.figures[-1]
-    assert form.chosen() == {1: auto.depths.most_common(1)[0][0]}
+    auto = measuring.figures[-1]
+    assert measuring.chosen() == {1: auto.drafting.depths.most_common(1)[0][0]}
 
 
 def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:

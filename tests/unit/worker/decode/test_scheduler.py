@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_worker.decode.budget import MemoryBudget
@@ -323,7 +323,6 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     max_rows=st.integers(1, 5), chunk=st.integers(1, 16), memory=st.integers(1, 5), script=events
 )

@@ -25,7 +25,7 @@ from omlx_worker.messages import (
     Stop,
     Stopped,
 )
-from omlx_worker.queue.claim import ClaimedJob
+from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
 
 
@@ -43,7 +43,7 @@ class Bench:
         self, job_id: str, prompt: str = "hello", queue: str = "default", **fields: Any
     ) -> ActiveJob:
         request = GenerationRequest(model="m", prompt=prompt, seed=1, **fields)
-        claim = ClaimedJob(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
+        claim = Claim(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
         rows = self.engine.prepare(request, job_id)
         job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
         self.service.submit(Admit(job))
@@ -138,7 +138,7 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
 
 def test_cancelling_a_job_of_an_earlier_claim_does_nothing(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=30)
-    earlier = ClaimedJob("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
+    earlier = Claim("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
     bench.service.submit(Cancel(earlier, Lost()))
     while not job.finished:
         assert not isinstance(bench.until(Stepped), Ended)

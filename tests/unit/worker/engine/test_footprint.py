@@ -34,6 +34,10 @@ SAMPLINGS = {
         ratio=True,
     ),
 }
+TIERS = [
+    pytest.param(sampling, id=name, marks=[] if name == "everything" else pytest.mark.slow)
+    for name, sampling in SAMPLINGS.items()
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,7 @@ def joined(
     batch.join(Row(name, [1] * (length + 1), tokens, sampling), prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "tokens", "depth"),
     [
@@ -114,6 +119,7 @@ def test_rows_take_what_was_projected_and_not_much_less(
     assert taken <= projected <= 1.22 * taken
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded) -> None:
     decoder = attentive.decoder(depth=2)
     before = settled()
@@ -141,14 +147,14 @@ def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> No
     assert batch.bytes_for([(0, 100)]) > 4 * few
 
 
-@pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", TIERS)
 def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     talkative: Loaded, sampling: Sampling, depth: int
 ) -> None:
     model = as_ragged(talkative.network, drafts=depth > 0)
     assert model is not None
-    batch = Batch(model, depth, varies=depth > 0)
+    batch = Batch(model, depth)
     before = settled()
     mx.reset_peak_memory()
     projected = batch.bytes_for([(0, 60)] * 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omlx_worker.engine.interface import Row, Sampling
@@ -45,7 +45,6 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(min_size=1, max_size=40).map(composed))
 @example(text="\x00")
 def test_pieces_add_up_to_the_text_and_hold_whole_characters(qwen: Loaded, text: str) -> None:
@@ -58,7 +57,6 @@ def test_pieces_add_up_to_the_text_and_hold_whole_characters(qwen: Loaded, text:
     assert reason == "length"
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text(alphabet="abé\n ", max_size=30),
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from omlx_worker.queue.claim import ClaimedJob
-from omlx_worker.queue.order import Claim, ClaimOrder
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.order import ClaimOrder, ClaimPlan
 
 QUEUES = ("high", "default", "bulk")
 
@@ -20,20 +20,20 @@ class Clock:
 numbers = itertools.count()
 
 
-def job(queue: str) -> ClaimedJob:
+def job(queue: str) -> Claim:
     number = next(numbers)
-    return ClaimedJob(f"j{number}", f"omlx-{number}", queue, 0.0, 0, b"", None, False)
+    return Claim(f"j{number}", f"omlx-{number}", queue, 0.0, 0, b"", None, False)
 
 
 def test_all_queues_are_claimed_from_the_best_first() -> None:
-    assert ClaimOrder(QUEUES, 30).plan(4, 0, []) == Claim(QUEUES, 4)
+    assert ClaimOrder(QUEUES, 30).plan(4, 0, []) == ClaimPlan(QUEUES, 4)
 
 
 def test_a_full_batch_claims_nothing_unless_bulk_rows_can_make_place() -> None:
     order = ClaimOrder(QUEUES, 30)
     assert order.plan(0, 0, []) is None
     assert order.plan(-1, 0, []) is None
-    assert order.plan(0, 3, []) == Claim(("high",), 3)
+    assert order.plan(0, 3, []) == ClaimPlan(("high",), 3)
 
 
 def test_a_queue_that_never_had_a_chance_is_served_once_its_patience_is_over() -> None:
@@ -59,9 +59,9 @@ def test_an_overdue_queue_found_empty_does_not_keep_another_from_its_chance() ->
     order = ClaimOrder(QUEUES, 30, clock)
     clock.now = 30
     first = order.plan(1, 0, [])
-    assert first == Claim(("default", "high", "bulk"), 1, overdue=True)
+    assert first == ClaimPlan(("default", "high", "bulk"), 1, overdue=True)
     order.claimed(first, [job("high")])
-    assert order.plan(1, 0, []) == Claim(("bulk", "high", "default"), 1, overdue=True)
+    assert order.plan(1, 0, []) == ClaimPlan(("bulk", "high", "default"), 1, overdue=True)
 
 
 def test_a_queue_found_empty_has_had_its_chance() -> None:
@@ -79,9 +79,9 @@ def test_a_job_that_does_not_fit_holds_up_its_queue_and_those_behind_until_a_job
     order = ClaimOrder(QUEUES, 30)
     held = [job("default"), job("default")]
     order.blocked(job("default"), False, held)
-    assert order.plan(4, 0, held) == Claim(("high",), 4)
-    assert order.plan(4, 0, [*held, job("high")]) == Claim(("high",), 4)
-    assert order.plan(4, 0, held[1:]) == Claim(QUEUES, 4)
+    assert order.plan(4, 0, held) == ClaimPlan(("high",), 4)
+    assert order.plan(4, 0, [*held, job("high")]) == ClaimPlan(("high",), 4)
+    assert order.plan(4, 0, held[1:]) == ClaimPlan(QUEUES, 4)
 
 
 def test_everything_waits_for_an_overdue_job_that_does_not_fit() -> None:
@@ -90,7 +90,7 @@ def test_everything_waits_for_an_overdue_job_that_does_not_fit() -> None:
     order.blocked(job("bulk"), True, held)
     assert order.plan(4, 0, held) is None
     assert order.plan(0, 2, held) is None
-    assert order.plan(4, 0, []) == Claim(QUEUES, 4)
+    assert order.plan(4, 0, []) == ClaimPlan(QUEUES, 4)
 
 
 def test_a_job_of_the_best_queue_that_does_not_fit_holds_up_everything() -> None:

@@ -13,7 +13,6 @@ from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row
-from omlx_worker.sentences import in_rows
 
 log = logging.getLogger("omlx_worker.decode.depth.driver")
 
@@ -132,5 +131,6 @@ class DepthDriver:
         if self._drafting is not None and drafting != self._drafting:
             self.transitions += 1
             turn = "begins" if drafting else "ends"
-            log.info("drafting %s with %s: %s", turn, in_rows(rows), decision.reason)
+            plural = "s" if rows != 1 else ""
+            log.info("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
         self._drafting = drafting

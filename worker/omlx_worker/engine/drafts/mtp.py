@@ -20,8 +20,6 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
-from omlx_worker.engine.models.fused import product
-
 log = logging.getLogger(__name__)
 
 Weights = dict[str, mx.array]
@@ -51,10 +49,10 @@ class MTPHead(nn.Module):
         self.layers = [layer(args, layer_idx=args.full_attention_interval - 1)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
-    def mix(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
-        """What the decoder layer takes, from both inputs of `__call__`."""
+    def inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
+        """The input of ``fc``, ``[B, T, 2 * hidden]``, from both inputs of `__call__`."""
         normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
-        return product(self.fc, mx.concatenate(normed, axis=-1))
+        return mx.concatenate(normed, axis=-1)
 
     def __call__(
         self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any] | None = None
@@ -70,7 +68,7 @@ class MTPHead(nn.Module):
             ``[B, T, hidden]``, normed: what the output projection scores, and what takes the
             place of ``hidden`` one draft deeper.
         """
-        x = self.mix(embeddings, hidden)
+        x = self.fc(self.inputs(embeddings, hidden))
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
         normed: mx.array = self.norm(x)

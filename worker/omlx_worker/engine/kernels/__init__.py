@@ -1,1 +1,1 @@
-"""Recurrences and products written for this engine, and what is used where they do not run."""
+"""Implementations by device: `device.for_device` chooses them once, when a model is loaded."""

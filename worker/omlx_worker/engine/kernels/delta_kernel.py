@@ -1,44 +1,42 @@
-"""The gated delta rule of a step as one GPU kernel: the state is read once and written once.
+"""The gated delta rule as one GPU kernel: the state is read once and written once.
 
 A few lanes of a warp hold one row of a head's state, ``Dk`` numbers, in registers. They replay
-the accepted positions of the last window, run the present one, and write the state where it is
+the accepted positions of the last window, run this one, and write the state where it is
 committed: after the first position of a decoding window, after the last of a prompt's.
 
-On CUDA a decoding window writes the state over the one it was given. MLX has no word for that,
-but a new state for every step, with one step dispatched ahead, means three of them at the peak,
-and the states of short rows are most of what they hold. No two lanes touch the same numbers, and
-a step depends on the one before it through its tokens, so that nothing reads a state that is
-being written; whoever else wants it waits for the step first, as `Seats.drain` does.
+On CUDA a decoding window overwrites the state it was given. MLX has no word for that, but a new
+state for every step, with one step dispatched ahead, means three of them at the peak, and states
+are most of what short rows hold. No two lanes touch the same numbers, and a step depends on the
+one before it through its tokens, so nothing reads a state that is being written. Code outside the
+step waits for the step first, as `Seats.drain` does.
 
-The CUDA form is the default where MLX runs on CUDA. The Metal form has the same body; it has
-NOT been run on hardware and is off unless ``OMLX_QUEUE_METAL_KERNEL=1``: mlx-lm's own Metal
-kernel is the default there.
+CUDA uses it by default. Metal has the same body; it has NOT been run there and is off unless
+asked for, see `omlx_worker.engine.kernels.device.for_metal`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels import platform
-
-if TYPE_CHECKING:
-    from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
+from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
+from omlx_worker.engine.kernels.source import Platform, launch, source
 
 LANES = 8
-"""Lanes that share a row of the state, so that a warp holds four rows, which hides latency.
+"""Lanes that share a row of the state. A warp then holds four rows, which hides latency.
 
 On one NVIDIA H200, 32 heads of 128 x 128, a prompt of 1,024 positions took 0.39, 0.37, 0.49 and
 0.55 ms with 4, 8, 16 and 32 lanes; a window of 4 over 32 rows 0.11, 0.11, 0.11 and 0.15 ms.
 """
 
 ROWS = 16
-"""Rows of the state a block works on, at most."""
+"""Rows of the state in a block, at most."""
 
-_WINDOW = ["queries", "keys", "values", "decay", "beta"]
-_KEPT = ["kept_keys", "kept_values", "kept_decay", "kept_beta", "accepted"]
+MULTIPLES = (4 * LANES, 32 // LANES)
+"""The kernel takes key and value heads whose sizes are multiples of these."""
 
 _REPLAYS = """
   const int kept_width = kept_keys_shape[1];
@@ -130,71 +128,63 @@ _BODY = """
 """
 
 
-def runs(keys: mx.array, values: mx.array) -> bool:
-    """Whether the kernel takes these keys ``[S, W, Hk, Dk]`` and values, here."""
-    fits = keys.shape[-1] % (4 * LANES) == 0 and values.shape[-1] % (32 // LANES) == 0
-    return platform.backend() is not None and fits
-
-
-def run(window: Inputs, state: mx.array) -> tuple[mx.array, mx.array]:
-    """Run a window and commit all of it; see `omlx_worker.engine.kernels.delta_rule.read`."""
-    return _launch(window, [], state, commit_first=False)
-
-
-def replay_and_run(
-    window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Replay, run a window and commit its first position; see `delta_rule.replay_and_run`.
-
-    Returns:
-        The window's outputs, and the state: on CUDA the array that was given, overwritten.
-    """
-    past = [] if kept is None else [*kept, accepted]
-    return _launch(window, past, state, commit_first=True)
-
-
+@cache
 def body(*, replays: bool, in_place: bool = False) -> str:
-    """What one lane does, with or without positions to replay."""
+    """The source for one lane, with or without positions to replay."""
     code = (_IN_PLACE if in_place else "") + _BODY.replace(
         "REPLAYS", _REPLAYS if replays else "constexpr int replays = 0;"
     )
     return code.replace("PICK", _PICK if replays else _PICK_WINDOW)
 
 
-def input_names(*, replays: bool) -> list[str]:
-    return [*_WINDOW, *(_KEPT if replays else []), "state"]
+def inputs(
+    window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
+) -> dict[str, mx.array]:
+    """The kernel's inputs by name."""
+    past = {}
+    if kept is not None:
+        past = {f"kept_{name}": part for name, part in kept._asdict().items()}
+        past["accepted"] = accepted
+    return {**window._asdict(), **past, "state": state}
 
 
-def _launch(
-    window: Inputs, past: list[mx.array], state: mx.array, *, commit_first: bool
-) -> tuple[mx.array, mx.array]:
-    backend = platform.backend()
-    assert backend is not None
-    key_heads, dk = window.keys.shape[2:]
-    heads, dv = window.values.shape[2:]
-    in_place = commit_first and backend == "cuda"
-    name = "delta_replay_and_run" if past else "delta_run"
-    run = platform.kernel(
-        backend,
-        f"{name}_in_place" if in_place else name,
-        tuple(input_names(replays=bool(past))),
-        ("outputs",) if in_place else ("outputs", "committed"),
-        body(replays=bool(past), in_place=in_place),
-    )
-    outputs, *committed = run(
-        inputs=[*window, *past, state],
-        template=[
-            ("T", window.keys.dtype),
-            ("Dk", dk),
-            ("Dv", dv),
-            ("Hk", key_heads),
-            ("H", heads),
-            ("Lanes", LANES),
-            ("CommitFirst", commit_first),
-        ],
-        grid=(LANES, dv, state.shape[0] * heads),
-        threadgroup=(LANES, math.gcd(dv, ROWS), 1),
-        output_shapes=[window.values.shape, state.shape][: 1 if in_place else 2],
-        output_dtypes=[window.keys.dtype, mx.float32][: 1 if in_place else 2],
-    )
-    return outputs, committed[0] if committed else state
+@dataclass(frozen=True)
+class DeltaKernel:
+    """The `DeltaRule` that launches the kernel."""
+
+    platform: Platform
+
+    def replay_and_run(
+        self, window: Inputs, kept: Kept | None, accepted: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        given = inputs(window, kept, accepted, state)
+        return self._launch(given, replays=kept is not None, commit_first=True)
+
+    def read(
+        self, prompt: Inputs, _log_decay: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        given = {**prompt._asdict(), "state": state}
+        return self._launch(given, replays=False, commit_first=False)
+
+    def _launch(
+        self, given: dict[str, mx.array], *, replays: bool, commit_first: bool
+    ) -> tuple[mx.array, mx.array]:
+        keys, values, state = given["keys"], given["values"], given["state"]
+        (key_heads, dk), (heads, dv) = keys.shape[2:], values.shape[2:]
+        in_place = commit_first and self.platform == "cuda"
+        name = "delta_replay_and_run" if replays else "delta_run"
+        outputs = {"outputs": (values.shape, keys.dtype), "committed": (state.shape, mx.float32)}
+        if in_place:
+            del outputs["committed"]
+        sizes = {"Dk": dk, "Dv": dv, "Hk": key_heads, "H": heads, "Lanes": LANES}
+        out, *committed = launch(
+            self.platform,
+            f"{name}_in_place" if in_place else name,
+            source(self.platform, body(replays=replays, in_place=in_place)),
+            given,
+            outputs,
+            {"T": keys.dtype, **sizes, "CommitFirst": commit_first},
+            grid=(LANES, dv, state.shape[0] * heads),
+            threadgroup=(LANES, math.gcd(dv, ROWS), 1),
+        )
+        return out, committed[0] if committed else state

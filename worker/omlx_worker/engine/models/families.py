@@ -9,6 +9,7 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
+from omlx_worker.engine.kernels.device import Kernels
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.qwen3_next import RaggedQwen3Next
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -20,13 +21,16 @@ _FAMILIES: dict[type[nn.Module], Callable[..., RaggedModel]] = {
 }
 
 
-def as_ragged(network: nn.Module, *, drafts: bool = True) -> RaggedModel | None:
-    """The ragged form of a loaded model, or None where its family has none.
+def as_ragged(
+    network: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
+) -> RaggedModel | None:
+    """The ragged form of a loaded model, or None if its family has none.
 
     Args:
-        drafts: whether its MTP head, if it has one, is to be used.
+        drafts: whether to use its MTP head, if it has one.
+        kernels: the implementations of its layers; by default the device's.
     """
     for family, ragged in _FAMILIES.items():
         if isinstance(network, family):
-            return ragged(network, drafts=drafts)
+            return ragged(network, drafts=drafts, kernels=kernels)
     return None

@@ -2,153 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache
-from mlx_lm.models.gated_delta import normalize_qk
+from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
-from omlx_worker.engine.kernels.delta_rule import (
-    Inputs,
-    Kept,
-    gates,
-    log_decay,
-    read,
-    replay_and_run,
-)
-from omlx_worker.engine.models.fused import product
+from omlx_worker.engine.kernels.delta_rule import Kept
+from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.metal.net_inputs import Project
+from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
-Projected = tuple[mx.array, mx.array, mx.array, mx.array]
-"""What a gated delta net makes of its input: conv inputs ``[S, W, channels]``, the output's gate
-``[S, W, H, Dv]``, and the inputs ``a`` and ``b`` ``[S, W, H]`` of the state's gates."""
 
+class Layer:
+    """A decoder layer: attention or a gated delta net, then an MLP.
 
-def attention(
-    module: Any,
-    x: mx.array,
-    cache: AttentionCache,
-    window: Window,
-    added: mx.array,
-    fused: nn.Module | None = None,
-) -> mx.array:
-    """Gated full attention, ``[S, W, hidden]`` in and out; mlx-lm's `Qwen3NextAttention`.
-
-    Args:
-        added: the residual stream, ``[S, W, hidden]``, which the result is added to.
-        fused: its projections of ``x`` side by side, where they are fused.
+    Attributes:
+        module: mlx-lm's, whose weights and norms it uses.
     """
-    slots, width, _ = x.shape
-    heads, key_heads = module.num_attention_heads, module.num_key_value_heads
-    if fused is None:
-        q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
-    else:
-        ends = [2 * heads * module.head_dim, (2 * heads + key_heads) * module.head_dim]
-        q, k, v = mx.split(product(fused, x), ends, axis=-1)
-    queries, gate = mx.split(q.reshape(slots, width, heads, -1), 2, axis=-1)
-    keys = module.k_norm(k.reshape(slots, width, key_heads, -1))
-    values = v.reshape(slots, width, key_heads, -1)
-    queries = module.rope(module.q_norm(queries).swapaxes(1, 2), offset=window.cursors)
-    keys = module.rope(keys.swapaxes(1, 2), offset=window.cursors)
-    mixed = cache.attend(queries, keys, values.swapaxes(1, 2), window, module.scale)
-    mixed = mixed.swapaxes(1, 2).reshape(slots, width, -1)
-    return product(module.o_proj, mixed * mx.sigmoid(gate.reshape(slots, width, -1)), added)
+
+    def __init__(self, module: Any, kernels: Kernels, project: Project) -> None:
+        self.module = module
+        self._mixer: Attention | DeltaNet
+        if module.is_linear:
+            self._mixer = DeltaNet(module.linear_attn, kernels, project)
+        else:
+            self._mixer = Attention(module.self_attn, kernels)
+        self._mlp = MLP(module.mlp, kernels)
+
+    def __call__(
+        self, x: mx.array, cache: LayerCache, window: Window, accepted: mx.array | None
+    ) -> mx.array:
+        """Run one window, ``[S, W, hidden]`` in and out.
+
+        Args:
+            accepted: ``[S]`` int32, drafts accepted of each row's last window; only a gated
+                delta net reads it.
+        """
+        normed = self.module.input_layernorm(x)
+        if isinstance(self._mixer, Attention):
+            assert isinstance(cache, AttentionCache)
+            x = self._mixer(normed, cache, window, x)
+        else:
+            assert isinstance(cache, RecurrentCache)
+            assert accepted is not None
+            x = self._mixer(normed, cache, accepted, x)
+        return self._mlp(self.module.post_attention_layernorm(x), x)
+
+    def read(self, x: mx.array, cache: Any) -> mx.array:
+        """Read a stretch of one prompt, ``[1, T, hidden]`` in and out, into mlx-lm's cache."""
+        if isinstance(self._mixer, Attention):
+            out: mx.array = self.module(x, mask=create_attention_mask(x, cache), cache=cache)
+            return out
+        x = self._mixer.read(self.module.input_layernorm(x), cache, x)
+        return self._mlp(self.module.post_attention_layernorm(x), x)
 
 
-def projected_apart(module: Any, x: mx.array) -> Projected:
-    """The projections of a Qwen3.5, one product each."""
-    gate = module.in_proj_z(x).reshape(*x.shape[:2], module.num_v_heads, module.head_v_dim)
-    return module.in_proj_qkv(x), gate, module.in_proj_a(x), module.in_proj_b(x)
+class MLP:
+    """An MLP, dense or a mixture of experts."""
+
+    def __init__(self, module: Any, kernels: Kernels) -> None:
+        self._module = module
+        self._opened = None
+        if type(module) is Qwen3NextMLP:
+            self._opened = kernels.fuse([module.gate_proj, module.up_proj], gated=True)
+            self._down = kernels.product(module.down_proj)
+
+    def __call__(self, x: mx.array, added: mx.array) -> mx.array:
+        """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
+        if self._opened is None:
+            out: mx.array = self._module(x)
+            return added + out
+        return self._down(self._opened(x), added)
 
 
-def gated_delta_net(
-    module: Any,
-    x: mx.array,
-    cache: RecurrentCache,
-    accepted: mx.array,
-    project: Callable[[Any, mx.array], Projected],
-) -> mx.array:
-    """The recurrent layer, ``[S, W, hidden]`` in and out; mlx-lm's `GatedDeltaNet`.
+class Attention:
+    """Gated full attention of a window; mlx-lm's `Qwen3NextAttention`."""
 
-    First the accepted drafts of the last window are replayed from their kept inputs, together
-    with this window's first token, which is committed whatever becomes of the rest; the state
-    after it is the one kept. Then the rest of the window runs on from there, and the state that
-    it reaches is thrown away.
+    def __init__(self, module: Any, kernels: Kernels) -> None:
+        self._module = module
+        self._fused = kernels.fuse([module.q_proj, module.k_proj, module.v_proj])
+        self._out = kernels.product(module.o_proj)
 
-    Args:
-        accepted: ``[S]`` int32, drafts accepted of each row's last window.
-        project: the family's projections.
-    """
-    raw, gate, a, b = project(module, x)
-    taps = module.conv_kernel_size - 1
-    inputs = mx.concatenate([_committed_conv(cache, accepted, taps), raw], axis=1)
-    window = Inputs(*_convolved(module, inputs), *gates(module, a, b))
-    kept = Kept(*cache.kept[1:]) if cache.kept else None
-    out, state = replay_and_run(window, kept, accepted, cache.state)
-    cache.conv, cache.state = inputs[:, 1 : taps + 1], state
-    cache.kept = [raw, *window.kept]
-    return _gated_output(module, out, gate)
-
-
-def gated_delta_net_of_prompt(
-    module: Any,
-    x: mx.array,
-    cache: ArraysCache,
-    project: Callable[[Any, mx.array], Projected],
-) -> mx.array:
-    """The recurrent layer over a stretch of one prompt, ``[1, T, hidden]`` in and out.
-
-    Args:
-        cache: mlx-lm's, of the conv inputs ``[1, kernel - 1, channels]`` and the state
-            ``[1, H, Dv, Dk]`` float32, or of nothing before the first stretch.
-    """
-    raw, gate, a, b = project(module, x)
-    taps = module.conv_kernel_size - 1
-    conv, state = cache[0], cache[1]
-    if conv is None:
-        conv = mx.zeros((1, taps, module.conv_dim), x.dtype)
-        state = mx.zeros((1, module.num_v_heads, module.head_v_dim, module.head_k_dim), mx.float32)
-    inputs = mx.concatenate([conv, raw], axis=1)
-    prompt = Inputs(*_convolved(module, inputs), *gates(module, a, b))
-    out, cache[1] = read(prompt, log_decay(module, a), state)
-    # A copy, since a slice would hold on to the whole stretch.
-    cache[0] = mx.contiguous(inputs[:, -taps:])
-    return _gated_output(module, out, gate)
+    def __call__(
+        self, x: mx.array, cache: AttentionCache, window: Window, added: mx.array
+    ) -> mx.array:
+        """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
+        module = self._module
+        slots, width, _ = x.shape
+        heads, key_heads = module.num_attention_heads, module.num_key_value_heads
+        if self._fused is None:
+            q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
+        else:
+            ends = [2 * heads * module.head_dim, (2 * heads + key_heads) * module.head_dim]
+            q, k, v = mx.split(self._fused(x), ends, axis=-1)
+        queries, gate = mx.split(q.reshape(slots, width, heads, -1), 2, axis=-1)
+        keys = module.k_norm(k.reshape(slots, width, key_heads, -1))
+        values = v.reshape(slots, width, key_heads, -1)
+        queries = module.rope(module.q_norm(queries).swapaxes(1, 2), offset=window.cursors)
+        keys = module.rope(keys.swapaxes(1, 2), offset=window.cursors)
+        mixed = cache.attend(queries, keys, values.swapaxes(1, 2), window, module.scale)
+        mixed = mixed.swapaxes(1, 2).reshape(slots, width, -1)
+        return self._out(mixed * mx.sigmoid(gate.reshape(slots, width, -1)), added)
 
 
-def _convolved(module: Any, inputs: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries and keys ``[S, W, Hk, Dk]``, normalised, and values ``[S, W, H, Dv]``.
+class DeltaNet:
+    """A recurrent layer; mlx-lm's `GatedDeltaNet`."""
 
-    Args:
-        inputs: ``[S, kernel - 1 + W, channels]``, of the convolution.
-    """
-    q, k, v = mx.split(
-        nn.silu(module.conv1d(inputs)), [module.key_dim, 2 * module.key_dim], axis=-1
-    )
-    slots, width, _ = v.shape
-    q, k = normalize_qk(
-        q.reshape(slots, width, module.num_k_heads, module.head_k_dim),
-        k.reshape(slots, width, module.num_k_heads, module.head_k_dim),
-        inv_scale=module.head_k_dim**-0.5,
-        eps=1e-6,
-    )
-    return q, k, v.reshape(slots, width, module.num_v_heads, module.head_v_dim)
+    def __init__(self, module: Any, kernels: Kernels, project: Project) -> None:
+        self._module = module
+        self._rule = kernels.rule
+        self._inputs = kernels.net_inputs(module, project)
+        self._out = kernels.product(module.out_proj)
 
+    def __call__(
+        self, x: mx.array, cache: RecurrentCache, accepted: mx.array, added: mx.array
+    ) -> mx.array:
+        """Run one window, ``[S, W, hidden]`` in and out, added to the residual stream ``added``.
 
-def _gated_output(module: Any, out: mx.array, gate: mx.array) -> mx.array:
-    """Norm, gate and project what the state's readers ``[S, W, H, Dv]`` say."""
-    slots, width = out.shape[:2]
-    mixed: mx.array = module.out_proj(module.norm(out, gate).reshape(slots, width, -1))
-    return mixed
+        First the accepted drafts of the last window are replayed from their kept inputs, together
+        with this window's first token, which is committed whatever becomes of the rest; the cache
+        keeps the state after it. Then the rest of the window runs from there, and the state that
+        it reaches is dropped.
+        """
+        projected = self._inputs.project(x)
+        past, kept = (cache.kept[0], Kept(*cache.kept[1:])) if cache.kept else (None, None)
+        window, cache.conv = self._inputs.prepare(projected, cache.conv, past, accepted)
+        out, cache.state = self._rule.replay_and_run(window, kept, accepted, cache.state)
+        cache.kept = [projected[0], *window.kept]
+        return self._out(self._inputs.gated(out, projected), added)
 
+    def read(self, x: mx.array, cache: ArraysCache, added: mx.array) -> mx.array:
+        """Read a stretch of one prompt, ``[1, T, hidden]`` in and out.
 
-def _committed_conv(cache: RecurrentCache, accepted: mx.array, taps: int) -> mx.array:
-    """The conv inputs ``[S, taps, channels]`` that precede a window: the last ones committed."""
-    if not cache.kept:
-        return cache.conv
-    history = mx.concatenate([cache.conv, cache.kept[0][:, 1:]], axis=1)
-    index = accepted[:, None] + mx.arange(taps)
-    return mx.take_along_axis(history, index[..., None], axis=1)
+        Args:
+            cache: mlx-lm's: conv inputs ``[1, taps, channels]`` and the state ``[1, H, Dv, Dk]``
+                float32; both None before the first stretch.
+        """
+        net, conv, state = self._module, cache[0], cache[1]
+        if conv is None:
+            conv = mx.zeros((1, net.conv_kernel_size - 1, net.conv_dim), x.dtype)
+            state = mx.zeros((1, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
+        projected = self._inputs.project(x)
+        prompt, cache[0] = self._inputs.prepare(projected, conv, None, None)
+        out, cache[1] = self._rule.read(prompt, self._inputs.log_decay(projected), state)
+        return self._out(self._inputs.gated(out, projected), added)

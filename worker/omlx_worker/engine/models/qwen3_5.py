@@ -1,6 +1,6 @@
 """The Qwen3.5 family, dense and mixture of experts, as ragged windows over per-row caches.
 
-mlx-lm's modules and weights are kept: projections, experts, norms, rope. Only the forwards of
+mlx-lm's modules and weights are used: projections, experts, norms, rope. Only the forwards of
 attention and of the gated delta net are this project's own (`omlx_worker.engine.models.layers`),
 because mlx-lm's take their positions from one shared cache offset.
 """
@@ -13,20 +13,21 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.drafts.mtp import text_model
-from omlx_worker.engine.models import fused
-from omlx_worker.engine.models.layers import (
-    attention,
-    gated_delta_net,
-    gated_delta_net_of_prompt,
-    projected_apart,
-)
+from omlx_worker.engine.kernels.device import Kernels, for_device
+from omlx_worker.engine.kernels.metal.net_inputs import Projected
+from omlx_worker.engine.models.layers import Layer
+from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
-from omlx_worker.engine.ragged.layer_cache import LayerCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+
+
+def projected_apart(module: Any, x: mx.array) -> Projected:
+    """The projections of mlx-lm's `GatedDeltaNet`: one product each."""
+    gate = module.in_proj_z(x).reshape(*x.shape[:2], module.num_v_heads, module.head_v_dim)
+    return module.in_proj_qkv(x), gate, module.in_proj_a(x), module.in_proj_b(x)
 
 
 class RaggedQwen35:
@@ -34,30 +35,39 @@ class RaggedQwen35:
 
     Hidden states carry, after what `logits` scores, what the head takes, where that is another
     tensor (`MTPHead.takes_normed`): ``hidden`` in the shapes below is then twice the model's.
+
+    Args:
+        drafts: whether to use the model's MTP head, if it has one.
+        kernels: the implementations of its layers; by default the device's.
     """
 
     _project = staticmethod(projected_apart)
 
-    def __init__(self, model: nn.Module, *, drafts: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
+    ) -> None:
         self._text = text_model(model)
         self._args = self._text.args
         self._head = getattr(model, "mtp", None) if drafts else None
-        self._head_layers = self._head.layers if self._head is not None else []
         self.dtype: mx.Dtype = self._text.model.norm.weight.dtype
-        layers = [*self._text.layers, *self._head_layers]
-        self._fused = [fused.Fused.of(layer, self.dtype) for layer in layers]
+        kernels = kernels or for_device(
+            self._args.linear_key_head_dim, self._args.linear_value_head_dim
+        )
+        tied = self._args.tie_word_embeddings
+        self._scores = kernels.product(
+            self._text.model.embed_tokens if tied else self._text.lm_head
+        )
+        self._layers = [Layer(layer, kernels, self._project) for layer in self._text.layers]
+        self._head_layers: list[Layer] = []
+        if self._head is not None:
+            self._head_layers = [Layer(x, kernels, self._project) for x in self._head.layers]
+            self._mix = kernels.product(self._head.fc)
         self.vocabulary: int = self._args.vocab_size
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        doubled = self._head is not None and not self._head.takes_normed
-        self.hidden: int = self._args.hidden_size * (2 if doubled else 1)
 
     @property
     def drafts(self) -> bool:
         return self._head is not None
-
-    @property
-    def head_layers(self) -> int:
-        return len(self._head_layers)
 
     # Prefill: one row, mlx-lm's own caches.
 
@@ -69,37 +79,14 @@ class RaggedQwen35:
         self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
     ) -> None:
         """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
-        hidden = self.read(tokens, caches)
-        if self._head is not None:
-            self.read_by_head(following, hidden, caches[len(self._text.layers) :])
-
-    def read(self, tokens: mx.array, caches: Sequence[KVCache | ArraysCache]) -> mx.array:
-        """Read ``[1, T]`` tokens without the head; returns what `read_by_head` takes of them."""
         x = self._text.model.embed_tokens(tokens)
-        for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
-            if layer.is_linear:
-                x = x + self._read(layer.linear_attn, own, layer.input_layernorm(x), cache)
-                x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
-            else:
-                x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
-        return self._outputs(x, self._text.model.norm)
-
-    def read_by_head(
-        self, following: mx.array, hidden: mx.array, caches: Sequence[KVCache]
-    ) -> None:
-        """Let the head read positions of one row into its caches.
-
-        Args:
-            following: ``[1, T]``, the token after each.
-            hidden: ``[1, T, hidden]``, the backbone's output there.
-        """
-        assert self._head is not None
-        self._head(self._text.model.embed_tokens(following), self._taken(hidden), caches)
-
-    def _read(self, net: Any, own: fused.Fused, x: mx.array, cache: ArraysCache) -> mx.array:
-        if own.net is not None:
-            return fused.gated_delta_net_of_prompt(net, own.net, x, cache)
-        return gated_delta_net_of_prompt(net, x, cache, self._project)
+        for layer, cache in zip(self._layers, caches, strict=False):
+            x = layer.read(x, cache)
+        if self._head is not None:
+            hidden = self._taken(self._outputs(x, self._text.model.norm))
+            # Nothing takes the output, so only the head's keys and values are computed.
+            behind = len(self._layers)
+            self._head(self._text.model.embed_tokens(following), hidden, caches[behind:])
 
     def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
         """What each layer's `write` takes from a prompt's caches."""
@@ -115,8 +102,8 @@ class RaggedQwen35:
     # Decoding: many rows, this project's caches, the head's after the backbone's.
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
-        layers = [*self._text.layers, *self._head_layers]
-        return [self._new_cache(layer, slots, capacity) for layer in layers]
+        layers = [*self._layers, *self._head_layers]
+        return [self._new_cache(layer.module, slots, capacity) for layer in layers]
 
     def _new_cache(self, layer: Any, slots: int, capacity: int) -> LayerCache:
         if not layer.is_linear:
@@ -133,9 +120,9 @@ class RaggedQwen35:
 
     def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:
         """Views around the layers' arrays, as a step receives them."""
-        layers = [*self._text.layers, *self._head_layers]
+        layers = [*self._layers, *self._head_layers]
         return [
-            RecurrentCache(part) if layer.is_linear else AttentionCache(part)
+            RecurrentCache(part) if layer.module.is_linear else AttentionCache(part)
             for layer, part in zip(layers, arrays, strict=True)
         ]
 
@@ -152,17 +139,8 @@ class RaggedQwen35:
             accepted: ``[S]`` int32, drafts accepted of each row's last window.
         """
         hidden = self._text.model.embed_tokens(tokens)
-        for layer, own, cache in zip(self._text.layers, self._fused, caches, strict=False):
-            x = layer.input_layernorm(hidden)
-            if isinstance(cache, AttentionCache):
-                hidden = attention(layer.self_attn, x, cache, window, hidden, own.attention)
-            elif own.net is not None:
-                net = layer.linear_attn
-                hidden = fused.gated_delta_net(net, own.net, x, cache, accepted, hidden)
-            else:
-                net = layer.linear_attn
-                hidden = hidden + gated_delta_net(net, x, cache, accepted, self._project)
-            hidden = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(hidden), hidden)
+        for layer, cache in zip(self._layers, caches, strict=False):
+            hidden = layer(hidden, cache, window, accepted)
         return self._outputs(hidden, self._text.model.norm)
 
     def draft(
@@ -178,23 +156,16 @@ class RaggedQwen35:
             ``[S, W, hidden]``, normed: what `logits` scores for the token after ``tokens``.
         """
         assert self._head is not None
-        x = self._head.mix(self._text.model.embed_tokens(tokens), self._taken(hidden))
-        behind = len(self._text.layers)
-        for layer, own, cache in zip(
-            self._head_layers, self._fused[behind:], caches[behind:], strict=True
-        ):
-            assert isinstance(cache, AttentionCache)
-            normed = layer.input_layernorm(x)
-            x = attention(layer.self_attn, normed, cache, window, x, own.attention)
-            x = fused.mlp(layer.mlp, own, layer.post_attention_layernorm(x), x)
+        embedded = self._text.model.embed_tokens(tokens)
+        x = self._mix(self._head.inputs(embedded, self._taken(hidden)))
+        behind = caches[len(self._layers) :]
+        for layer, cache in zip(self._head_layers, behind, strict=True):
+            x = layer(x, cache, window, None)
         return self._outputs(x, self._head.norm)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
-        hidden = hidden[..., : self._args.hidden_size]
-        if self._args.tie_word_embeddings:
-            return fused.scores(self._text.model.embed_tokens, hidden)
-        return fused.product(self._text.lm_head, hidden)
+        return self._scores(hidden[..., : self._args.hidden_size])
 
     def _outputs(self, x: mx.array, norm: nn.Module) -> mx.array:
         """What `logits` scores of the last layer's output, and then what the head takes of it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.models.layers import Projected
+from omlx_worker.engine.kernels.metal.net_inputs import Projected
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 
 

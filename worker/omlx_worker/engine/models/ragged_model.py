@@ -1,4 +1,4 @@
-"""What the ragged batch asks of a model."""
+"""The interface between the ragged batch and a model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.attention_cache import Window
-from omlx_worker.engine.ragged.layer_cache import LayerCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+
+LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):
-    """What the batch asks of a model: prefill one row, decode windows of many."""
+    """Prefills one row, decodes windows of many. `RaggedQwen35` documents the methods."""
 
     dtype: mx.Dtype
     vocabulary: int
-    hidden: int
     weight_bytes: int
 
     @property
@@ -26,18 +27,7 @@ class RaggedModel(Protocol):
 
     def new_prompt_cache(self) -> list[Any]: ...
 
-    @property
-    def head_layers(self) -> int:
-        """How many of the caches, the last of them, are the head's."""
-        ...
-
     def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None: ...
-
-    def read(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array: ...
-
-    def read_by_head(
-        self, following: mx.array, hidden: mx.array, caches: Sequence[Any]
-    ) -> None: ...
 
     def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
 

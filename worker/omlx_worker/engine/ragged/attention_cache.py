@@ -1,15 +1,15 @@
 """The per-row attention cache of a ragged batch: bodies and a tail.
 
-Rows live in slots and are left-aligned: the token at position ``p`` of a row's history lies at
-index ``p`` of its slot, whatever its neighbours do. A cache object is a thin view around the
-arrays of one layer: the step makes it from the arrays that came in and hands its ``arrays``
-out again; between steps the batch makes it to write, fold or rearrange slots.
+Rows have slots and are left-aligned: the token at position ``p`` of a row's history is at index
+``p`` of its slot, whatever its neighbours do. A cache object is a thin view around the arrays of
+one layer. The step makes one from its arguments and returns the arrays it wrote; between steps the
+batch uses one to write, fold or rearrange slots.
 
-Why an attention cache has two parts: MLX updates a buffer in place only when nothing in flight
-holds it, so with one step dispatched ahead a single buffer would be copied whole every step.
-A body is read-only while decoding, and only the tail, ``TAIL`` positions long, is rewritten.
+Why body and tail: MLX updates a buffer in place only while nothing in flight holds it, so with one
+step dispatched ahead a single buffer would be copied whole every step. Bodies are read-only while
+decoding; a step rewrites only the tail, ``TAIL`` positions long.
 
-Why there may be several bodies: neighbouring slots share one, and a body has one capacity; see
+Why several bodies: neighbouring slots share one, and a body has one capacity; see
 `omlx_worker.engine.ragged.layout`. The tail is one array over all slots.
 """
 
@@ -21,27 +21,26 @@ from typing import Self
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.layout import Layout, capacity_for
-from omlx_worker.engine.ragged.slots import pick, unmoved
+from omlx_worker.engine.ragged.layout import Layout, capacity_for, unmoved
 
 TAIL = 256
-"""Positions of the tail; a fold moves them to the body once it may overflow."""
+"""Positions of the tail; a fold moves them to the body before it can overflow."""
 
 Spans = tuple[tuple[int, int], ...]
-"""Slots and capacity of every body, in the order of the slots."""
+"""Slots and capacity of each body, in the order of the slots."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Where the tokens of one step go, shared by all attention layers of the step.
+    """Where the tokens of one step go; shared by all attention layers of the step.
 
     Attributes:
-        cursors: ``[S]`` int32, positions of each row's cache that are filled, which is the
-            position of the window's first token.
-        spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one of them.
-        index: ``[S, 1, W, 1]``, where in the tail the window's keys and values are written.
-        body_masks: for each body ``[S_g, 1, 1, C_g]`` bool, its positions that hold history.
-        tail_mask: ``[S, 1, W, TAIL]`` bool, positions of the tail each query may see.
+        cursors: ``[S]`` int32, filled positions of each row's cache, which is the position of
+            the window's first token.
+        spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one body.
+        index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
+        body_masks: for each body ``[S_g, 1, 1, C_g]`` bool, positions that hold history.
+        tail_mask: ``[S, 1, W, TAIL]`` bool, tail positions that each query may see.
     """
 
     cursors: mx.array
@@ -108,7 +107,7 @@ class AttentionCache:
         return self.tails
 
     def advance(self, written: Sequence[mx.array]) -> None:
-        """Take over what a step wrote."""
+        """Take the tails that a step wrote."""
         self.tail_keys, self.tail_values = written
 
     @property
@@ -118,7 +117,7 @@ class AttentionCache:
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, window: Window, scale: float
     ) -> mx.array:
-        """Write the window's keys and values to the tail and attend to the history and it.
+        """Write the window's keys and values to the tail, then attend to body and tail.
 
         Args:
             queries: ``[S, Hq, W, D]``, rotated; ``Hq`` is a multiple of the key heads.
@@ -126,7 +125,7 @@ class AttentionCache:
             values: ``[S, H, W, Dv]``.
 
         Returns:
-            ``[S, Hq, W, Dv]``: one softmax over body and tail, the two weighted sums added.
+            ``[S, Hq, W, Dv]``: one softmax over body and tail; the two weighted sums added.
         """
         slots, query_heads, width, dim = queries.shape
         heads = keys.shape[1]
@@ -149,21 +148,16 @@ class AttentionCache:
         return whole.reshape(slots, query_heads, width, -1)
 
     def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
-        """Lay a prefilled prompt, keys and values ``[1, H, L, D]``, into a slot's body."""
+        """Write a prefilled prompt, keys and values ``[1, H, L, D]``, to a slot's body."""
         body, row = self._place(slot)
         for array, part in zip(body, prompt, strict=True):
-            # An index in the place of the slice would copy what is written once more.
+            # An index instead of the slice would copy the part once more.
             array[row : row + 1, :, : part.shape[2]] = part
-
-    def body(self, slot: int, length: int) -> tuple[mx.array, mx.array]:
-        """The first keys and values of a slot's body, in the form that `write` takes."""
-        (keys, values), row = self._place(slot)
-        return keys[row : row + 1, :, :length], values[row : row + 1, :, :length]
 
     def read(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
         """Copy a slot's history, body and tail, in the form that `write` takes.
 
-        It is padded to a body's capacity, so that buffers of snapshots repeat in size.
+        Padded to a body's capacity, so that snapshots come in few sizes.
         """
         body, row = self._place(slot)
         end, extra = cursor - body_length, capacity_for(cursor) - cursor
@@ -175,14 +169,14 @@ class AttentionCache:
         return histories
 
     def fold(self, slot: int, body_length: int, cursor: int) -> None:
-        """Move a slot's tail, the positions from its body length to its cursor, to its body."""
+        """Move a slot's tail, positions ``body_length`` to ``cursor``, to its body."""
         body, row = self._place(slot)
         for array, tail in zip(body, self.tails, strict=True):
             history = tail[slot : slot + 1, :, : cursor - body_length]
             array[row : row + 1, :, body_length:cursor] = history
 
     def arrange(self, moves: Sequence[int | None], layout: Layout) -> None:
-        """Take up a layout.
+        """Change to another layout.
 
         Args:
             moves: for each of its slots the slot whose row moves there, None for an empty one.
@@ -194,14 +188,12 @@ class AttentionCache:
             bodies.append(self._kept(inside, group.capacity) or self._built(inside, group.capacity))
             start += group.slots
         if not unmoved(moves, self.tail_keys.shape[0]):
-            slots = [slot or 0 for slot in moves]
-            self.tail_keys, self.tail_values = (
-                pick(tail, slots, len(slots)) for tail in self.tails
-            )
+            slots = mx.array([slot or 0 for slot in moves], mx.int32)
+            self.tail_keys, self.tail_values = (tail[slots] for tail in self.tails)
         self.bodies = bodies
 
     def _kept(self, moves: Sequence[int | None], capacity: int) -> tuple[mx.array, mx.array] | None:
-        """The body that these slots make up as it is, if there is one."""
+        """The body that already consists of exactly these slots, if there is one."""
         start = 0
         for body, (slots, size) in zip(self.bodies, self.spans, strict=True):
             inside = [None if old is None else old - start for old in moves]
@@ -224,7 +216,7 @@ class AttentionCache:
         return keys, values
 
     def _place(self, slot: int) -> tuple[tuple[mx.array, mx.array], int]:
-        """The body that a slot is in, and its place there."""
+        """The body of a slot, and the slot's index in it."""
         for body, (slots, _) in zip(self.bodies, self.spans, strict=True):
             if slot < slots:
                 return body, slot
@@ -233,12 +225,12 @@ class AttentionCache:
 
 
 def spans_of(caches: Sequence[object]) -> Spans:
-    """The spans that all attention layers share; none without such a layer."""
+    """The spans, which all attention layers share; empty without such a layer."""
     return next((cache.spans for cache in caches if isinstance(cache, AttentionCache)), ())
 
 
 def _apart(array: mx.array, spans: Spans) -> list[mx.array]:
-    """An array over all slots as one array a body."""
+    """Split an array over all slots into one array a body."""
     if len(spans) == 1:
         return [array]
     ends, end = [], 0
@@ -256,7 +248,7 @@ def _mixed(
     tail_values: mx.array,
     tail_mask: mx.array,
 ) -> mx.array:
-    """Attention of ``[S_g, H, G * W, D]`` queries to one body and the tails beside it."""
+    """Attention of ``[S_g, H, G * W, D]`` queries to one body and its slots' tails."""
     body_keys, body_values = body
     on_body = queries @ body_keys.swapaxes(-1, -2)
     on_tail = queries @ tail_keys.swapaxes(-1, -2)

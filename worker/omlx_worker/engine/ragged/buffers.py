@@ -1,100 +1,76 @@
 """The arrays of a ragged batch: every layer's cache and the state, with a slot for each row.
 
-Everything here but `Buffers.keep` and what is about the latest hidden states wants the pipeline
-drained: MLX updates a buffer in place only while nothing in flight holds it.
+Everything here but `Buffers.keep` needs the pipeline drained: MLX updates a buffer in place only
+while nothing in flight holds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
-from omlx_worker.engine.ragged.layer_cache import LayerCache
-from omlx_worker.engine.ragged.layout import Layout, slots_of
-from omlx_worker.engine.ragged.slots import pick, unmoved
-from omlx_worker.engine.ragged.snapshot import Snapshot, lay, take
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.step import Arrays, State
 
-NOTED = 32
-"""Positions of hidden states that are noted before they are written to their places."""
-
-_MEMORY = ("hidden", "following")
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
 
 
-class Buffers:
-    """What the device holds of a batch.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One row's arrays outside any batch: as prefill left them, or as they were at suspension.
 
-    Args:
-        remembers: whether hidden states are kept for a head that is left out at times.
+    Attributes:
+        layers: the row's part of every layer's cache, ``[1, ...]``: keys and values of its
+            whole history, or a recurrent layer's arrays; empty for an empty history.
+        state: the row's part of the state, ``[1, ...]``.
+    """
+
+    layers: Arrays
+    state: State
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for part in self.layers for array in part] + list(self.state.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+class Buffers:
+    """The arrays on the device.
 
     Attributes:
         caches: one a layer, the head's after the backbone's; none while the batch is empty.
         state: see `omlx_worker.engine.ragged.step`.
-        layout: the groups that its slots come in.
+        layout: the groups of its slots.
     """
 
-    def __init__(self, model: RaggedModel, *, remembers: bool) -> None:
+    def __init__(self, model: RaggedModel) -> None:
         self.caches: list[LayerCache] = []
         self.state: State = {}
         self.layout: Layout = ()
         self._model = model
-        self._remembers = remembers
-        self._latest: list[tuple[mx.array, mx.array, mx.array]] = []
 
     @property
     def arrays(self) -> Arrays:
         return [cache.arrays for cache in self.caches]
 
-    @property
-    def slots(self) -> int:
-        return slots_of(self.layout)
-
-    @property
-    def latest(self) -> list[mx.array]:
-        """What was noted last."""
-        return list(self._latest[-1]) if self._latest else []
-
-    def set_memory_aside(self) -> State:
-        """Take the hidden states and what follows them out of the state."""
-        return {name: self.state.pop(name) for name in _MEMORY}
-
-    def note_latest(self) -> None:
-        """Keep what a step has left behind in the state, for `take_up_latest`."""
-        place, hidden = self.state.pop("place"), self.state.pop("latest")
-        self._latest.append((place, hidden, self.state["pending"]))
-        if len(self._latest) == NOTED:
-            self.take_up_latest()
-
-    def take_up_latest(self) -> None:
-        """Write what was noted to its place, while rows still are in the slots they were in.
-
-        No row comes to the same place twice in these steps, each of which is one token.
-        """
-        if not self._latest:
-            return
-        latest, self._latest = self._latest, []
-        place = mx.concatenate([place for place, _, _ in latest], axis=1)
-        hidden = mx.concatenate([hidden for _, hidden, _ in latest], axis=1)
-        following = mx.stack([token for _, _, token in latest], axis=1)
-        state = self.state
-        state["hidden"] = mx.put_along_axis(state["hidden"], place[..., None], hidden, axis=1)
-        state["following"] = mx.put_along_axis(state["following"], place, following, axis=1)
-
     def settle(self) -> None:
-        """Wait for whatever is under way."""
-        self.take_up_latest()
+        """Wait for the step in flight."""
         mx.eval(self.arrays, self.state)
 
     def clear(self) -> None:
+        """Let go of every array."""
         self.caches, self.state, self.layout = [], {}, ()
-        self._latest = []
 
     def arrange(self, layout: Layout, moves: Sequence[int | None]) -> None:
-        """Take up a layout.
+        """Change to another layout.
 
         Args:
             moves: for each of its slots the slot whose row moves there, None for an empty one.
@@ -102,25 +78,23 @@ class Buffers:
         if not self.layout:
             self._make(layout)
             return
-        stays = unmoved(moves, self.slots)
-        slots = [slot or 0 for slot in moves]
+        stays = unmoved(moves, slots_of(self.layout))
+        slots = mx.array([slot or 0 for slot in moves], mx.int32)
         for cache in self.caches:
             if isinstance(cache, AttentionCache):
                 cache.arrange(moves, layout)
             elif not stays:
-                cache.pick(slots, len(slots))
-            # Layer by layer, so that old and new buffers of only one are held at a time.
+                cache.arrange(slots)
+            # One layer at a time, so that only one layer's old buffers are held beside the new.
             mx.eval(cache.arrays)
         if not stays:
-            self.state = {
-                name: pick(array, slots, len(slots)) for name, array in self.state.items()
-            }
+            self.state = {name: array[slots] for name, array in self.state.items()}
             taken = mx.array([slot is not None for slot in moves])
             for name in ("cursors", "body_lengths"):
                 self.state[name] = self.state[name] * taken
         self.layout = layout
         self.settle()
-        # Buffers of shapes that are gone would pile up in a worker that runs for days.
+        # Freed buffers of old shapes would pile up in a worker that runs for days.
         mx.clear_cache()
 
     def _make(self, layout: Layout) -> None:
@@ -128,39 +102,67 @@ class Buffers:
         self.layout = layout
         self.caches = self._model.new_caches(group.slots, group.capacity)
         self.state = {name: mx.zeros((group.slots,), mx.int32) for name in _PER_ROW}
-        if self._remembers:
-            hidden = (group.slots, TAIL, self._model.hidden)
-            self.state["hidden"] = mx.zeros(hidden, self._model.dtype)
-            self.state["following"] = mx.zeros((group.slots, TAIL), mx.int32)
 
     def keep(self, name: str, wanted: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-        """Hold an array over the vocabulary only while it is wanted."""
+        """Hold an array over the vocabulary, ``[S, *shape, V]``, only while it is wanted."""
         if not wanted:
             self.state.pop(name, None)
         elif name not in self.state:
-            full = (self.slots, *shape, self._model.vocabulary)
+            full = (slots_of(self.layout), *shape, self._model.vocabulary)
             self.state[name] = mx.zeros(full, dtype)
 
     def write(self, slot: int, row: Snapshot) -> None:
-        """Fill a free slot."""
-        lay(row, self.caches, self.state, slot)
+        """Write a row to a free slot; drafts as far as the state has room for them."""
+        state = self.state
+        for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
+            if part:
+                cache.write(slot, part)
+            elif isinstance(cache, RecurrentCache):
+                cache.clear(slot)
+        for name, value in row.state.items():
+            if name in ("drafts", "weights") and name in state:
+                depth = min(value.shape[1], state[name].shape[1])
+                state[name][slot, :depth] = value[0, :depth]
+            elif name in state:
+                state[name][slot] = value[0]
+        room = state["drafts"].shape[1] if "drafts" in state else 0
+        state["drafted"][slot] = mx.minimum(row.state["drafted"][0], room)
         self.settle()
 
     def read(self, slot: int, body_length: int, useless: Sequence[str]) -> tuple[Snapshot, int]:
-        """Copy a row out of its slot; the arrays named are left out. Returns its cursor, too."""
+        """Copy a row out of its slot, its tail appended to its body.
+
+        Args:
+            useless: arrays of the state that the row does not need.
+
+        Returns:
+            The copy, and the row's cursor.
+        """
         cursor: int = self.state["cursors"][slot].item()  # type: ignore[assignment]
-        state = {name: array for name, array in self.state.items() if name not in useless}
-        snapshot = take(self.caches, state, slot, body_length, cursor)
+        # A gather: a slice would hold the whole batch's array.
+        row = mx.array([slot])
+        layers = [
+            cache.read(slot, body_length, cursor)
+            if isinstance(cache, AttentionCache)
+            else [array[row] for array in cache.arrays]
+            for cache in self.caches
+        ]
+        state = {name: array[row] for name, array in self.state.items() if name not in useless}
+        snapshot = Snapshot(layers, state | {"body_lengths": state["cursors"]})
         mx.eval(snapshot.arrays)
         return snapshot, cursor
 
     def vacate(self, slot: int) -> None:
-        """A slot without a row must not write past its tail."""
+        """Reset a slot without a row, so that steps do not write past its tail."""
         self.state["cursors"][slot] = 0
         self.state["body_lengths"][slot] = 0
 
     def fold(self, tails: Sequence[tuple[int, int, int]]) -> None:
-        """Move tails to their bodies and start them afresh: slots, body lengths and cursors."""
+        """Move tails to their bodies and empty them.
+
+        Args:
+            tails: slots, body lengths and cursors.
+        """
         for cache in self.caches:
             if isinstance(cache, AttentionCache):
                 for slot, body_length, cursor in tails:

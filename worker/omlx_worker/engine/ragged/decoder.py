@@ -1,4 +1,4 @@
-"""The decoder of ragged families: prompts read a chunk at a time, then rows join the batch."""
+"""The decoder of ragged families: reads prompts in chunks, then rows join the batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.ragged.unread import MOST_UNREAD, Unread
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose history is being read; its last token is left for the first step.
-
-    Attributes:
-        unread: what the head shall read later; None if it reads along.
-    """
+    """A row whose history is being read, except the last token, which the first step reads."""
 
     row: Row
     history: list[int]
     caches: list[Any]
-    unread: Unread | None
     done: int = 0
 
     @property
@@ -37,10 +31,10 @@ class _Reading:
 class RaggedDecoder:
     """A `Decoder` over one ragged batch."""
 
-    def __init__(self, model: RaggedModel, depth: int = 0, *, varies: bool = False) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         self._model = model
         self._reading: dict[str, _Reading] = {}
-        self.batch = Batch(model, depth, varies=varies)
+        self.batch = Batch(model, depth)
 
     @property
     def depth(self) -> int:
@@ -55,10 +49,7 @@ class RaggedDecoder:
         return self.batch.traces + self.batch.drains
 
     def add(self, row: Row) -> None:
-        history = row.history
-        later = self.batch.varies and len(history) <= MOST_UNREAD
-        caches = self._model.new_prompt_cache()
-        self._reading[row.row_id] = _Reading(row, history, caches, Unread() if later else None)
+        self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
 
     def prefill(self, row_id: str, tokens: int) -> int:
         reading = self._reading[row_id]
@@ -66,24 +57,16 @@ class RaggedDecoder:
             history, done = reading.history, reading.done
             chunk = history[done : min(done + tokens, len(history) - 1)]
             following = history[done + 1 : done + 1 + len(chunk)]
-            self._read(reading, mx.array(chunk)[None], mx.array(following)[None])
+            self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
+            # Wait, so that the caller can time the chunk.
+            mx.eval([cache.state for cache in reading.caches])
             reading.done += len(chunk)
         if reading.left == 0:
             del self._reading[row_id]
-            read = reading.done > 0
-            prompt = self._model.prompt_arrays(reading.caches) if read else []
-            self.batch.join(reading.row, prompt, reading.unread if read else None)
+            prompt = self._model.prompt_arrays(reading.caches) if reading.done else []
+            self.batch.join(reading.row, prompt)
             return 0
         return reading.left
-
-    def _read(self, reading: _Reading, tokens: mx.array, following: mx.array) -> None:
-        unread = reading.unread
-        if unread is None:
-            self._model.prefill(tokens, following, reading.caches)
-        else:
-            unread.add(self._model.read(tokens, reading.caches), following)
-        # Awaited: whoever reads prompts between steps has to know what a chunk takes.
-        mx.eval([cache.state for cache in reading.caches], unread.arrays if unread else [])
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         return self.batch.step(depths)

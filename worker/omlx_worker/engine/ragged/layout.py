@@ -1,15 +1,15 @@
-"""Which slots of a batch share a body capacity: rows of like length side by side.
+"""Which slots of a batch share a body capacity: rows of similar length side by side.
 
 Attention reads the body of every slot to its capacity, so one long row must not set the capacity
-of all. Slots come in at most `MAX_GROUPS` groups, shortest first, and a row sits in the group of
-its class of lengths; classes are four times apart, and all below `FIRST_LIMIT` are one, where a
-shared body costs next to nothing. A group's slots are a power of two, and capacities repeat, so
-that a batch goes through few shapes.
+of all. Slots form at most `MAX_GROUPS` groups, shortest first. A row belongs to the group of its
+length class. Classes are four times apart; all lengths below `FIRST_LIMIT` are one class, because
+a shared body costs next to nothing there. The slots of a group are a power of two and capacities
+repeat, so a batch meets few shapes.
 
 Capacities double at first. Above `FIRST_LIMIT` they grow by eighths of the power of two below,
-so that a long row holds at most an eighth more than it needs. A body is copied once per eighth,
-which is at least the `TAIL` tokens between two folds: every step reads the body once, so that
-even at the smallest eighth the copies are less than a hundredth of what the steps read.
+so a long row holds at most an eighth more than it needs. A body is copied once per eighth, which
+is at least the `TAIL` tokens between two folds. Every step reads the body once, so even at the
+smallest eighth the copies are less than a hundredth of what the steps read.
 
 Pure Python: positions and slots, no arrays.
 """
@@ -25,7 +25,7 @@ MIN_CAPACITY = 256
 """Positions of the smallest body."""
 
 FIRST_LIMIT = 2048
-"""Positions up to which rows are of one class."""
+"""Longest row of the first length class."""
 
 MAX_GROUPS = 3
 
@@ -35,7 +35,7 @@ class Group:
     """Neighbouring slots with bodies of one capacity.
 
     Attributes:
-        limit: the most positions that a row of this class may need.
+        limit: the longest row of its length class, in positions.
     """
 
     slots: int
@@ -47,7 +47,7 @@ Layout = tuple[Group, ...]
 """Groups in the order of their slots."""
 
 Seated = Sequence[tuple[int | None, int]]
-"""Rows: the slot of each, None for one that comes, and the body positions that it needs."""
+"""Rows: the slot of each, None if it is joining, and the body positions that it needs."""
 
 
 def capacity_for(positions: int) -> int:
@@ -67,12 +67,17 @@ def slots_of(layout: Layout) -> int:
     return sum(group.slots for group in layout)
 
 
+def unmoved(moves: Sequence[int | None], size: int) -> bool:
+    """Whether every row of ``size`` slots keeps its own; ``moves`` names the row of each slot."""
+    return len(moves) == size and all(old in (None, slot) for slot, old in enumerate(moves))
+
+
 def positions_of(layout: Layout) -> int:
     return sum(group.slots * group.capacity for group in layout)
 
 
 def anew(needs: Sequence[int]) -> Layout:
-    """The layout that rows with these needs get if nothing is there yet."""
+    """The layout for rows with these needs in an empty batch."""
     groups: list[Group] = []
     below = -1
     for limit in sorted({_limit_for(need) for need in needs})[-MAX_GROUPS:]:
@@ -83,7 +88,7 @@ def anew(needs: Sequence[int]) -> Layout:
 
 
 def seat(layout: Layout, rows: Seated) -> tuple[Layout, list[int]]:
-    """Find a slot for every row, where it sits if that will do; capacities grow as needed.
+    """Find a slot for every row, its own if possible; capacities grow as needed.
 
     Returns:
         The layout, with one slot or more in every group, and the slot of each row.
@@ -93,7 +98,7 @@ def seat(layout: Layout, rows: Seated) -> tuple[Layout, list[int]]:
 
 
 def packed(rows: Seated) -> tuple[Layout, list[int]]:
-    """The smallest layout, and the slot of each row in it: in the order they sat in before."""
+    """The smallest layout, and the slot of each row in it, in their present order."""
     layout = anew([need for _, need in rows])
     starts = [slots_of(layout[:index]) for index in range(len(layout))]
     slots = [0] * len(rows)
@@ -106,10 +111,9 @@ def packed(rows: Seated) -> tuple[Layout, list[int]]:
 
 
 def reachable(needs: Sequence[int]) -> tuple[Layout, ...]:
-    """The largest layouts, one for each number of slots, that rows may come to be packed into.
+    """The largest layouts, one for each number of slots, that rows may be packed into.
 
-    On the way to these needs rows grow and leave in any order, so that each may stand in any
-    class up to its last.
+    Rows grow to these needs and leave in any order, so each may be in any class up to its last.
     """
     limits = [FIRST_LIMIT]
     while limits[0] < max(needs, default=0):
@@ -118,7 +122,7 @@ def reachable(needs: Sequence[int]) -> tuple[Layout, ...]:
 
 
 def grown(layout: Layout, needs: Sequence[int]) -> Layout:
-    """What a layout may grow to while rows with these needs sit in it, whoever sits where."""
+    """The largest layout that this one may become while it holds rows with these needs."""
     longest = max(needs, default=0)
     return tuple(
         replace(group, capacity=max(group.capacity, capacity_for(min(longest, group.limit))))
@@ -127,8 +131,10 @@ def grown(layout: Layout, needs: Sequence[int]) -> Layout:
 
 
 def excess(layout: Layout, rows: Seated) -> int:
-    """How much too large a layout is: by how many times the slots, or the capacity, that its
-    rows need some group has more; 0 if none has twice as many."""
+    """How much too large a layout is; 0 if no group has twice the slots or capacity it needs.
+
+    Otherwise the largest factor of any group, less one.
+    """
     needs: list[list[int]] = [[] for _ in layout]
     for slot, need in rows:
         assert slot is not None
@@ -138,7 +144,7 @@ def excess(layout: Layout, rows: Seated) -> int:
 
 @lru_cache(maxsize=256)
 def _reachable(limits: tuple[int, ...], needs: tuple[int, ...]) -> tuple[Layout, ...]:
-    """See `reachable`; limits of classes and needs, the largest first."""
+    """`reachable`, by limits of classes and needs, largest first."""
     largest: dict[int, Layout] = {}
     for count in range(1, MAX_GROUPS + 1):
         for chosen in combinations(limits, count):
@@ -149,12 +155,12 @@ def _reachable(limits: tuple[int, ...], needs: tuple[int, ...]) -> tuple[Layout,
 
 
 def _filled(limits: Sequence[int], needs: Sequence[int], *, merges: bool) -> Iterator[Layout]:
-    """Groups of these classes, with as many slots as the rows can make them have.
+    """Layouts of groups of these classes, for every number of slots that the rows can fill.
 
     Args:
-        limits: of the groups, the largest first.
+        limits: of the groups, largest first.
         needs: likewise.
-        merges: whether rows of lower classes sit in the smallest group.
+        merges: whether the smallest group also takes rows of lower classes.
     """
     limit, *smaller = limits
     able = sum(_limit_for(need) >= limit for need in needs)
@@ -167,7 +173,7 @@ def _filled(limits: Sequence[int], needs: Sequence[int], *, merges: bool) -> Ite
         return
     slots = 1
     while (rows := slots // 2 + 1) <= able:
-        # Of the rows that reach this class any fills the capacity of a smaller one.
+        # Every row that reaches this class also fills the capacity of a smaller one.
         for rest in _filled(smaller, needs[rows:], merges=merges):
             yield (*rest, Group(slots, capacity, limit))
         slots *= 2
@@ -188,7 +194,7 @@ def _limit_for(positions: int) -> int:
 
 
 def _kept(layout: Layout, rows: Seated) -> list[int] | None:
-    """The slots that rows have, and free ones for those that come; None if that will not do."""
+    """The slots that rows have, and free ones for joining rows; None if they do not fit."""
     taken = {slot for slot, _ in rows}
     free = [slot for slot in range(slots_of(layout)) if slot not in taken]
     slots: list[int] = []
@@ -217,7 +223,7 @@ def _grown(layout: Layout, slots: Sequence[int], rows: Seated) -> Layout:
 
 
 def _group_for(layout: Layout, need: int) -> int | None:
-    """The group that a row would sit in; None where its class has none and could have one."""
+    """The group for a row; None if its class has no group yet and may get one."""
     for index, group in enumerate(layout):
         if need <= group.limit:
             return index if _limit_for(need) == group.limit or len(layout) == MAX_GROUPS else None

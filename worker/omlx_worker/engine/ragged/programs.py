@@ -1,9 +1,8 @@
-"""Compiled functions, for as long as they are of use.
+"""A bounded cache of compiled functions.
 
 MLX keeps every trace of a compiled function until the function itself is dropped: one graph of
-the whole model a bucket of shapes, which takes a few hundred kilobytes a layer. A worker goes
-through hundreds of layouts in a night. So there is a function for each, and those that were
-used longest ago are dropped.
+the whole model per bucket of shapes, a few hundred kilobytes a layer. A worker meets hundreds of
+layouts in a night. So each layout has a function of its own, and the least recently used go.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 MOST_TRACES = 64
-"""Traces that are kept of all functions together; the one in use is kept whatever it has."""
+"""Traces kept of all functions together; the function in use is always kept."""
 
 Key = TypeVar("Key", bound=Hashable)
 Function = TypeVar("Function")
@@ -23,12 +22,12 @@ class Programs(Generic[Key, Function]):
     """Functions by what they are compiled for.
 
     Attributes:
-        traces: how many there were in all, those of dropped functions included.
+        traces: made so far, those of dropped functions included.
     """
 
     def __init__(self) -> None:
         self.traces = 0
-        # The one used longest ago first.
+        # Least recently used first.
         self._kept: dict[Key, Function] = {}
         self._traces_of: dict[Key, int] = {}
 
@@ -36,10 +35,10 @@ class Programs(Generic[Key, Function]):
         return len(self._kept)
 
     def get(self, key: Key, build: Callable[[Callable[[], None]], Function]) -> Function:
-        """The function for a key, to be called at once.
+        """The function for a key; the caller calls it at once.
 
         Args:
-            build: makes it where there is none, of what it has to call whenever it is traced.
+            build: makes it if missing. Takes a callback that the function calls on every trace.
         """
         function = self._kept.pop(key, None)
         if function is None:

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.slots import pick, widened
-
 
 class RecurrentCache:
     """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
 
-    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) stand after the
+    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) are those after the
     first token of the last window, which is always committed. The window's other tokens are
-    drafts that were judged only later: its inputs are kept, and the next step first replays as
-    many as were accepted.
+    drafts, judged later: the cache keeps their inputs, and the next step first replays those of
+    the accepted ones.
 
     Attributes:
         kept: conv inputs ``[S, W, channels or more]``, keys ``[S, W, Hk, Dk]``, values
-            ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]`` of the whole window, behind
-            which there may be padding; empty after a window that no draft came of.
+            ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]`` of the whole window, padded
+            at the end; empty after a window without drafts.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
@@ -36,16 +34,16 @@ class RecurrentCache:
         return self.arrays
 
     def advance(self, written: Sequence[mx.array]) -> None:
-        """Take over what a step wrote."""
+        """Take the arrays that a step wrote."""
         self.conv, self.state, *self.kept = written
 
     def write(self, slot: int, row: Sequence[mx.array]) -> None:
-        """Lay one row's arrays, ``[1, ...]`` each, into a slot.
+        """Write one row's arrays, ``[1, ...]`` each, to a slot.
 
         Args:
-            row: a prefilled prompt's conv inputs and state; behind them what was kept of its
-                last window, if it has decoded. That window and the batch's may differ in width;
-                the narrower is padded.
+            row: conv inputs and state after a prompt; for a row that has decoded, also the kept
+                inputs of its last window. If that window and the batch's differ in width, the
+                narrower is padded.
         """
         conv, state, *kept = row
         self.conv[slot] = conv[0]
@@ -61,7 +59,7 @@ class RecurrentCache:
             array[slot, :width] = part[0]
 
     def fit(self, width: int, widest: int) -> None:
-        """Pad what is kept to one width or, where it is more than that, to the other."""
+        """Pad kept inputs to ``width``; if already wider, to ``widest``."""
         kept = self.kept[0].shape[1] if self.kept else 1
         if kept == width == 1:
             # Its only position is committed already.
@@ -69,7 +67,7 @@ class RecurrentCache:
         self.kept = [widened(array, widest if kept > width else width) for array in self.kept]
 
     def forget(self) -> None:
-        """No draft of the last window can be accepted any more."""
+        """Drop the kept inputs: no draft of the last window can be accepted any more."""
         self.kept = []
 
     def clear(self, slot: int) -> None:
@@ -77,6 +75,12 @@ class RecurrentCache:
         self.conv[slot] = 0
         self.state[slot] = 0
 
-    def pick(self, slots: Sequence[int], size: int) -> None:
-        """Keep these slots, in this order, as the first of ``size`` slots."""
-        self.advance([pick(array, slots, size) for array in self.arrays])
+    def arrange(self, slots: mx.array) -> None:
+        """Take the rows of these slots, in this order."""
+        self.advance([array[slots] for array in self.arrays])
+
+
+def widened(array: mx.array, width: int) -> mx.array:
+    """An array ``[S, W, ...]`` padded with zeros to at least ``width`` positions."""
+    extra = max(0, width - array.shape[1])
+    return mx.pad(array, [(0, 0), (0, extra)] + [(0, 0)] * (array.ndim - 2)) if extra else array

@@ -1,4 +1,4 @@
-"""Sampling for every row of a batch at once, on the device, each row by its own settings.
+"""Sampling on the device for all rows of a batch at once, each by its own settings.
 
 The order is mlx-lm's: logit bias and penalties change the logits; top-p, min-p and top-k keep
 the likeliest tokens of the untempered distribution (the definitions of `make_sampler`); the
@@ -8,7 +8,7 @@ matter. Tokens tied with the threshold are kept.
 
 Sampling adds Gumbel noise and takes the largest (the Gumbel-max trick, exact up to float32).
 The noise is a function of the row's seed, the position and the token id and of nothing else,
-so a seeded row draws the same tokens whatever batch, slot or step it finds itself in.
+so a seeded row draws the same tokens in every batch, slot and step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import mlx.core as mx
 from omlx_producer.protocol import MAX_TOP_LOGPROBS
 from omlx_worker.engine.interface import Row, Sampling
 
-Knobs = dict[str, mx.array]
+Params = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the rows of a batch need computed: static, one compiled step per plan.
+    """What the rows of a batch need computed. Static: each plan has its own compiled step.
 
     Attributes:
         noise: some row has a temperature.
@@ -37,7 +37,7 @@ class Plan:
         biases: entries of the longest logit bias, rounded up to a power of two.
         chosen: some row wants log-probabilities of its tokens.
         alternatives: some row wants those of the likeliest tokens as well.
-        ratio: some row's drafts are judged by the ratio rule, so what they were drawn by is kept.
+        ratio: some row's drafts are judged by the ratio rule, so their log-weights are kept.
     """
 
     noise: bool = False
@@ -85,7 +85,7 @@ class Draw:
         return [part for part in parts if part is not None]
 
     def read(self) -> ReadDraw:
-        """Wait for the device and bring the draw to the host."""
+        """Wait for the device and copy the draw to the host."""
         parts: list[Any] = [part.tolist() for part in self.arrays]
         return ReadDraw(*parts)
 
@@ -109,7 +109,7 @@ class ReadDraw:
     top_logprobs: list[list[list[float]]] | None = None
 
     def at(self, row: Row, index: int, column: int = 0) -> Sampled:
-        """What was drawn for a row at its index in the batch and a column of its window."""
+        """The draw of the row at this index of the batch, at one position of its window."""
         token = self.tokens[index][column]
         asked = row.sampling.top_logprobs
         if asked is None or self.logprobs is None:
@@ -121,13 +121,13 @@ class ReadDraw:
         return Sampled(token, self.logprobs[index][column], top)
 
 
-def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
+def params(rows: Sequence[Sampling], plan: Plan) -> Params:
     """The rows' settings as device arrays with a leading axis of rows, for `sample`."""
 
     def column(values: list[Any], dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array(values, dtype)[:, None, None]
 
-    out: Knobs = {"keys": mx.array([_key(row.seed) for row in rows], mx.uint32)}
+    out: Params = {"keys": mx.array([_key(row.seed) for row in rows], mx.uint32)}
     if plan.noise:
         out["temperature"] = column([row.temperature for row in rows])
     if plan.ratio:
@@ -149,14 +149,14 @@ def knobs(rows: Sequence[Sampling], plan: Plan) -> Knobs:
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """What each row may sample at each window position.
 
     Attributes:
         logprobs: ``[S, W, V]`` float32, the model's own after bias and penalties.
         weights: ``[S, W, V]`` float32, log-weights after filters and temperature, not
-            normalised; at temperature 0 all on the likeliest token. None where no row of the
-            plan has a temperature: then the likeliest token of ``logprobs`` is the sample.
+            normalised; at temperature 0 all on the likeliest token. None if no row of the plan
+            has a temperature: then the sample is the likeliest token of ``logprobs``.
     """
 
     logprobs: mx.array
@@ -168,34 +168,36 @@ class Law:
         return mx.argmax(scores, axis=-1).astype(mx.int32)
 
 
-def law(logits: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan) -> Law:
-    """The law that logits ``[S, W, V]`` give each row.
+def distribution(
+    logits: mx.array, counts: mx.array | None, params: Params, plan: Plan
+) -> Distribution:
+    """The distribution that logits ``[S, W, V]`` give each row.
 
     Args:
-        counts: ``[S, W, V]``, how often each token occurs in the history before the token that
-            is to be sampled; needed where the plan has penalties.
-        knobs: from `knobs`, for the same plan.
+        counts: ``[S, W, V]``, how often each token occurs in the history before each sample;
+            needed if the plan has penalties.
+        params: from `params`, for the same plan.
     """
     logits = logits.astype(mx.float32)
     if plan.biases:
         rows = mx.arange(logits.shape[0])[:, None]
         bias = mx.zeros((logits.shape[0], logits.shape[-1]))
-        bias = bias.at[rows, knobs["bias_tokens"]].add(knobs["bias_values"])
+        bias = bias.at[rows, params["bias_tokens"]].add(params["bias_values"])
         logits = logits + bias[:, None]
     if plan.penalties:
         assert counts is not None
-        logits = _penalise(logits, counts, knobs)
+        logits = _penalise(logits, counts, params)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if not plan.noise:
-        return Law(logprobs, None)
+        return Distribution(logprobs, None)
     kept = logprobs
     if plan.filters:
-        kept = mx.where(kept >= _threshold(kept, knobs), kept, -mx.inf)
-    temperature = knobs["temperature"]
+        kept = mx.where(kept >= _threshold(kept, params), kept, -mx.inf)
+    temperature = params["temperature"]
     likeliest = mx.argmax(logprobs, axis=-1, keepdims=True)
     alone = mx.where(mx.arange(logprobs.shape[-1]) == likeliest, 0.0, -mx.inf)
     weights = mx.where(temperature > 0, kept / mx.maximum(temperature, 1e-6), alone)
-    return Law(logprobs, weights)
+    return Distribution(logprobs, weights)
 
 
 def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
@@ -203,7 +205,7 @@ def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
 
     Args:
         keys: ``[S, 2]`` uint32, one a row.
-        positions: ``[S, W]`` int32, the place in the row's history that the token will take.
+        positions: ``[S, W]`` int32, the token's position in the row's history.
     """
     slots, width = positions.shape
     keyed = _keys_at(keys, positions)
@@ -217,52 +219,52 @@ def uniform(keys: mx.array, positions: mx.array) -> mx.array:
     return drawn.reshape(positions.shape)
 
 
-def report(law: Law, tokens: mx.array, plan: Plan) -> Draw:
+def report(target: Distribution, tokens: mx.array, plan: Plan) -> Draw:
     """Sampled tokens ``[S, W]`` with the log-probabilities that the plan asks for."""
     if not plan.chosen:
         return Draw(tokens)
-    chosen = mx.take_along_axis(law.logprobs, tokens[..., None], axis=-1)[..., 0]
+    chosen = mx.take_along_axis(target.logprobs, tokens[..., None], axis=-1)[..., 0]
     if not plan.alternatives:
         return Draw(tokens, chosen)
-    count = min(MAX_TOP_LOGPROBS, law.logprobs.shape[-1])
-    top = mx.argpartition(-law.logprobs, kth=count - 1, axis=-1)[..., :count]
-    values = mx.take_along_axis(law.logprobs, top, axis=-1)
+    count = min(MAX_TOP_LOGPROBS, target.logprobs.shape[-1])
+    top = mx.argpartition(-target.logprobs, kth=count - 1, axis=-1)[..., :count]
+    values = mx.take_along_axis(target.logprobs, top, axis=-1)
     order = mx.argsort(-values, axis=-1)
     ranked = (mx.take_along_axis(part, order, axis=-1) for part in (top, values))
     return Draw(tokens, chosen, *ranked)
 
 
 def sample(
-    logits: mx.array, positions: mx.array, counts: mx.array | None, knobs: Knobs, plan: Plan
+    logits: mx.array, positions: mx.array, counts: mx.array | None, params: Params, plan: Plan
 ) -> Draw:
-    """Sample a token at every window position of every row; see `law` and `noise`."""
-    target = law(logits, counts, knobs, plan)
-    drawn = noise(knobs["keys"], positions, logits.shape[-1]) if plan.noise else None
+    """Sample a token at every window position of every row; see `distribution` and `noise`."""
+    target = distribution(logits, counts, params, plan)
+    drawn = noise(params["keys"], positions, logits.shape[-1]) if plan.noise else None
     return report(target, target.pick(drawn), plan)
 
 
-def _penalise(logits: mx.array, counts: mx.array, knobs: Knobs) -> mx.array:
-    repetition = knobs["repetition"]
+def _penalise(logits: mx.array, counts: mx.array, params: Params) -> mx.array:
+    repetition = params["repetition"]
     seen = counts > 0
     repeated = mx.where(logits < 0, logits * repetition, logits / repetition)
     logits = mx.where(seen, repeated, logits)
-    return logits - knobs["presence"] * seen - knobs["frequency"] * counts
+    return logits - params["presence"] * seen - params["frequency"] * counts
 
 
-def _threshold(logprobs: mx.array, knobs: Knobs) -> mx.array:
+def _threshold(logprobs: mx.array, params: Params) -> mx.array:
     """The smallest log-probability that all of a row's filters keep, ``[S, W, 1]``."""
     vocabulary = logprobs.shape[-1]
     ranked = mx.sort(logprobs, axis=-1)
     mass = mx.exp(ranked)
     above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
-    dropped = (above >= knobs["top_p"]).sum(axis=-1, keepdims=True)
+    dropped = (above >= params["top_p"]).sum(axis=-1, keepdims=True)
     # top_p = 1 keeps everything, whatever rounding made of the sum.
-    dropped = mx.where(knobs["top_p"] < 1, mx.minimum(dropped, vocabulary - 1), 0)
-    top_k = knobs["top_k"]
+    dropped = mx.where(params["top_p"] < 1, mx.minimum(dropped, vocabulary - 1), 0)
+    top_k = params["top_k"]
     outside = mx.where(top_k > 0, mx.maximum(vocabulary - top_k, 0), 0)
     rank = mx.maximum(dropped, outside)
     by_rank = mx.take_along_axis(ranked, rank, axis=-1)
-    return mx.maximum(by_rank, ranked[..., -1:] + mx.log(knobs["min_p"]))
+    return mx.maximum(by_rank, ranked[..., -1:] + mx.log(params["min_p"]))
 
 
 def _keys_at(keys: mx.array, positions: mx.array) -> mx.array:
@@ -274,6 +276,6 @@ def _keys_at(keys: mx.array, positions: mx.array) -> mx.array:
 
 
 def _key(seed: int) -> list[int]:
-    """A seed as the two words of a random key, spread so that near seeds share no noise."""
+    """A seed as the two words of a random key, hashed so that near seeds share no noise."""
     digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=seed < 0), digest_size=8).digest()
     return [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]

@@ -1,24 +1,162 @@
-"""Slots: rows keep theirs from joining to leaving, unless the batch is resized or rearranged."""
+"""The slots of a batch: which row has which, and when slots are added, dropped or rearranged.
+
+A row takes a slot when it joins and frees it when it leaves. Slots move only between steps, with
+the pipeline drained: when a joining row finds none, when a row has outgrown its group at a fold,
+and when the batch has been too large for a while.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import mlx.core as mx
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.buffers import Buffers, Snapshot
+from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of
 
-
-def pick(array: mx.array, slots: Sequence[int], size: int) -> mx.array:
-    """These slots of an array, in this order, and empty ones after them, ``size`` in all."""
-    picked = array[mx.array(list(slots), mx.int32)] if slots else array[:0]
-    return mx.pad(picked, [(0, size - len(slots))] + [(0, 0)] * (array.ndim - 1))
-
-
-def unmoved(moves: Sequence[int | None], size: int) -> bool:
-    """Whether every row of ``size`` slots stays in its own."""
-    return len(moves) == size and all(old in (None, slot) for slot, old in enumerate(moves))
+SHRINK_AFTER = 32
+"""Steps with twice the slots or capacity that rows need before the batch shrinks: hysteresis.
+With eight times as many it shrinks after a seventh of that."""
 
 
-def widened(array: mx.array, width: int) -> mx.array:
-    """An array ``[S, W, ...]`` with at least ``width`` positions, zeros behind those it had."""
-    extra = max(0, width - array.shape[1])
-    return mx.pad(array, [(0, 0), (0, extra)] + [(0, 0)] * (array.ndim - 2)) if extra else array
+@dataclass(slots=True)
+class Slot:
+    """What the host knows of a row.
+
+    Attributes:
+        cursor: an upper bound; exact once every dispatched step is read.
+        remaining: an upper bound of the tokens still wanted; likewise.
+    """
+
+    row: Row
+    body_length: int
+    cursor: int
+    remaining: int
+    left: bool = False
+
+    @property
+    def offset(self) -> int:
+        """Filled positions of its tail, at most."""
+        return self.cursor - self.body_length
+
+
+class Slots:
+    """The slots and the arrays behind them.
+
+    Attributes:
+        rows: the row of each slot, None for an empty one.
+        changed: whether rows have come, gone or moved; the caller resets it.
+        drains: how many times the pipeline was drained.
+    """
+
+    def __init__(self, model: RaggedModel) -> None:
+        self.rows: list[Slot | None] = []
+        self.buffers = Buffers(model)
+        self.changed = False
+        self.drains = 0
+        self._excess = 0
+        self._slack = 0
+
+    @property
+    def taken(self) -> list[tuple[int, Slot]]:
+        return [(index, slot) for index, slot in enumerate(self.rows) if slot is not None]
+
+    def find(self, row_id: str) -> int | None:
+        """The slot of a row; None if it has none."""
+        return next((index for index, slot in self.taken if slot.row.row_id == row_id), None)
+
+    def at(self, index: int) -> Slot:
+        """The row of a slot that is taken."""
+        slot = self.rows[index]
+        assert slot is not None
+        return slot
+
+    def place(self, slot: Slot) -> int:
+        """Find or make a free slot and return its index; the caller writes its arrays."""
+        self._drain()
+        rows: list[tuple[int | None, int]] = [(i, s.body_length) for i, s in self.taken]
+        rows.append((None, slot.body_length))
+        layout, indices = seat(self.buffers.layout, rows)
+        self._arrange(layout, indices, rows)
+        self.rows[indices[-1]] = slot
+        self._weigh()
+        return indices[-1]
+
+    def take_out(self, index: int) -> tuple[Slot, Snapshot]:
+        """Copy a row out of its slot and free the slot."""
+        slot = self.at(index)
+        self._drain()
+        useless = _useless(slot.row.sampling)
+        snapshot, slot.body_length = self.buffers.read(index, slot.body_length, useless)
+        return self.free(index), snapshot
+
+    def free(self, index: int) -> Slot:
+        """Free a slot and return its row; with the last row all buffers go."""
+        slot = self.at(index)
+        self.rows[index] = None
+        self.changed = True
+        if self.taken:
+            self.buffers.vacate(index)
+            self._weigh()
+        else:
+            self.rows, self._slack, self._excess = [], 0, 0
+            self.buffers.clear()
+        return slot
+
+    def fold(self) -> None:
+        """Move every tail to its body."""
+        self._drain()
+        cursors: list[int] = self.buffers.state["cursors"].tolist()  # type: ignore[assignment]
+        rows = [(index, cursors[index]) for index, _ in self.taken]
+        ends = {slot.row.row_id: cursors[index] for index, slot in self.taken}
+        self._arrange(*seat(self.buffers.layout, rows), rows)
+        self.buffers.fold([(i, s.body_length, ends[s.row.row_id]) for i, s in self.taken])
+        for _, slot in self.taken:
+            slot.body_length = ends[slot.row.row_id]
+        self._weigh()
+
+    def compact(self, *, at_once: bool = False) -> None:
+        """Shrink the batch if it has been too large for a while; called once a step.
+
+        Args:
+            at_once: do not wait.
+        """
+        self._slack = self._slack + self._excess if self._excess else 0
+        if self._excess and (at_once or self._slack >= SHRINK_AFTER):
+            self._drain()
+            rows = self._lengths()
+            self._arrange(*packed(rows), rows)
+            self._slack = 0
+            self._weigh()
+
+    def _drain(self) -> None:
+        """Wait for the step in flight, so that only the caches hold their buffers."""
+        if self.rows:
+            self.drains += 1
+            self.buffers.settle()
+
+    def _arrange(self, layout: Layout, indices: Sequence[int], rows: Seated) -> None:
+        """Change to a layout in which these rows have these slots."""
+        stays = all(old in (None, new) for (old, _), new in zip(rows, indices, strict=True))
+        if layout == self.buffers.layout and stays:
+            return
+        moves: list[int | None] = [None] * slots_of(layout)
+        for (old, _), new in zip(rows, indices, strict=True):
+            moves[new] = old
+        self.buffers.arrange(layout, moves)
+        self.rows = [None if old is None else self.rows[old] for old in moves]
+        self.changed = True
+
+    def _weigh(self) -> None:
+        self._excess = excess(self.buffers.layout, self._lengths())
+
+    def _lengths(self) -> list[tuple[int | None, int]]:
+        """Every row's slot and its length, tail included."""
+        return [(index, slot.cursor) for index, slot in self.taken]
+
+
+def _useless(sampling: Sampling) -> list[str]:
+    """The arrays over the vocabulary that a row does not need."""
+    needs = {"counts": sampling.penalises, "weights": sampling.ratio and sampling.temperature > 0}
+    return [name for name, needed in needs.items() if not needed]

@@ -4,42 +4,45 @@ The state is a dictionary of arrays with a leading axis of slots:
 
 ``pending``       the token sampled last, not in the cache yet
 ``cursors``       tokens in the cache, which is the pending token's position
-``body_lengths``  how many of them lie in the attention bodies
+``body_lengths``  how many of them are in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
-``drafted``       how many of ``drafts`` the row may have accepted; 0 until its first step
+``drafted``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
-``weights``       ``[S, K, V]``, what they were drawn by; only under the ``ratio`` rule
+``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
-``hidden``        ``[S, TAIL, hidden]``, the backbone's output at each tail position, and
-``following``     ``[S, TAIL]``, the token after it: what the head has yet to read whenever steps
-                  were run without drafts; only where the depth may change from step to step
 
-Writing one position of two such long arrays costs a small model's step a thirtieth of its time. So
-one over single tokens, without drafts, is given neither and leaves what belongs there behind:
-
-``latest``        ``[S, 1, hidden]``, for ``hidden``; the tokens for ``following`` are ``pending``
-``place``         ``[S, 1]`` int32, the tail position of both
+Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
+that any later step may draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import Window, spans_of
-from omlx_worker.engine.ragged.layer_cache import LayerCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.sampling import Draw, Knobs, Plan, ReadDraw, Sampled, law, report
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
+from omlx_worker.engine.ragged.sampling import (
+    Draw,
+    Params,
+    Plan,
+    ReadDraw,
+    Sampled,
+    distribution,
+    report,
+)
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
+
+_OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
 Outcome = tuple[list[mx.array], State, Arrays]
-Step = Callable[[State, Knobs, Arrays], Outcome]
+Step = Callable[[State, Params, Arrays], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,8 @@ class Verdict:
     """A step's outcome on the device.
 
     Attributes:
-        counts: ``[S, 2]`` int32: drafts judged and drafts accepted, of each row.
-        draw: ``[S, W]``, of which a row's first ``accepted + 1`` tokens count.
+        counts: ``[S, 2]`` int32: drafts judged and drafts accepted of each row.
+        draw: ``[S, W]``; a row's first ``accepted + 1`` tokens are committed.
     """
 
     counts: mx.array
@@ -77,12 +80,12 @@ class Verdict:
         return [self.counts, *self.draw.arrays]
 
     def read(self) -> ReadVerdict:
-        """Wait for the device and bring the outcome to the host."""
+        """Wait for the device and copy the outcome to the host."""
         counts: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
         return ReadVerdict(counts, self.draw.read())
 
 
-CompiledStep = Callable[[State, Knobs, Arrays], tuple[Verdict, State, Arrays]]
+CompiledStep = Callable[[State, Params, Arrays], tuple[Verdict, State, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class ReadVerdict:
     draw: ReadDraw
 
     def at(self, row: Row, index: int) -> RowStep:
-        """What the step added to a row at its index in the batch."""
+        """What the step added to the row at this index of the batch."""
         drafted, accepted = self.counts[index]
         tokens = [self.draw.at(row, index, column) for column in range(accepted + 1)]
         return RowStep(row.row_id, tokens, drafted)
@@ -104,28 +107,23 @@ def compiled(
     plan: Plan,
     depth: int,
     on_trace: Callable[[], None],
-    *,
-    leaves_latest: bool = False,
 ) -> CompiledStep:
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
 
     Args:
-        leaves_latest: whether it leaves ``latest`` and ``place`` behind, see above.
-        on_trace: called whenever the step is traced anew, for a new bucket of shapes.
+        on_trace: called on every trace, that is, for every new bucket of shapes.
     """
 
-    def step(state: State, knobs: Knobs, layers: Arrays) -> Outcome:
+    def step(state: State, params: Params, layers: Arrays) -> Outcome:
         on_trace()
         caches = model.wrap(layers)
-        verdict, after = advance(
-            model, caches, state, knobs, plan, depth, leaves_latest=leaves_latest
-        )
+        verdict, after = advance(model, caches, state, params, plan, depth)
         return verdict.arrays, after, [cache.written for cache in caches]
 
     fused: Step = mx.compile(step)
 
-    def run(state: State, knobs: Knobs, layers: Arrays) -> tuple[Verdict, State, Arrays]:
-        (counts, *drawn), after, written = fused(state, knobs, layers)
+    def run(state: State, params: Params, layers: Arrays) -> tuple[Verdict, State, Arrays]:
+        (counts, *drawn), after, written = fused(state, params, layers)
         return Verdict(counts, Draw(*drawn)), after, written
 
     return run
@@ -135,11 +133,9 @@ def advance(
     model: RaggedModel,
     caches: list[LayerCache],
     state: State,
-    knobs: Knobs,
+    params: Params,
     plan: Plan,
     depth: int,
-    *,
-    leaves_latest: bool = False,
 ) -> tuple[Verdict, State]:
     """Judge the drafts in the state, commit what was accepted, and draft for the next step."""
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
@@ -157,26 +153,20 @@ def advance(
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)
-    target = law(model.logits(hidden), history, knobs, plan)
+    target = distribution(model.logits(hidden), history, params, plan)
     positions = cursors[:, None] + mx.arange(1, width + 1)
     offered = state["drafted"]
-    emitted, accepted = judge(target, drafts, offered, positions, knobs, plan)
+    emitted, accepted = judge(target, drafts, offered, positions, params, plan)
 
-    committed = cursors + (1 + accepted) * knobs["active"]
+    committed = cursors + (1 + accepted) * params["active"]
     pending = mx.take_along_axis(emitted, accepted[:, None], axis=1)[:, 0]
     after = {
         "pending": pending,
         "cursors": committed,
         "body_lengths": body_lengths,
         "accepted": accepted,
-        "drafted": mx.minimum(knobs["depth"], depth),
+        "drafted": mx.minimum(params["depth"], depth),
     }
-    place = window.index[:, 0]
-    if leaves_latest:
-        after["latest"], after["place"] = hidden, place[..., 0]
-    elif "hidden" in state:
-        after["hidden"] = mx.put_along_axis(state["hidden"], place, hidden, axis=1)
-        after["following"] = mx.put_along_axis(state["following"], place[..., 0], emitted, axis=1)
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
@@ -193,21 +183,51 @@ def advance(
             window=window,
             cursors=committed,
             body_lengths=body_lengths,
-            knobs=knobs,
+            params=params,
             plan=plan,
         )
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
+    elif model.drafts:
+        # Nothing takes the output, so only the head's keys and values are computed.
+        model.draft(emitted, hidden, caches, window)
     verdict = Verdict(mx.stack([offered, accepted], axis=1), report(target, emitted, plan))
     return verdict, after
+
+
+def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:
+    """The state of the last step, in the shapes of a step that drafts ``depth`` tokens.
+
+    A step is traced for every shape it meets: how many drafts it judges and how many positions it
+    may replay. Left as they are, each pair of depths adds two traces and a short probe of another
+    depth five, which takes as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
+    or padded to ``depth``, and kept inputs are padded to the width of such a step or, if more may
+    be replayed, of the deepest. A change of depth wastes the drafts that are cut.
+
+    Args:
+        state: without drafts, the step's window is one token.
+        caches: changed in place.
+        deepest: the most that any step drafts.
+    """
+    if depth and "drafts" not in state:
+        return state
+    for cache in caches:
+        if isinstance(cache, RecurrentCache):
+            cache.fit(1 + depth, 1 + deepest)
+    if "drafts" not in state or state["drafts"].shape[1] == depth:
+        return state
+    rest = {name: array for name, array in state.items() if name not in _OF_DRAFTS}
+    if depth:
+        rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
+    return rest | {"drafted": mx.minimum(state["drafted"], depth)}
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:
     """Token counts of the history before each position's sample, ``[S, W, V]``.
 
-    ``counts`` include the window's first token, which is pending and so already history; the
-    drafts after it are counted from their own position on.
+    ``counts`` include the window's first token, which is pending and so already history. Each
+    draft after it counts from its own position on.
     """
     drafts = tokens[:, 1:, None] == mx.arange(counts.shape[-1])
     seen = mx.cumsum(drafts.astype(counts.dtype), axis=1)

@@ -1,15 +1,14 @@
--- Write one event of each of many jobs to its stream and its channel, for lease holders only.
+-- Publish one event for each of many jobs, on its stream and its channel, if its lease holds.
 --
--- ARGV[1]    seconds that a stream lives after its last event
+-- ARGV[1]    seconds until a stream expires after its last event
 -- ARGV[2]    prefix of event streams
 -- ARGV[3]    prefix of token channels
 -- ARGV[4..]  for each job: queue, job, execution, id of the entry before, entry id, event; an empty
---            event only asks whether the lease is still held
+--            event only checks the lease
 --
--- Returns {job, reason, job, reason, ...} of those that were refused, where the reason is the job's
--- status when its lease is gone, 'written' when its stream is already further, or 'behind' when
--- the server has lost the end of it; and of those that were written but are to be stopped, with
--- the reason 'stop'.
+-- Returns {job, reason, job, reason, ...} for refused events: the job's status if the lease is gone,
+-- 'written' if the stream has later entries, 'behind' if the server has lost its end. 'stop' means
+-- that the event was written and the job is to be stopped.
 
 local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
 local told = {}
@@ -19,7 +18,7 @@ local function tell(job, reason)
   told[#told + 1] = reason
 end
 
--- A server that was killed may come back without the last entries that it had acknowledged.
+-- A killed server may come back without the last entries that it acknowledged.
 local function is_behind(job, before)
   if before == '0-0' then return false end
   local at = string.match(last_id(events .. job) or '0-0', '^%d+')
@@ -38,8 +37,7 @@ for i = 4, #ARGV, 6 do
     local reply = redis.pcall('XADD', events .. job, id, 'event', event)
     if type(reply) == 'table' and reply.err then
       if not string.find(reply.err, 'equal or smaller', 1, true) then return reply end
-      -- The holder of a lease is its only writer: its own id at the top is a call that was
-      -- made twice because the first answer was lost.
+      -- Only the lease holder writes. The same id at the end is a call repeated after a lost answer.
       if last_id(events .. job) ~= id then reason = 'written' end
     else
       redis.call('PUBLISH', tokens .. job, event)

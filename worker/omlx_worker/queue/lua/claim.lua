@@ -1,9 +1,9 @@
 -- Take up to `limit` jobs over all queues, the first queue first, and start them.
 --
--- A job whose workers have died is a suspect, and a suspect runs alone (why: omlx_worker.queue.quarantine). A
+-- A job whose workers have died is a suspect and runs alone; see omlx_worker.queue.quarantine. A
 -- worker that holds nothing takes it and nothing else. A worker that holds jobs reserves it and
--- takes nothing more until they are over; others pass over a suspect that is reserved, unless they
--- hold nothing themselves. Reservations end by themselves when their worker does not ask again.
+-- takes no more until they end. Other workers that hold jobs pass over a reserved suspect. A
+-- reservation expires if its worker does not claim again.
 --
 -- KEYS       names of queues, best first (names, not keys)
 -- ARGV[1]    limit
@@ -11,18 +11,18 @@
 -- ARGV[3]    lease in seconds
 -- ARGV[4]    grace in seconds, see `extend`
 -- ARGV[5]    prefix of event streams
--- ARGV[6]    longest payload in bytes; of a longer one only its length is told
+-- ARGV[6]    longest payload in bytes; of a longer one only the length is returned
 -- ARGV[7]    crashes that make a job a suspect
 -- ARGV[8]    crashes that convict a job, if it was alone at the last
--- ARGV[9]    how many jobs the worker holds
--- ARGV[10]   the job that it has run alone so far, or ''
--- ARGV[11..12] queue and id of the suspect that it has reserved, or '' and ''
--- ARGV[13]   id of this claim, the same when it is made again because its answer was lost; execution
---            ids begin with it
+-- ARGV[9]    number of jobs that the worker holds
+-- ARGV[10]   the job that runs alone on the worker, or ''
+-- ARGV[11..12] queue and id of the suspect that the worker has reserved, or '' and ''
+-- ARGV[13]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
+--            a lost answer
 --
 -- Returns nil while workers are suspended, else
---   {queue and id of the suspect that is reserved now, or '' and '', jobs}, and for each job
---   {job, execution, queue, started at, tokens already in its stream, data, bytes of data, timeout,
+--   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
+--   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
 --    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
@@ -33,7 +33,7 @@ local time, date = now()
 local looks_left, bytes_left = 1000, longest
 local claimed = {}
 
--- What the first call of a repeated claim took, its worker does not know of.
+-- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
 local taken = redis.call('LRANGE', last_claim, 0, -1)
 if taken[1] == claim then
@@ -62,7 +62,7 @@ local function read(job)
     'webhooks', 'retries_left', 'repeats_left', 'data')
 end
 
--- An id that must not run: not one of RQ's, no such job any more, ended, or pushed twice.
+-- An id that must not run: not RQ's, deleted, ended, or pushed twice.
 local function is_stale(job, fields)
   if not string.match(job, '^[%w_-]+$') then return true end
   if fields.err then return true end
@@ -84,15 +84,15 @@ local function crashes(fields)
   return count > 0 and math.floor(math.min(count, 1000)) or 0
 end
 
--- What is to be done with a job. Only those that run, alone or not, can harm others.
+-- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
   if fields[5] then return 'stop' end
   if crashes(fields) >= convicting and fields[4] == '1' then return 'fail' end
   return crashes(fields) >= suspicious and 'alone' or 'run'
 end
 
--- How many tokens an interrupted run left in the stream. A stream that has ended is of an earlier
--- run (requeued, retried, repeated): this run starts a new one.
+-- The number of tokens that an interrupted run left in the stream. A stream that has ended belongs
+-- to an earlier run (requeued, retried, repeated): this run starts a new one.
 local function streamed(job)
   local tokens, part = string.match(last_id(events .. job) or '', '^(%d+)-(%d+)$')
   if part == '0' then return tonumber(tokens) end
@@ -127,15 +127,15 @@ local function take(queue, job, fields, index)
 end
 
 local function reserve(job)
-  local owner = redis.call('GET', trial_key(job))
+  local owner = redis.call('GET', reservation_key(job))
   if owner and owner ~= worker then return false end
-  redis.call('SET', trial_key(job), worker, 'EX', math.ceil(lease))
+  redis.call('SET', reservation_key(job), worker, 'EX', math.ceil(lease))
   return true
 end
 
 local function take_alone(queue, job, fields, index)
   take(queue, job, fields, index)
-  redis.call('DEL', trial_key(job))
+  redis.call('DEL', reservation_key(job))
   return {'', '', claimed}
 end
 
@@ -146,8 +146,8 @@ if wanted ~= '' then
   if index and not is_stale(wanted, fields) and treatment(fields) == 'alone' and reserve(wanted) then
     if held > 0 then return {wanted_queue, wanted, claimed} end
     return take_alone(wanted_queue, wanted, fields, index)
-  elseif redis.call('GET', trial_key(wanted)) == worker then
-    redis.call('DEL', trial_key(wanted))
+  elseif redis.call('GET', reservation_key(wanted)) == worker then
+    redis.call('DEL', reservation_key(wanted))
   end
 end
 

@@ -1,19 +1,19 @@
--- End jobs as RQ does, each by itself, where the execution still holds the job.
+-- End jobs as RQ does, each independently, if the execution still holds the job.
 --
 -- ARGV[1]     worker name
--- ARGV[2]     at most this many seconds the stream of a job without a result is kept
--- ARGV[3]     '1': leave dependents to nobody (RQ's own handlers have failed on these jobs)
+-- ARGV[2]     seconds until the stream of a job without a result expires, at most
+-- ARGV[3]     '1': end jobs with dependents too (RQ's handlers have failed on these jobs)
 -- ARGV[4]     prefix of event streams
 -- ARGV[5]     prefix of token channels
 -- ARGV[6..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped',
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
---             seconds to keep the job where it does not say (result_ttl or failure_ttl),
+--             seconds to keep the job if it has no result_ttl or failure_ttl,
 --             id of the terminal event, the terminal event
 --
--- Returns for each job 1 when done, also by an earlier call whose answer was lost, 0 when the lease
--- is gone, 2 when the job has dependents (nothing is written then, and RQ's own handlers must end
--- it), or the error of the command that Redis refused.
+-- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
+-- gone; 2 if the job has dependents (nothing is written, RQ's handlers must end it); or the error of
+-- the command that Redis refused.
 
 local worker, longest, forced = ARGV[1], ARGV[2], ARGV[3] == '1'
 local events, channels = ARGV[4], ARGV[5]
@@ -48,7 +48,7 @@ local function announce(job, id, event, succeeded, ttl)
   local stream = events .. job
   redis.pcall('XADD', stream, id, 'event', event)
   redis.call('PUBLISH', channels .. job, event)
-  -- A bulk run hears of its jobs on one stream; its name is protocol.py's `ended_stream`.
+  -- The stream of ended jobs of a bulk run; see `ended_stream` in protocol.py.
   local run = string.match(job, '^bulk%-(%x+)%-')
   if run then
     redis.call('XADD', 'omlx:bulk:' .. run, '*', 'job', job)
@@ -66,7 +66,7 @@ end
 local function commit(queue, job, execution, ending, payload, default_ttl, id, event)
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
-  -- RQ's name for it, with two colons.
+  -- RQ writes two colons.
   local dependencies = 'rq:job::' .. job .. ':dependencies'
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
@@ -92,7 +92,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     if fields[4] or fields[5] or fields[6] then redis.call('HDEL', key, CRASHES, ALONE, STOP) end
     expire(key, ttl)
     redis.call('EXPIRE', dependencies, ttl)
-    -- RQ's scores: what never expires is +inf when finished and -1 when failed.
+    -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
       redis.call('ZADD', 'rq:finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
     else
@@ -112,7 +112,7 @@ for i = 6, #ARGV, 8 do
   replies[#replies + 1] = reply
 end
 
--- Figures for `rq info`; by now the jobs have ended, whatever else may stand under that key.
+-- Figures for `rq info`. The jobs have ended, whatever that key holds.
 local worker_key = 'rq:worker:' .. worker
 if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 then
   redis.pcall('HINCRBY', worker_key, 'successful_job_count', succeeded_count)

@@ -1,22 +1,22 @@
--- Put before every script: RQ's key names, RQ's date format, and the way back to a queue.
+-- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
 --
--- Scripts check first and remove last. Redis undoes nothing when a command fails half way (out of
--- memory, read only), so a job leaves one place only after it was written to the next.
+-- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
+-- of memory, read only). So a job leaves one place only after it was written to the next.
 
 local function job_key(job) return 'rq:job:' .. job end
 local function queue_key(queue) return 'rq:queue:' .. queue end
 local function started_key(queue) return 'rq:wip:' .. queue end
 local function executions_key(job) return 'rq:executions:' .. job end
 local function execution_key(job, execution) return 'rq:execution:' .. job .. ':' .. execution end
-local function trial_key(job) return 'omlx:trial:' .. job end
+local function reservation_key(job) return 'omlx:trial:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
--- This project's fields in RQ's job hash; RQ keeps what it does not know.
+-- This project's fields in RQ's job hash. RQ keeps unknown fields.
 local CRASHES = 'omlx_crashes'  -- how many workers died while they held the job
-local ALONE = 'omlx_alone'      -- '1': it is the only job of its worker, or was when that died
-local STOP = 'omlx_stop'        -- '1': somebody wants it stopped
+local ALONE = 'omlx_alone'      -- '1': it is its worker's only job, or was when the worker died
+local STOP = 'omlx_stop'        -- '1': it is to be stopped
 
--- Seconds since 1970 with six decimals, and the same moment as RQ writes it in job hashes.
+-- The time: seconds since 1970, and RQ's format of it in job hashes.
 local function now()
   local time = redis.call('TIME')
   local seconds, micros = tonumber(time[1]), tonumber(time[2])
@@ -49,31 +49,29 @@ local function status(job)
   return type(reply) == 'string' and reply or 'deleted'
 end
 
--- The id of a stream's last entry; nil where there is none, or no stream.
+-- The id of a stream's last entry; nil without one.
 local function last_id(stream)
   local last = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', 1)
   return last[1] and last[1][1]
 end
 
--- Run a command that writes to a key; where the key is of another type, somebody has made something
--- else of it, over which RQ would stumble, and it is deleted first.
+-- Run a command that writes to a key. A key of another type is deleted first: RQ would fail on it.
 local function write(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
-  -- Any other error comes again, and is raised as Redis raises it.
+  -- Redis raises any other error here.
   return redis.call(command, key, ...)
 end
 
--- Write or renew everything that says when a lease ends. RQ's own clean-up takes a started job
--- whose score has passed for abandoned and fails it, and even `rq info` runs it: so the score
--- lies `grace` seconds behind the lease, and sweep.lua subtracts them again.
+-- Write or renew the end of a lease. RQ's clean-up, which even `rq info` runs, fails started jobs
+-- whose score has passed. So the score is `grace` seconds later, and sweep.lua subtracts them.
 local function extend(queue, job, execution, time, lease, grace)
   local ttl = math.ceil(lease)
   redis.call('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
   write('ZADD', executions_key(job), number(time + ttl + 60), execution)
   redis.call('EXPIRE', executions_key(job), ttl + 60)
-  -- Lives longer than its entry above: RQ raises when it finds the entry without the hash.
+  -- It outlives the entry above: RQ raises if it finds the entry without the hash.
   redis.call('EXPIRE', execution_key(job, execution), ttl + 120)
 end
 
@@ -83,7 +81,7 @@ local function drop_execution(queue, job, execution)
   redis.call('ZREM', started_key(queue), member(job, execution))
 end
 
--- To the front of its queue, unless the job was deleted or has ended meanwhile.
+-- Put a job back at the front of its queue, unless it was deleted or has ended.
 local function put_back(queue, job, execution)
   local returned = status(job) == 'started'
   if returned then

@@ -4,8 +4,8 @@
 -- ARGV[2]    grace in seconds, see `extend`
 -- ARGV[3..]  for each: queue, job, execution
 --
--- Returns {job, status, job, status, ...} of those that are gone, and of those that were renewed
--- but are to be stopped, with 'stop' in the place of the status.
+-- Returns {job, status, job, status, ...} for leases that are gone. 'stop' in place of the status
+-- means that the lease was renewed and the job is to be stopped.
 
 local lease, grace = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time, date = now()

@@ -1,5 +1,5 @@
--- Move jobs whose time has come from RQ's registries of scheduled jobs to their queues, as RQ's
--- scheduler does. A scheduler that runs for a queue holds the queue's lock, and is left to it.
+-- Move due jobs from RQ's registries of scheduled jobs to their queues, as RQ's scheduler does. A
+-- queue whose lock a scheduler holds is left to that scheduler.
 --
 -- KEYS     names of queues (names, not keys)
 -- ARGV[1]  most jobs to move for one queue
@@ -12,7 +12,7 @@ local moved = {}
 local function enqueue(queue, job)
   local fields = redis.pcall('HMGET', job_key(job), 'status', 'ttl', 'ended_at',
     'enqueue_at_front', 'enqueue_at_front_on_retry')
-  -- Whatever else became of it since: gone, cancelled, or enqueued by somebody already.
+  -- Deleted, cancelled, or already enqueued.
   if fields.err or (fields[1] ~= 'scheduled' and fields[1] ~= 'created') then return end
   local has_run = fields[3] and fields[3] ~= ''
   local at_front = fields[4] == '1' or (has_run and fields[5] == '1')

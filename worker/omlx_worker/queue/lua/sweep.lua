@@ -1,8 +1,8 @@
--- Put jobs whose leases have expired back at the front of their queues, and count it: their worker
--- has died, or was away for so long that nobody can tell.
+-- Put jobs with expired leases back at the front of their queues, and count a crash for each: their
+-- worker has died, or was away for as long.
 --
--- KEYS[1]    lock: workers that come while it exists leave the sweeping to its owner
--- ARGV[1]    milliseconds that the lock lasts
+-- KEYS[1]    lock: while it exists, only its owner sweeps
+-- ARGV[1]    milliseconds until the lock expires
 -- ARGV[2]    grace in seconds, see `extend`
 -- ARGV[3]    prefix of this project's execution ids; a stock worker's entries are left to RQ
 -- ARGV[4..]  queues

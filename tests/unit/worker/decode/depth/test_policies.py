@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_worker.decode.depth.fixed import HybridPolicy, Mode, make_policy
@@ -49,7 +49,6 @@ batches = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     mode=st.sampled_from(["auto", "hybrid", "mtp", "batched"]),
     max_depth=st.integers(0, 4),

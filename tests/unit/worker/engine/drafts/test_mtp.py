@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from omlx_worker.engine.acceptance import first_draft_acceptance
+from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (
     split_experts,
     write_qwen,
@@ -109,8 +109,8 @@ def test_every_family_drafts_losslessly_from_a_raw_checkpoint(
 @pytest.mark.parametrize(
     ("write", "bits", "kept"),
     [
-        (write_qwen, 4, ()),
-        (write_qwen, 8, ("mtp.fc",)),
+        pytest.param(write_qwen, 4, (), marks=pytest.mark.slow),
+        pytest.param(write_qwen, 8, ("mtp.fc",), marks=pytest.mark.slow),
         (write_qwen_moe, 4, ("mtp.fc",)),
         (write_qwen_next, 8, ()),
     ],
@@ -142,6 +142,7 @@ def test_a_raw_head_beside_a_quantised_backbone_stays_as_it_is(tmp_path: Path) -
     assert all(mx.array_equal(expected[name], got[name]).item() for name in got)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_head_keeps_its_precision(tmp_path: Path) -> None:
     path = write_qwen(tmp_path)
     raw = mx.load(str(path / "model.safetensors"))
@@ -253,11 +254,12 @@ def test_a_head_that_the_configuration_does_not_mention_is_used(tmp_path: Path) 
     assert Loaded.at(path).decoder(2).batch.depth == 2
 
 
+@pytest.mark.slow
 def test_the_demo_models_first_draft_is_accepted_on_heldout_prompts(
     demo: Loaded, heldout_prompts: list[str]
 ) -> None:
-    # A quarter of them; scripts/train_demo_model.py --evaluate measures all.
-    prompts = [demo.tokenizer.encode(text) for text in heldout_prompts[::4]]
+    # A tenth of them; scripts.demo_model.train --evaluate measures all.
+    prompts = [demo.tokenizer.encode(text) for text in heldout_prompts[::10]]
 
     measured = first_draft_acceptance(demo.network, prompts, tokens=64)
 

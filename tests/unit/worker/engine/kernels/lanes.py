@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.kernels import platform
+from omlx_worker.engine.kernels.source import HEADER
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -62,7 +62,7 @@ def run(
     kinds |= dict.fromkeys(written, "float*")
     everything = given | shapes | written
     code = _FRAME.format(
-        header=platform.HEADER,
+        header=HEADER,
         constants="\n".join(f"constexpr int {k} = {int(v)};" for k, v in constants.items()),
         arguments=", ".join(f"{kinds[name]} {name}" for name in everything),
         names=", ".join(everything),

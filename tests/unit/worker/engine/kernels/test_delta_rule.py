@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.gated_delta import gated_delta_kernel
 
-from omlx_worker.engine.kernels import chunked_delta, delta_kernel, platform
-from omlx_worker.engine.kernels.delta_rule import (
-    Inputs,
-    Kept,
-    read,
-    replay_and_run,
-    replay_and_run_by_mlx_lm,
-)
+from omlx_worker.engine.kernels import delta_kernel
+from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
+from omlx_worker.engine.kernels.delta_rule import DeltaRule, Inputs, Kept
+from omlx_worker.engine.kernels.device import Kernels, for_cuda, for_device, for_metal
+from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
+from omlx_worker.engine.kernels.source import Platform, source
 from tests.unit.worker.engine.kernels import lanes
 from tests.unit.worker.engine.kernels.lanes import needs_compiler
 
 SLOTS, KEY_HEADS, HEADS, DK, DV = 3, 2, 4, 32, 16
 
-on_gpu = pytest.mark.skipif(platform.backend() is None, reason="no GPU that it is used on")
+DEVICE_RULE = for_device(DK, DV).rule
+
+RULES = {"the device's": DEVICE_RULE, "Metal's": Kernels().rule}
+
+on_kernel = pytest.mark.skipif(
+    not isinstance(DEVICE_RULE, delta_kernel.DeltaKernel), reason="the device runs no kernel"
+)
 
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="chunks are for the CPU")
 
@@ -96,27 +101,30 @@ def close(got: mx.array, wanted: np.ndarray, tolerance: float = 2e-5) -> bool:
     return bool(np.allclose(np.array(got.astype(mx.float32)), wanted, tolerance, tolerance))
 
 
-@pytest.mark.parametrize("rule", [replay_and_run, replay_and_run_by_mlx_lm])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (4, 0), (2, 1), (4, 3), (3, 1)])
 def test_a_step_replays_what_was_accepted_and_commits_its_first_position(
-    width: int, depth: int, rule: Callable[..., tuple[mx.array, mx.array]]
+    width: int, depth: int, rule: DeltaRule
 ) -> None:
     made = case(width, depth)
     wanted_outs, wanted_state = expected(made)
 
-    outs, state = rule(made.window, made.kept, made.accepted, made.state)
+    outs, state = rule.replay_and_run(made.window, made.kept, made.accepted, made.state)
 
     assert close(outs, wanted_outs)
     assert close(state, wanted_state)
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("width", [1, 5, 8, 9, 16, 17, 33, 100])
-def test_a_stretch_of_a_prompt_is_committed_whole_however_it_is_cut(width: int) -> None:
+def test_a_stretch_of_a_prompt_is_committed_whole_however_it_is_cut(
+    width: int, rule: DeltaRule
+) -> None:
     rng = np.random.default_rng(width)
     prompt = inputs(rng, width, slots=1)
     start = mx.array(rng.normal(size=(1, HEADS, DV, DK)), mx.float32)
 
-    outs, state = read(prompt, mx.log(prompt.decay), start)
+    outs, state = rule.read(prompt, mx.log(prompt.decay), start)
 
     wanted, states = by_loop(Inputs(*(part[0] for part in prompt)), np.array(start[0], np.float64))
     assert close(outs[0], wanted)
@@ -130,7 +138,7 @@ def test_chunks_survive_a_decay_too_small_for_a_float() -> None:
     prompt = prompt._replace(decay=mx.exp(log_decay))
     start = mx.ones((1, HEADS, DV, DK))
 
-    outs, state = chunked_delta.run(prompt, log_decay, start)
+    outs, state = ProductRule().read(prompt, log_decay, start)
 
     wanted, states = by_loop(Inputs(*(part[0] for part in prompt)), np.array(start[0], np.float64))
     assert close(outs[0], wanted)
@@ -144,7 +152,7 @@ def test_chunks_survive_a_prompt_that_repeats_one_token() -> None:
     prompt = prompt._replace(decay=mx.ones_like(prompt.decay), beta=mx.ones_like(prompt.beta))
     start = mx.zeros((1, HEADS, DV, DK))
 
-    outs, state = chunked_delta.run(prompt, mx.zeros_like(prompt.decay), start)
+    outs, state = ProductRule().read(prompt, mx.zeros_like(prompt.decay), start)
 
     wanted, states = by_loop(Inputs(*(part[0] for part in prompt)), np.array(start[0], np.float64))
     assert close(outs[0], wanted)
@@ -157,12 +165,10 @@ def test_what_a_lane_of_the_kernel_does_is_right_when_it_has_a_row_to_itself(
     width: int, depth: int, tmp_path: Path
 ) -> None:
     made = case(width, depth)
-    names = delta_kernel.input_names(replays=bool(depth))
-    kept = [*made.kept, made.accepted] if made.kept else []
 
     outs, state = lanes.run(
         delta_kernel.body(replays=bool(depth)),
-        dict(zip(names, [*made.window, *kept, made.state], strict=True)),
+        delta_kernel.inputs(made.window, made.kept, made.accepted, made.state),
         {"outputs": made.window.values.shape, "committed": made.state.shape},
         {"Dk": DK, "Dv": DV, "Hk": KEY_HEADS, "H": HEADS, "CommitFirst": 1},
         rows=DV,
@@ -175,11 +181,11 @@ def test_what_a_lane_of_the_kernel_does_is_right_when_it_has_a_row_to_itself(
     assert np.allclose(state, wanted_state, 2e-5, 2e-5)
 
 
-@on_gpu
+@on_kernel
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (4, 0), (4, 3), (2, 3)])
 def test_the_kernel_computes_what_the_operations_do(
-    width: int, depth: int, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+    width: int, depth: int, dtype: mx.Dtype
 ) -> None:
     made = case(width, depth)
 
@@ -191,9 +197,8 @@ def test_the_kernel_computes_what_the_operations_do(
 
     start = mx.array(np.array(made.state))
 
-    outs, state = replay_and_run(window, kept, made.accepted, made.state)
-    monkeypatch.setattr(platform, "backend", lambda: None)
-    by_ops, state_by_ops = replay_and_run(window, kept, made.accepted, start)
+    outs, state = DEVICE_RULE.replay_and_run(window, kept, made.accepted, made.state)
+    by_ops, state_by_ops = PlainRule().replay_and_run(window, kept, made.accepted, start)
 
     assert outs.dtype == dtype
     assert close(outs, np.array(by_ops.astype(mx.float32)), 2e-5 if dtype == mx.float32 else 2e-2)
@@ -203,11 +208,12 @@ def test_the_kernel_computes_what_the_operations_do(
 @pytest.mark.parametrize("name", ["cuda", "metal"])
 @pytest.mark.parametrize("replays", [True, False])
 def test_the_source_of_the_kernel_names_what_it_is_given_and_nothing_else(
-    name: platform.Backend, replays: bool
+    name: Platform, replays: bool
 ) -> None:
-    source = platform.source(name, delta_kernel.body(replays=replays))
-    code = re.sub(r"//.*", "", source)
-    given = {*delta_kernel.input_names(replays=replays), "outputs", "committed"}
+    code = re.sub(r"//.*", "", source(name, delta_kernel.body(replays=replays)))
+    made = case(1, int(replays))
+    inputs = delta_kernel.inputs(made.window, made.kept, made.accepted, made.state)
+    given = {*inputs, "outputs", "committed"}
     arrays = set(re.findall(r"\b(\w+)\[", code)) | set(re.findall(r"\b(\w+)_shape\b", code))
     declared = set(re.findall(r"\b(?:float|int|long|auto|four|READONLY T\*) (\w+)", code))
 
@@ -224,6 +230,20 @@ def test_the_metal_kernel_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
 
     monkeypatch.delenv("OMLX_QUEUE_METAL_KERNEL", raising=False)
-    assert platform.backend() is None
+    assert for_device(128, 128).rule == PlainRule(gated_delta_kernel)
     monkeypatch.setenv("OMLX_QUEUE_METAL_KERNEL", "1")
-    assert platform.backend() == "metal"
+    assert for_device(128, 128).rule == delta_kernel.DeltaKernel("metal")
+
+
+def test_heads_that_no_kernel_takes_get_the_plain_form_and_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert for_metal(48, 128) == Kernels()
+    assert for_cuda(48, 128).rule == PlainRule()
+    assert for_cuda(48, 128).net_inputs is NetOperations
+    assert "key heads of a multiple of 32" in caplog.text
+
+    caplog.clear()
+    assert for_cuda(128, 128).rule == delta_kernel.DeltaKernel("cuda")
+    assert for_cuda(128, 128).net_inputs is not NetOperations
+    assert not caplog.text

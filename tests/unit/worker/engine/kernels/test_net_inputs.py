@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.kernels import net_inputs, platform
-from omlx_worker.engine.kernels.delta_rule import Inputs, gates
-from omlx_worker.engine.models.layers import _committed_conv, _convolved
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.kernels.cuda import net_inputs
+from omlx_worker.engine.kernels.delta_rule import Inputs
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
+from omlx_worker.engine.models.qwen3_5 import projected_apart
 from tests.helpers.decoding import Loaded
 from tests.unit.worker.engine.kernels import lanes
 from tests.unit.worker.engine.kernels.lanes import needs_compiler
 
 SLOTS = 3
 
-on_gpu = pytest.mark.skipif(platform.backend() != "cuda", reason="no CUDA")
+OUTPUTS = ("queries", "keys", "values", "decay", "beta", "conv_out")
+
+on_cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="no CUDA")
 
 
 @pytest.fixture
@@ -41,17 +44,25 @@ def case(net: Any, width: int, depth: int) -> tuple[mx.array, mx.array, mx.array
     return projections(net, width), conv, past, accepted
 
 
+def apart(net: Any, projected: mx.array) -> Projected:
+    """The kernels' projections as the operations take them."""
+    heads = net.num_v_heads
+    sizes = [net.conv_dim, net.value_dim, heads]
+    raw, gate, b, a = mx.split(projected, list(accumulate(sizes)), axis=-1)
+    return raw, gate.reshape(*gate.shape[:2], heads, net.head_v_dim), a, b
+
+
 def by_operations(
-    net: Any, projected: mx.array, conv: mx.array, past: mx.array | None, accepted: mx.array
+    net: Any,
+    projected: mx.array,
+    conv: mx.array,
+    past: mx.array | None,
+    accepted: mx.array | None,
 ) -> tuple[Inputs, mx.array]:
-    """What the kernel is to compute, and the conv inputs ``[S, taps + W, channels]``."""
-    cache = RecurrentCache([conv, mx.zeros((1,))])
-    cache.kept = [past[..., : net.conv_dim]] if past is not None else []
-    taps = net.conv_kernel_size - 1
-    before = _committed_conv(cache, accepted, taps)
-    inputs = mx.concatenate([before, projected[..., : net.conv_dim]], axis=1)
-    b, a = mx.split(projected[..., -2 * net.num_v_heads :], 2, axis=-1)
-    return Inputs(*_convolved(net, inputs), *gates(net, a, b)), inputs
+    """What the kernel is to compute."""
+    plain = NetOperations(net, projected_apart)
+    past = None if past is None else past[..., : net.conv_dim]
+    return plain.prepare(apart(net, projected), conv, past, accepted)
 
 
 def constants(net: Any, projected: mx.array, *, commit_first: bool) -> dict[str, int]:
@@ -71,10 +82,12 @@ def constants(net: Any, projected: mx.array, *, commit_first: bool) -> dict[str,
 
 
 @needs_compiler
-@pytest.mark.parametrize("commit_first", [True, False])
-@pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2), (7, 0)])
+@pytest.mark.parametrize(
+    ("width", "depth", "prompt"),
+    [(1, 0, False), (4, 0, False), (1, 3, False), (3, 2, False), (1, 0, True), (7, 0, True)],
+)
 def test_a_lane_convolves_normalises_and_gates_as_the_operations_do(
-    net: Any, width: int, depth: int, commit_first: bool, tmp_path: Path
+    net: Any, width: int, depth: int, prompt: bool, tmp_path: Path
 ) -> None:
     projected, conv, past, accepted = case(net, width, depth)
     given = {
@@ -86,13 +99,13 @@ def test_a_lane_convolves_normalises_and_gates_as_the_operations_do(
     }
     if past is not None:
         given |= {"past": past, "accepted": accepted}
-    wanted, inputs = by_operations(net, projected, conv, past, accepted)
+    wanted, conv_wanted = by_operations(net, projected, conv, past, None if prompt else accepted)
 
     *got, conv_out = lanes.run(
         net_inputs.body(replays=past is not None),
         given,
-        dict(zip(net_inputs.OUTPUTS, [*(part.shape for part in wanted), conv.shape], strict=True)),
-        constants(net, projected, commit_first=commit_first),
+        dict(zip(OUTPUTS, [*(part.shape for part in wanted), conv.shape], strict=True)),
+        constants(net, projected, commit_first=not prompt),
         rows=2 * net.num_k_heads + net.num_v_heads,
         vectors=SLOTS * width,
         folder=tmp_path,
@@ -100,8 +113,7 @@ def test_a_lane_convolves_normalises_and_gates_as_the_operations_do(
 
     for mine, theirs in zip(got, wanted, strict=True):
         assert np.allclose(mine, np.array(theirs), 1e-4, 1e-5)
-    end = 1 if commit_first else width
-    assert np.array_equal(conv_out, np.array(inputs[:, end : end + conv.shape[1]]))
+    assert np.array_equal(conv_out, np.array(conv_wanted))
 
 
 @needs_compiler
@@ -111,7 +123,6 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
     width, heads, dv = 2, net.num_v_heads, net.head_v_dim
     projected = projections(net, width)
     outputs = mx.random.normal((SLOTS, width, heads, dv), key=mx.random.key(3))
-    gate = projected[..., net.conv_dim : net.conv_dim + net.value_dim].reshape(outputs.shape)
 
     (mixed,) = lanes.run(
         net_inputs.gated_norm_body(net.norm.eps),
@@ -127,11 +138,11 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
         folder=tmp_path,
     )
 
-    wanted = net.norm(outputs, gate).reshape(mixed.shape)
+    wanted = NetOperations(net, projected_apart).gated(outputs, apart(net, projected))
     assert np.allclose(mixed, np.array(wanted), 1e-4, 1e-5)
 
 
-@on_gpu
+@on_cuda
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2)])
 def test_the_kernels_compute_what_the_operations_do(
@@ -146,18 +157,18 @@ def test_the_kernels_compute_what_the_operations_do(
     assert conv is not None
     assert accepted is not None
 
-    got, conv_out = net_inputs.prepare(net, projected, conv, past, accepted, commit_first=True)
-    mixed = net_inputs.gated_norm(net, got.values, projected)
+    kernels = net_inputs.NetKernels(net, projected_apart)
+    got, conv_out = kernels.prepare((projected,), conv, past, accepted)
+    mixed = kernels.gated(got.values, (projected,))
 
-    wanted, inputs = by_operations(net, projected, conv, past, accepted)
-    gate = projected[..., net.conv_dim : net.conv_dim + net.value_dim].reshape(got.values.shape)
+    wanted, conv_wanted = by_operations(net, projected, conv, past, accepted)
     tolerance = 1e-4 if dtype == mx.float32 else 2e-2
     for mine, theirs in zip(got, wanted, strict=True):
         assert mine.dtype == theirs.dtype
         assert mx.allclose(mine, theirs, tolerance, tolerance).item()
-    assert mx.array_equal(conv_out, inputs[:, 1 : 1 + conv.shape[1]]).item()
-    by_module = net.norm(wanted.values, gate).reshape(mixed.shape)
-    assert mx.allclose(mixed, by_module, tolerance, tolerance).item()
+    assert mx.array_equal(conv_out, conv_wanted).item()
+    plain = NetOperations(net, projected_apart).gated(wanted.values, apart(net, projected))
+    assert mx.allclose(mixed, plain, tolerance, tolerance).item()
 
 
 def wide_net(dtype: mx.Dtype) -> Any:

@@ -15,6 +15,8 @@ from tests.helpers.decoding import Loaded, row, run
 pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")
 from tests.unit.worker.engine.models.references import FAMILIES, Reference, build
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 5e-4
 """Of logits that spread over several units, in float32."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
@@ -19,6 +20,8 @@ from tests.helpers.decoding import GREEDY, Loaded, small_classes
 
 LENGTH = 140
 ROWS = 6
+PROMPTS = 3
+"""Of each length."""
 
 length = st.one_of(st.integers(1, 40), st.sampled_from([70, 250, 300]))
 join = st.tuples(st.just("join"), length, st.sampled_from([0, 1, 2, 3, None]))
@@ -32,11 +35,10 @@ step = st.tuples(
     st.sampled_from([0, 1, 3]),
 )
 check = st.tuples(st.just("check"))
-catch_up = st.tuples(st.just("catch_up"))
 moves = st.lists(
-    st.one_of(join, leave, suspend, resume, resume, step, step, step, check, catch_up),
-    min_size=60,
-    max_size=90,
+    st.one_of(join, leave, suspend, resume, resume, step, step, step, check),
+    min_size=40,
+    max_size=60,
 )
 
 
@@ -46,7 +48,7 @@ class Driver:
     def __init__(self, loaded: Loaded, seed: int, tokens: int = LENGTH) -> None:
         self.loaded = loaded
         self.tokens = tokens
-        self.decoder: RaggedDecoder = loaded.decoder(depth=3, varies=True)
+        self.decoder: RaggedDecoder = loaded.decoder(depth=3)
         self.batch = self.decoder.batch
         self.rng = random.Random(seed)
         self.histories: dict[str, list[int]] = {}
@@ -54,14 +56,15 @@ class Driver:
         self.steps = 0
         self.accepted = 0
         self.checked = 0
-        self.behind = 0
         self.groups: set[int] = set()
 
     def join(self, length: int, depth: int | None) -> None:
         if len(self.histories) == ROWS:
             return
         name = f"{self.steps}-{self.rng.random()}"
-        prompt = [self.rng.randrange(256) for _ in range(length)]
+        # Few prompts, so that mlx-lm need not generate what follows them for each join.
+        ours = random.Random(length * PROMPTS + self.steps % PROMPTS)
+        prompt = [ours.randrange(256) for _ in range(length)]
         self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
         while self.decoder.prefill(name, 16):
             pass
@@ -112,26 +115,17 @@ class Driver:
         if "drafts" not in self.batch._buffers.state:
             return
         drafts: Any = self.batch._buffers.state["drafts"].tolist()
-        for index, slot in self.batch._seats.taken:
+        for index, slot in self.batch._slots.taken:
             future = self.futures[slot.row.row_id]
             for place in range(len(drafts[index])):
                 right = self.rng.random() < worth
                 drafts[index][place] = (future[place] + (not right)) % 256
         self.batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
 
-    def catch_up(self) -> None:
-        """Let the head read what it has missed, and hold that, too, against a fresh run."""
-        self._land()
-        if self.batch._seats.taken:
-            self.batch._backlog.catch_up()  # type: ignore[union-attr]
-            behind = self.behind
-            self.check()
-            assert self.behind == behind
-
     def check(self) -> None:
         self._land()
         state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
-        for index, slot in self.batch._seats.taken:
+        for index, slot in self.batch._slots.taken:
             history = self.histories[slot.row.row_id]
             cursor = state["cursors"][index]
             assert cursor == len(history) - 1
@@ -143,7 +137,7 @@ class Driver:
     ) -> None:
         """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
         model = self.decoder._model
-        body = self.batch._seats.at(index).body_length
+        body = self.batch._slots.at(index).body_length
         fresh = model.new_prompt_cache()
         recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.
@@ -156,11 +150,6 @@ class Driver:
                     mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
                 )
         layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
-        slot = self.batch._seats.at(index)
-        if slot.unread or slot.missed_from is not None:
-            # Drafting is off: the head catches up when it is on again.
-            layers.pop()
-            self.behind += 1
         for cache, whole, behind in layers:
             if isinstance(cache, AttentionCache):
                 assert isinstance(whole, KVCache)
@@ -182,9 +171,9 @@ class Driver:
                     assert mx.allclose(cache.state[index], state[0], rtol=1e-3, atol=1e-3).item()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=2,
-    deadline=None,
     derandomize=True,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -209,13 +198,11 @@ def test_every_rows_cache_equals_a_fresh_run_over_its_tokens(
                 driver.resume(place)
             driver.step(0.8, 5, driver.steps // 20 % 3)
             driver.check()
-            if driver.steps % 3 == 0:
-                driver.catch_up()
 
     assert max(driver.groups) > 1
     assert driver.steps >= 200
     assert driver.accepted > 50
-    assert driver.checked - driver.behind > 10
+    assert driver.checked > 10
 
 
 def test_a_batch_of_one_slot_has_a_state_of_its_own_which_steps_may_overwrite() -> None:

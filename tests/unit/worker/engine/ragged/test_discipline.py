@@ -42,7 +42,7 @@ def body_bytes(batch: Batch) -> int:
     return sum(array.nbytes for cache in caches for body in cache.bodies for array in body)
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
     qwen: Loaded, depth: int
 ) -> None:
@@ -63,6 +63,7 @@ def test_no_step_copies_the_bodies_while_the_one_before_is_in_flight(
     assert mx.get_peak_memory() - before < bodies / 2
 
 
+@pytest.mark.slow
 def test_folding_tails_writes_the_bodies_in_place(qwen: Loaded) -> None:
     batch = long_batch(qwen, 0)
     for _ in range(TAIL - 1):
@@ -107,6 +108,7 @@ def test_a_step_evaluates_once_and_reads_once(
     assert decoder.batch.reads - reads == 30
 
 
+@pytest.mark.slow
 def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
     qwen: Loaded,
 ) -> None:
@@ -127,6 +129,7 @@ def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
     assert decoder.batch.traces <= traces + 2
 
 
+@pytest.mark.slow
 def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
     qwen: Loaded,
 ) -> None:

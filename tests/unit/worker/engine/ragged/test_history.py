@@ -16,7 +16,7 @@ import pytest
 
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import batch, speculation, step
-from omlx_worker.engine.ragged.sampling import Knobs, Law, Plan, knobs, law
+from omlx_worker.engine.ragged.sampling import Distribution, Params, Plan, distribution, params
 from omlx_worker.engine.ragged.step import State, advance
 from tests.helpers.decoding import Loaded, row, run
 from tests.helpers.table_model import VOCABULARY, TableModel
@@ -30,19 +30,21 @@ GREEDY = Sampling(
 
 
 class Listener:
-    """Hears the counts that the target's and the head's laws are made with."""
+    """Hears the counts that the target's and the head's distributions are made with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target: list[Any] = []
         self.drafts: list[Any] = []
         for module, heard in ((step, self.target), (speculation, self.drafts)):
-            monkeypatch.setattr(module, "law", self._listening(heard))
+            monkeypatch.setattr(module, "distribution", self._listening(heard))
 
     @staticmethod
     def _listening(heard: list[Any]) -> Any:
-        def listening(logits: mx.array, counts: mx.array, knobs: Knobs, plan: Plan) -> Law:
+        def listening(
+            logits: mx.array, counts: mx.array, params: Params, plan: Plan
+        ) -> Distribution:
             heard.append(counts.tolist())
-            return law(logits, counts, knobs, plan)
+            return distribution(logits, counts, params, plan)
 
         return listening
 
@@ -60,7 +62,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
     """Decode rows of a table model; how many window and draft histories were wrong."""
     rows = [sampling] * 12
     plan = Plan.of(rows, drafts=True)
-    settings = knobs([replace(row, seed=seed) for seed, row in enumerate(rows)], plan)
+    settings = params([replace(row, seed=seed) for seed, row in enumerate(rows)], plan)
     settings["active"] = mx.ones((12,), mx.int32)
     settings["depth"] = mx.full((12,), depth, mx.int32)
     rng = random.Random(3)
@@ -145,6 +147,7 @@ def plainly(loaded: Loaded) -> list[int]:
     return history[len(PROMPT) :]
 
 
+@pytest.mark.slow
 def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> None:
     assert penalised_run(qwen) == plainly(qwen)
 

@@ -53,6 +53,7 @@ def test_a_function_in_use_is_kept_whatever_it_has(monkeypatch: pytest.MonkeyPat
     assert kept.get("a", Function) is function
 
 
+@pytest.mark.slow
 def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
     rng = random.Random(8)
     prompts = {str(n): [rng.randrange(256) for _ in range(n)] for n in (5, 20, 60, 100, 300)}
     wanted = {name: qwen.greedy(prompt, 40) for name, prompt in prompts.items()}
-    decoder = qwen.decoder(2, varies=True)
+    decoder = qwen.decoder(2)
     step, live, steps = decoder.step, set[int](), 0
 
     def watched(_: Mapping[str, int] | None = None) -> Any:
@@ -68,7 +69,7 @@ def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
         steps += 1
         batch = decoder.batch
         landed = step(dict.fromkeys(prompts, 2 * (steps // 3 % 2)))
-        live.update((len(batch._steps), len(batch._backlog._reads)))  # type: ignore[union-attr]
+        live.add(len(batch._steps))
         return landed
 
     decoder.step = watched  # type: ignore[method-assign]

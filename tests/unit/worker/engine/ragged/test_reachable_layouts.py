@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged.layout import (
@@ -91,7 +91,6 @@ DRIFTED = [
 """Slots as long as the row that left stay as long, while another group grows."""
 
 
-@settings(max_examples=400)
 @example(DRIFTED)
 @given(st.lists(st.one_of(joins, joins, growths, growths, leaves, compactions), max_size=40))
 def test_however_rows_join_grow_and_leave_no_layout_is_larger_than_foreseen(moves: list) -> None:  # type: ignore[type-arg]

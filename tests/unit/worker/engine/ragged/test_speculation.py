@@ -13,7 +13,12 @@ from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
-DEPTHS = (1, 2, 3, 4)
+DEPTHS = [
+    1,
+    pytest.param(2, marks=pytest.mark.slow),
+    3,
+    pytest.param(4, marks=pytest.mark.slow),
+]
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
@@ -54,7 +59,7 @@ class Oracle:
             self.drafted += outcome.drafted
         if "drafts" in batch._buffers.state:
             drafts = batch._buffers.state["drafts"].tolist()
-            for index, slot in batch._seats.taken:
+            for index, slot in batch._slots.taken:
                 after = self._truth[slot.row.row_id][self._emitted[slot.row.row_id] :]
                 for place, token in enumerate(after[: len(drafts[index])]):
                     right = self._rng.random() < self._worth
@@ -66,7 +71,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("worth", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("worth", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, 1.0])
 def test_greedy_rows_equal_mlx_lm_at_every_depth_however_good_the_drafts(
     qwen: Loaded, depth: int, worth: float
 ) -> None:
@@ -89,8 +94,9 @@ def test_greedy_rows_equal_mlx_lm_at_every_depth_however_good_the_drafts(
         assert oracle.accepted == 0
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
-    qwen: Loaded,
+    qwen: Loaded, depth: int
 ) -> None:
     given = prompts([12, 5, 21, 8], seed=4)
     hot = Sampling(
@@ -104,21 +110,18 @@ def test_a_seeded_row_gives_the_same_tokens_at_every_depth_and_in_any_company(
         seed=77,
     )
     wanted = run(qwen.decoder(0), [row("x", given[0], 50, hot)])["x"]
-    for depth in DEPTHS:
-        mates = [
-            row("1", given[1], 40),
-            row("2", given[2], 40, Sampling(temperature=1.2, seed=5, ratio=True)),
-            row("3", given[3], 40, Sampling(temperature=0.7, seed=6)),
-        ]
-        alone = run(qwen.decoder(depth), [row("x", given[0], 50, hot)])
-        decoder = qwen.decoder(depth)
-        Oracle(
-            decoder, {"x": [*wanted, *[0] * 9], "1": [3] * 99, "2": [4] * 99, "3": [5] * 99}, 0.7
-        )
-        together = run(decoder, [*mates, row("x", given[0], 50, hot)], arrivals={"x": 6, "3": 15})
+    mates = [
+        row("1", given[1], 40),
+        row("2", given[2], 40, Sampling(temperature=1.2, seed=5, ratio=True)),
+        row("3", given[3], 40, Sampling(temperature=0.7, seed=6)),
+    ]
+    alone = run(qwen.decoder(depth), [row("x", given[0], 50, hot)])
+    decoder = qwen.decoder(depth)
+    Oracle(decoder, {"x": [*wanted, *[0] * 9], "1": [3] * 99, "2": [4] * 99, "3": [5] * 99}, 0.7)
+    together = run(decoder, [*mates, row("x", given[0], 50, hot)], arrivals={"x": 6, "3": 15})
 
-        assert alone["x"] == wanted
-        assert together["x"] == wanted
+    assert alone["x"] == wanted
+    assert together["x"] == wanted
 
 
 def test_a_row_that_must_not_draft_sits_beside_rows_that_do(qwen: Loaded) -> None:
@@ -164,6 +167,7 @@ def test_a_row_removed_in_the_middle_of_its_drafts_leaves_no_trace(qwen: Loaded)
     assert got == {**wanted, "0": wanted["0"][:10]}
 
 
+@pytest.mark.slow
 def test_half_a_batch_without_drafts_costs_the_drafting_half_nothing(
     demo: Loaded, heldout_prompts: list[str]
 ) -> None:
@@ -186,13 +190,13 @@ def test_half_a_batch_without_drafts_costs_the_drafting_half_nothing(
             return landed
 
         decoder.step = watched  # type: ignore[method-assign]
-        rows = [Row(str(i), given[i], 48, GREEDY, depth=depths[i]) for i in chosen]
+        rows = [Row(str(i), given[i], 32, GREEDY, depth=depths[i]) for i in chosen]
         return run(decoder, rows, chunk=64), tokens / max(steps, 1)
 
     alone, tokens_per_step_alone = decode([None] * 8, range(4))
     mixed, tokens_per_step_mixed = decode([None] * 4 + [0] * 4, range(8))
 
-    plain = run(demo.decoder(0), [Row(str(i), given[i], 48, GREEDY) for i in range(8)], chunk=64)
+    plain = run(demo.decoder(0), [Row(str(i), given[i], 32, GREEDY) for i in range(8)], chunk=64)
     assert mixed == plain
     assert alone == {name: plain[name] for name in alone}
     assert tokens_per_step_mixed >= 0.95 * tokens_per_step_alone

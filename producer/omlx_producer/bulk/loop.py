@@ -1,0 +1,92 @@
+"""The loops around a run and a feeder: on through outages of Redis, until done or interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+from redis.exceptions import RedisError
+
+from omlx_producer.bulk.batch_feeder import Feeder
+from omlx_producer.bulk.feed import Feed
+from omlx_producer.outage import Outage
+from omlx_producer.signals import StopSignals
+
+PATIENCE_SECONDS = 300.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+WAIT_SECONDS = 0.5
+
+
+def drive(
+    feed: Feed,
+    signals: StopSignals,
+    on_turn: Callable[[], None],
+    *,
+    patience: float = PATIENCE_SECONDS,
+) -> bool:
+    """Turn a feed until nothing is left to do.
+
+    Args:
+        on_turn: called after each turn.
+        patience: seconds for which Redis may be away.
+
+    Returns:
+        True at the end of the rows, False after an interrupt.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis is away for longer, or refuses.
+        KeyboardInterrupt: at the second interrupt.
+    """
+    stopping, outage = False, Outage(FIRST_PAUSE, LONGEST_PAUSE)
+    while feed.busy:
+        if signals.asked and not stopping:
+            stopping = True
+            feed.stop()
+            click.echo(
+                f"\nstopping; waiting for the rows that run, of {feed.in_flight} in Redis. "
+                "Interrupt again to leave at once",
+                err=True,
+            )
+        try:
+            feed.turn(WAIT_SECONDS)
+            outage.answered()
+        except RedisError as error:
+            _wait(outage, error, patience)
+            feed.recover()
+        on_turn()
+    return not stopping
+
+
+def serve(feeder: Feeder, signals: StopSignals, *, burst: bool) -> None:
+    """Turn a feeder until interrupted. In a burst, until no batch is left.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis is away at the start, or refuses.
+    """
+    outage, first = Outage(FIRST_PAUSE, LONGEST_PAUSE), True
+    while not signals.asked and (first or not (burst and feeder.idle)):
+        try:
+            feeder.turn()
+            first = False
+            outage.answered()
+        except RedisError as error:
+            if first:
+                raise
+            _wait(outage, error)
+            feeder.recover()
+
+
+def _wait(outage: Outage, error: RedisError, patience: float = float("inf")) -> None:
+    """Sleep before the next try.
+
+    Raises:
+        redis.exceptions.RedisError: the error, if it does not pass, or patience has run out.
+    """
+    away = outage.seconds
+    if away > patience:
+        raise error
+    pause = outage.failed(error)
+    if not away:
+        click.echo(f"Redis is unavailable ({error}); waiting for it", err=True)
+    time.sleep(pause)

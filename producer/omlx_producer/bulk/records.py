@@ -1,0 +1,218 @@
+"""Reads the records of an input: JSONL, plain text, CSV or Parquet.
+
+Lines are counted from 1, blank ones included. A line that cannot be read becomes a record with a
+problem, and reading continues after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, NoReturn, get_args
+
+from omlx_producer.errors import InvalidRequest
+
+Format = Literal["jsonl", "text", "csv", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_SUFFIXES: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+# The longest prompt of the protocol fits, with each character escaped.
+MAX_LINE_BYTES = 64 * 2**20
+PARQUET_ROWS = 256
+COUNT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The content of one line or row of an input; None with a problem."""
+
+    line: int
+    value: str | dict[str, Any] | None
+    problem: str = ""
+
+
+def format_of(name: str) -> Format:
+    """The format of an input, from its name. Stdin is JSONL.
+
+    Raises:
+        InvalidRequest: if the suffix is unknown.
+    """
+    if name == "-":
+        return "jsonl"
+    suffix = Path(name).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidRequest(
+            f"{name}: the suffix does not name a format; give --format {'|'.join(FORMATS)}"
+        )
+    return _SUFFIXES[suffix]
+
+
+def read_records(stream: IO[bytes], kind: Format) -> Iterator[Record]:
+    """The records of an open input.
+
+    Raises, while iterating:
+        InvalidRequest: if the whole input is not of this format.
+    """
+    readers = {"jsonl": _read_jsonl, "text": _read_text, "csv": _read_csv, "parquet": _read_parquet}
+    return readers[kind](stream)
+
+
+def estimate_rows(path: Path, kind: Format) -> int:
+    """The number of rows of a file; an estimate where lines may be blank or span cells."""
+    if kind == "parquet":
+        return int(_open_parquet(path).metadata.num_rows)
+    with path.open("rb") as stream:
+        lines = last = 0
+        while block := stream.read(COUNT_BYTES):
+            lines += block.count(b"\n")
+            last = block[-1]
+    lines += last not in (0, 10)
+    return max(0, lines - 1) if kind == "csv" else lines
+
+
+@contextlib.contextmanager
+def open_input(name: str) -> Iterator[IO[bytes]]:
+    """Open an input as bytes. ``-`` is stdin, which stays open."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(name).open("rb") as stream:
+        yield stream
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        InvalidRequest: if pyarrow is not installed.
+    """
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InvalidRequest(
+            "Parquet needs pyarrow, which is not installed; pip install 'omlx-queue[parquet]'"
+        ) from None
+    return arrow, parquet
+
+
+def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers; None for a line that is too long."""
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(MAX_LINE_BYTES)
+            yield number, None
+        else:
+            yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+def _read_text(stream: IO[bytes]) -> Iterator[Record]:
+    for number, line in _lines(stream):
+        record = _decoded(number, line)
+        if record.problem or record.value:
+            yield record
+
+
+def _decoded(number: int, line: bytes | None) -> Record:
+    if line is None:
+        return Record(number, None, f"longer than {MAX_LINE_BYTES} bytes")
+    try:
+        text = line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        return Record(number, None, f"not UTF-8 ({error})")
+    return Record(number, text if text.strip() else None)
+
+
+def _read_jsonl(stream: IO[bytes]) -> Iterator[Record]:
+    for number, line in _lines(stream):
+        record = _decoded(number, line)
+        if record.problem:
+            yield record
+        elif isinstance(record.value, str):
+            yield _parsed(number, record.value)
+
+
+def _parsed(number: int, text: str) -> Record:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        return Record(number, None, "nested too deeply")
+    except ValueError as error:
+        return Record(number, None, f"not JSON ({error})")
+    if not isinstance(value, dict):
+        return Record(number, None, "not a JSON object")
+    return Record(number, value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
+    csv.field_size_limit(MAX_LINE_BYTES)
+    # A byte that is not UTF-8 becomes a lone surrogate, which validation refuses for its row alone.
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.DictReader(text, strict=True)
+    try:
+        columns = reader.fieldnames
+    except csv.Error as error:
+        raise InvalidRequest(
+            f"the CSV input's first line, which must name the columns, is not CSV ({error})"
+        ) from None
+    if not columns:
+        raise InvalidRequest("the CSV input is empty; its first line must name the columns")
+    while True:
+        line = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield Record(line, None, f"not CSV ({error})")
+            continue
+        if None in values:
+            yield Record(line, None, f"more cells than the {len(columns)} columns")
+        else:
+            yield Record(line, values)
+
+
+def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
+    number = 0
+    batches = _open_parquet(stream).iter_batches(batch_size=PARQUET_ROWS)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (ValueError, OSError) as error:
+            raise _no_parquet(error) from None
+        if batch is None:
+            return
+        for values in batch.to_pylist():
+            number += 1
+            yield Record(number, values)
+
+
+def _open_parquet(source: Path | IO[bytes]) -> Any:
+    _, parquet = import_pyarrow()
+    try:
+        return parquet.ParquetFile(source)
+    except ValueError as error:
+        raise _no_parquet(error) from None
+
+
+def _no_parquet(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the Parquet input cannot be read ({error}); give a whole Parquet file")

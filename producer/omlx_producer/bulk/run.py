@@ -1,0 +1,201 @@
+"""A whole run: a file of requests in, a file of results out; or all its rows left to Redis."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from redis.exceptions import RedisError
+
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.loop import drive
+from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.ordering import balanced
+from omlx_producer.bulk.output import OutputFiles, errors_path, require_output, results_path
+from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
+from omlx_producer.bulk.progress import BadRowReporter, Style, make_display
+from omlx_producer.bulk.records import Format, estimate_rows, format_of, open_input, read_records
+from omlx_producer.bulk.row import RowResult
+from omlx_producer.bulk.runfile import RunFile
+from omlx_producer.bulk.shape import RowMaker, Shape
+from omlx_producer.bulk.window import DEFAULT_WINDOW
+from omlx_producer.client import Producer
+from omlx_producer.enqueue import JOB_SECONDS
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.outage import passes
+from omlx_producer.protocol import ModelInfo, Priority
+from omlx_producer.signals import StopSignals
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run, and how.
+
+    Attributes:
+        input: a path, or ``-`` for stdin.
+    """
+
+    input: str
+    kind: Format
+    shape: Shape
+    priority: Priority = "bulk"
+    window: int = DEFAULT_WINDOW
+    job_timeout: int = JOB_SECONDS
+    require_known_model: bool = True
+
+    @classmethod
+    def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
+        """Options for an input. Without ``kind``, its name says which format it has.
+
+        Raises:
+            InvalidRequest: if there is no such input or no such format.
+        """
+        kind = kind or format_of(name)
+        if name == "-" and kind == "parquet":
+            raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
+        if name != "-" and not Path(name).is_file():
+            raise InvalidRequest(f"{name}: there is no such file; give an input, or - for stdin")
+        return cls(name, kind, shape, **options)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options in JSON's types, for the run file."""
+        name = self.input if self.input == "-" else str(Path(self.input).resolve())
+        return {**asdict(self), "input": name}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], **changes: Any) -> RunOptions:
+        """Options from a run file, with some of them changed."""
+        known = {**settings, **changes}
+        shape = Shape(**known.pop("shape"))
+        return cls.of(known.pop("input"), known.pop("kind"), shape, **known)
+
+    def row_maker(self, models: Mapping[str, ModelInfo]) -> RowMaker:
+        """See `RowMaker` for the errors."""
+        return RowMaker(self.kind, self.shape, models, require_known_model=self.require_known_model)
+
+
+def run_here(
+    producer: Producer,
+    options: RunOptions,
+    output: Path,
+    *,
+    ordered: bool = False,
+    only_failures: bool = False,
+    progress: Style = "auto",
+) -> tuple[bool, int]:
+    """Run the rows that have no result yet, or only those that failed.
+
+    Returns:
+        whether it reached the end (False: interrupted), and how many rows of the output have
+        failed, in this run or an earlier one.
+
+    Raises:
+        InvalidRequest: if input or output cannot be used.
+        redis.exceptions.RedisError: if Redis was away for too long.
+        OSError: if a file cannot be read or written.
+        KeyboardInterrupt: at the second interrupt.
+    """
+    require_output(output)
+    _require_distinct(options, output)
+    maker = options.row_maker(producer.models())
+    with (
+        RunFile.open(output) as run_file,
+        contextlib.closing(RowIndex()) as index,
+        contextlib.closing(OutputFiles(output, index)) as files,
+        open_input(options.input) as stream,
+    ):
+        if run_file.settings != options.settings:
+            run_file.settings = options.settings
+            run_file.save()
+        if files.torn:
+            click.echo(f"cut off {files.torn} bytes of a line that a kill had torn", err=True)
+        plan, meter = Plan(), Meter(total=_estimate(options, index, only_failures))
+        records = read_records(stream, options.kind)
+        rows = plan_rows(records, maker.make, index, plan, only_failures=only_failures)
+        display, reporter = make_display(progress), BadRowReporter(errors_path(output))
+
+        def count(results: list[RowResult]) -> None:
+            meter.count(results)
+            reporter.report(results)
+
+        def show() -> None:
+            meter.before = plan.done
+            if not only_failures:
+                meter.total = max(meter.total or 0, plan.rows) if meter.total else None
+            display.update(meter)
+
+        feed = Feed(
+            producer.connection,
+            run_file.run,
+            balanced(rows),
+            files,
+            window=options.window,
+            priority=options.priority,
+            job_timeout=options.job_timeout,
+            on_results=count,
+            rerun_failures=only_failures,
+        )
+        signals = StopSignals()
+        try:
+            with signals.caught():
+                finished = drive(feed, signals, show)
+                if finished:
+                    files.finish(ordered=ordered)
+                    if not only_failures:
+                        _sweep(feed)
+        finally:
+            meter.before, meter.total = plan.done, None if only_failures else plan.rows
+            display.end(meter)
+        return finished, index.count(ok=False)
+
+
+def detach(producer: Producer, options: RunOptions) -> Batch:
+    """Put all rows into a new batch. Rows that can never run have their error at once.
+
+    Raises:
+        InvalidRequest: if the input cannot be read.
+        redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
+    """
+    maker = options.row_maker(producer.models())
+    batch = Batch.create(
+        producer.connection,
+        priority=options.priority,
+        window=options.window,
+        job_timeout=options.job_timeout,
+    )
+    with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
+        records = read_records(stream, options.kind)
+        batch.upload(plan_rows(records, maker.make, index, Plan()))
+    return batch
+
+
+def _sweep(feed: Feed) -> None:
+    """Delete what earlier runs left behind. What an outage keeps here expires by itself."""
+    try:
+        feed.sweep()
+    except RedisError as error:
+        if not passes(error):
+            raise
+
+
+def _require_distinct(options: RunOptions, output: Path) -> None:
+    """Refuse an output that is the input.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
+    if options.input != "-" and Path(options.input).resolve() in written:
+        raise InvalidRequest(f"{output}: would write over the input; give another output")
+
+
+def _estimate(options: RunOptions, index: RowIndex, only_failures: bool) -> int | None:
+    if only_failures:
+        return index.count(ok=False)
+    return None if options.input == "-" else estimate_rows(Path(options.input), options.kind)

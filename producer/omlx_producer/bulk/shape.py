@@ -1,0 +1,198 @@
+"""How the records of an input become requests."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any
+
+from omlx_producer.bulk.records import Format, Record
+from omlx_producer.bulk.row import BadRow, Row, digest_of
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.models import only_model, require_fit, require_known
+from omlx_producer.protocol import GenerationRequest, ModelInfo
+from omlx_producer.request import text_fields
+
+DEFAULT_TEMPLATE = "{prompt}"
+CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
+_FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt"}
+MAX_ID_CHARACTERS = 512
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The options that say how records become requests.
+
+    Attributes:
+        template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines.
+        id_field: the field of an object that holds its custom_id.
+        model: the model of all rows, whatever they name.
+        sampling: fields of the request, for rows that do not set them.
+    """
+
+    template: str | None = None
+    id_field: str | None = None
+    model: str | None = None
+    chat: bool = False
+    system: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Template:
+    """A prompt with fields in braces, as in ``Summarise: {text}``. ``{{`` and ``}}`` are braces.
+
+    Unlike `str.format` it reads no attributes or items of values, so no template can run code.
+
+    Raises:
+        InvalidRequest: if braces do not match, or a field is more than a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--template: got {text!r} ({error}); write {{field}} for a field and {{{{ or }}}} "
+                "for a brace"
+            ) from None
+        for _, name, spec, conversion in parts:
+            if name is not None and (spec or conversion or not name):
+                raise InvalidRequest(
+                    f"--template: got the field {{{name}...}}; give a name alone, and write "
+                    "{{ or }} for a brace"
+                )
+        self._parts = [(literal, name) for literal, name, _, _ in parts]
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The prompt of one row.
+
+        Raises:
+            InvalidRequest: if the row lacks a field.
+        """
+        return "".join(
+            literal + (self._value(values, name) if name is not None else "")
+            for literal, name in self._parts
+        )
+
+    def _value(self, values: Mapping[str, Any], name: str) -> str:
+        value = values.get(name)
+        if value is None:
+            known = ", ".join(column for column in values if column is not None)
+            raise InvalidRequest(
+                f"{name}: the template needs it and the row has none; the row has {known}"
+            )
+        if isinstance(value, str | datetime.date | datetime.time):
+            return str(value)
+        return json.dumps(value, default=str)
+
+
+class RowMaker:
+    """Makes rows of records.
+
+    Args:
+        models: the known models, by alias.
+        require_known_model: False also takes models that no worker has announced.
+
+    Raises:
+        InvalidRequest: if the template is invalid, or no row can have a known model.
+    """
+
+    def __init__(
+        self,
+        kind: Format,
+        shape: Shape,
+        models: Mapping[str, ModelInfo],
+        *,
+        require_known_model: bool = True,
+    ) -> None:
+        if require_known_model and shape.model is not None:
+            require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
+        elif require_known_model and not models:
+            only_model(models)
+        self._shape = shape
+        self._models = models
+        self._require_known = require_known_model
+        self._plain = kind == "text"
+        self._batch_lines = kind == "jsonl" and shape.template is None
+        self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
+
+    def make(self, record: Record) -> Row | BadRow:
+        """The row of a record; a `BadRow` if it has no valid request."""
+        if record.value is None:
+            return _bad(record, None, "unparsable", record.problem, own_id=False)
+        custom_id = None
+        try:
+            custom_id = self._custom_id(record)
+            request = self._check(self._fields(record))
+        except InvalidRequest as error:
+            code = "unparsable" if custom_id is None else "invalid_request"
+            return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
+        digest = digest_of(custom_id, request.to_wire())
+        return Row(custom_id, record.line, request, digest)
+
+    def _custom_id(self, record: Record) -> str:
+        default = f"row-{record.line}"
+        if isinstance(record.value, str):
+            return default
+        values = record.value or {}
+        name = self._shape.id_field or "custom_id"
+        given = values.get(name)
+        if given is None and not self._batch_lines and self._shape.id_field is None:
+            return default
+        if isinstance(given, int) and not isinstance(given, bool) and not self._batch_lines:
+            given = str(given)
+        if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
+            hint = "" if "body" in values else "; for objects of your own give --template"
+            raise InvalidRequest(
+                f"{name}: got {given!r:.80}; give text of 1 to {MAX_ID_CHARACTERS} characters{hint}"
+            )
+        return given
+
+    def _fields(self, record: Record) -> dict[str, Any]:
+        shape, values = self._shape, record.value
+        if isinstance(values, dict) and self._batch_lines:
+            fields = _batch_body(values)
+        else:
+            text = values if isinstance(values, str) else self._template.render(values or {})
+            fields = text_fields(text, chat=shape.chat, system=shape.system)
+        for name, value in shape.sampling.items():
+            if name != "max_completion_tokens" or "max_tokens" not in fields:
+                fields.setdefault(name, value)
+        # Nobody reads the tokens of a row; publishing them would only cost.
+        fields.pop("stream", None)
+        if shape.model is not None:
+            fields["model"] = shape.model
+        elif fields.get("model") is None:
+            fields["model"] = only_model(self._models)
+        return fields
+
+    def _check(self, fields: dict[str, Any]) -> GenerationRequest:
+        request = GenerationRequest.parse(fields)
+        if self._require_known:
+            require_known(request, self._models)
+        require_fit(request, self._models)
+        return request
+
+
+def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
+    """The body of an OpenAI Batch line."""
+    url, body = line.get("url"), line.get("body")
+    if line.get("method", "POST") != "POST":
+        raise InvalidRequest(f"method: got {line['method']!r:.80}; give 'POST'")
+    if not isinstance(url, str) or url not in _FIELD_OF_URL:
+        raise InvalidRequest(f"url: got {url!r:.80}; give {CHAT_URL} or {COMPLETION_URL}")
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"body: got {body!r:.80}; give a JSON object")
+    wanted = _FIELD_OF_URL[url]
+    if wanted not in body:
+        raise InvalidRequest(f"body.{wanted}: missing; {url} needs it")
+    return dict(body)
+
+
+def _bad(record: Record, custom_id: str | None, code: str, reason: str, *, own_id: bool) -> BadRow:
+    content = [record.value, reason] if own_id else [record.line, record.value, reason]
+    digest = digest_of(custom_id, content)
+    return BadRow(record.line, custom_id, code, f"line {record.line}: {reason}", digest, own_id)

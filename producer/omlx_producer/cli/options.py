@@ -1,0 +1,78 @@
+"""The sampling fields of a request as command line options of the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+_NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
+    (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
+    (("--temperature",), float, "0 takes the most likely token; up to 2."),
+    (("--top-p",), float, "Keep the likeliest tokens up to this total probability."),
+    (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),
+    (("--min-p",), float, "Keep tokens this likely relative to the likeliest."),
+    (("--repetition-penalty",), float, "Above 1 makes repeated tokens less likely."),
+    (("--presence-penalty",), float, "Subtracted from the logits of repeated tokens."),
+    (("--frequency-penalty",), float, "Subtracted once per occurrence of the token."),
+    (("--seed",), int, "The same seed gives the same text."),
+    (("--n",), int, "Generate this many choices."),
+    (("--draft-depth",), int, "Draft at most this many tokens per step."),
+    (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
+)
+
+
+def _biases(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float] | None:
+    biases: dict[str, float] = {}
+    for value in values:
+        token_id, _, bias = value.partition("=")
+        try:
+            biases[token_id] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"got {value!r}; give ID=VALUE, as in 42=-100") from None
+    return biases or None
+
+
+def _texts(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> list[str] | None:
+    return list(values) or None
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each sampling field."""
+    options = [
+        click.option(*names, names[0].strip("-").replace("-", "_"), type=kind, help=text)
+        for names, kind, text in _NUMBERS
+    ]
+    options += [
+        click.option("--stop", multiple=True, callback=_texts, help="Text to stop at; repeatable."),
+        click.option(
+            "--logit-bias",
+            multiple=True,
+            callback=_biases,
+            metavar="ID=VALUE",
+            help="Add to a token's logit; repeatable.",
+        ),
+        click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
+        click.option("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
+        click.option(
+            "--completion-window",
+            metavar="TIME",
+            help="Fail if not finished in this time, as in 24h or 90m.",
+        ),
+        click.option(
+            "--ignore-eos", is_flag=True, default=None, help="Continue after the end token."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def given(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the user gave."""
+    return {name: value for name, value in sampling.items() if value is not None}

@@ -1,0 +1,229 @@
+"""omlx-submit submit, watch and result: jobs and their text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from redis.exceptions import ConnectionError, TimeoutError
+
+from omlx_producer.bulk.batch import is_batch_id
+from omlx_producer.cli.batch import watch_batch
+from omlx_producer.cli.common import (
+    INVALID,
+    JOB_ENDED_BADLY,
+    fail,
+    job_argument,
+    json_option,
+    open_producer,
+    redis_option,
+)
+from omlx_producer.cli.options import given, sampling_options
+from omlx_producer.client import Producer
+from omlx_producer.connection import without_password
+from omlx_producer.protocol import (
+    PRIORITIES,
+    CancelledEvent,
+    FailedEvent,
+    Priority,
+    TokenEvent,
+    TokensEvent,
+)
+from omlx_producer.request import text_fields
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", help="A model's alias; not needed if only one is known.")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True)
+@click.option("--chat", is_flag=True, help="Send the text as a user message, not a raw prompt.")
+@click.option("--system", help="A system message before it; needs --chat.")
+@click.option("--no-stream", is_flag=True, help="Print the whole text when it is complete.")
+@click.option("--detach", is_flag=True, help="Print the job's id and do not wait.")
+@click.option("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second submission with KEY returns the same job."
+)
+@click.option("--idempotent", is_flag=True, help="Make the idempotency key from the request.")
+@json_option
+@redis_option
+@sampling_options
+def submit(
+    prompt: str,
+    model: str | None,
+    priority: Priority,
+    chat: bool,
+    system: str | None,
+    no_stream: bool,
+    detach: bool,
+    queue_anyway: bool,
+    idempotency_key: str | None,
+    idempotent: bool,
+    as_json: bool,
+    redis_url: str | None,
+    **sampling: Any,
+) -> None:
+    """Submit PROMPT ("-" is stdin) and print its text.
+
+    --json prints events, one per line; with --no-stream, the response body.
+    """
+    if system is not None and not chat:
+        raise click.UsageError("--system needs --chat; add it, or leave --system out.")
+    fields = text_fields(
+        read_stdin() if prompt == "-" else prompt, chat=chat, system=system
+    ) | given(sampling)
+    if not detach:
+        fields["stream"] = not no_stream
+    if model is not None:
+        fields["model"] = model
+    with open_producer(redis_url) as producer:
+        job = producer.submit(
+            fields,
+            priority=priority,
+            require_known_model=not queue_anyway,
+            idempotency_key=idempotency_key,
+            idempotent=idempotent,
+        )
+        if detach:
+            click.echo(job.id)
+            return
+        click.echo(f"job {job.id}", err=True)
+        with job_goes_on(job.id, redis_url):
+            if no_stream:
+                show_result(producer, job.id, None, as_json=as_json)
+            else:
+                show_stream(producer, job.id, as_json=as_json)
+
+
+@click.command()
+@job_argument
+@json_option
+@redis_option
+def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
+    """Print the text of a job from its start, as it is generated.
+
+    For a batch, show its progress until its end.
+    """
+    if is_batch_id(job_id):
+        watch_batch(job_id, redis_url, as_json=as_json)
+        return
+    with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
+        show_stream(producer, job_id, as_json=as_json)
+
+
+@click.command()
+@job_argument
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most.")
+@json_option
+@redis_option
+def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | None) -> None:
+    """Wait for a job and print its text.
+
+    --json prints the response body.
+    """
+    with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
+        show_result(producer, job_id, timeout, as_json=as_json)
+
+
+COMMANDS = (submit, watch, result)
+
+
+class TextWriter:
+    """Prints the first choice as it comes, and the others whole after it.
+
+    Attributes:
+        wrote: whether it has printed any text.
+    """
+
+    def __init__(self) -> None:
+        self.wrote = False
+        self._others: dict[int, list[str]] = {}
+        self._at_line_start = True
+
+    def write(self, event: TokenEvent) -> None:
+        if not isinstance(event, TokensEvent):
+            return
+        for choice in event.choices:
+            if choice.index == 0:
+                self._put(choice.text)
+            else:
+                self._others.setdefault(choice.index, []).append(choice.text)
+
+    def write_body(self, body: dict[str, Any]) -> None:
+        """Print a result instead of events."""
+        for choice in body["choices"]:
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            if choice["index"] == 0:
+                self._put(text)
+            else:
+                self._others[choice["index"]] = [text]
+
+    def end(self) -> None:
+        """Print the other choices, and end the last line."""
+        for index, pieces in sorted(self._others.items()):
+            self._end_line()
+            self._put(f"--- choice {index} ---\n")
+            self._put("".join(pieces))
+        self._end_line()
+
+    def _put(self, text: str) -> None:
+        if text:
+            click.echo(text, nl=False)
+            self.wrote = True
+            self._at_line_start = text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if not self._at_line_start:
+            click.echo()
+            self._at_line_start = True
+
+
+@contextlib.contextmanager
+def job_goes_on(job_id: str, given_url: str | None) -> Iterator[None]:
+    """If watching ends before the job does, say how to watch it again."""
+    try:
+        yield
+    except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
+        where = f" --redis-url {without_password(given_url)}" if given_url else ""
+        goes_on = "\nthe job goes on; " if isinstance(reason, KeyboardInterrupt) else ""
+        click.echo(f"{goes_on}watch it again with: omlx-submit watch {job_id}{where}", err=True)
+        raise
+
+
+def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
+    """Print a job's events or text until its end. Fails if the job failed or was cancelled."""
+    writer, event = TextWriter(), None
+    for event in producer.stream(job_id):
+        if as_json:
+            click.echo(event.model_dump_json())
+        else:
+            writer.write(event)
+    failed = isinstance(event, FailedEvent | CancelledEvent)
+    if not as_json:
+        if not writer.wrote and not failed:
+            # Bulk jobs publish no tokens, and streams expire.
+            writer.write_body(producer.result(job_id))
+        writer.end()
+    if isinstance(event, FailedEvent | CancelledEvent):
+        fail(JOB_ENDED_BADLY, f"job {job_id} {event.type}: {event.error}")
+
+
+def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:
+    body = producer.result(job_id, timeout)
+    if as_json:
+        click.echo(json.dumps(body, ensure_ascii=False))
+        return
+    writer = TextWriter()
+    writer.write_body(body)
+    writer.end()
+
+
+def read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        fail(INVALID, f"stdin: got bytes that are not UTF-8 ({error})")

@@ -1,0 +1,72 @@
+"""Where Redis is, and the clients that producers use."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
+"""The reason of redis-py is left out: it may quote the part of the URL that is a password."""
+
+CONNECT_SECONDS = 5.0
+_BACKOFF = ExponentialBackoff(cap=0.5, base=0.05)
+_RETRIES = 3
+
+
+class Settings(BaseSettings):
+    """The environment variables that a producer reads. An empty one counts as unset."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True)
+
+    redis_url: str = Field(
+        default=DEFAULT_REDIS_URL,
+        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
+    )
+
+
+def redis_url(given: str | None = None) -> str:
+    """The URL given, else that of ``OMLX_QUEUE_REDIS_URL``, ``REDIS_URL``, or the default."""
+    return given or Settings().redis_url
+
+
+def without_password(url: str) -> str:
+    """A Redis URL without its user, password and query, any of which may hold a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def connect(url: str) -> redis.Redis:
+    """A client that fails within seconds when no server answers.
+
+    Raises:
+        ValueError: if it is not the URL of a Redis server.
+    """
+    return redis.Redis.from_url(
+        url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
+    )
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """The asyncio form of `connect`."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_connect_timeout=CONNECT_SECONDS,
+        retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
+    )
+
+
+def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:
+    """Refuse a client that decodes responses; RQ cannot work with it.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if connection.get_encoder().decode_responses:
+        raise ValueError("the Redis client has decode_responses=True; create one without it")

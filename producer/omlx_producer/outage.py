@@ -1,0 +1,90 @@
+"""Redis away, or unable to write: which errors pass, and how long to wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from redis.backoff import EqualJitterBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
+
+_PASSING = (
+    ConnectionError,
+    TimeoutError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+)
+# For errors that redis-py has no class for, and for servers that wrap a script's error.
+_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ")
+# redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
+_PIPELINE = "of pipeline caused error: "
+# redis-py's backoff doubles a float this often, and would overflow during a long outage.
+_MAX_DOUBLINGS = 32
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the call that raised this error may succeed later."""
+    if isinstance(error, _PASSING):
+        return True
+    if not isinstance(error, ResponseError):
+        return False
+    message = str(error).rpartition(_PIPELINE)[2]
+    return any(code in message for code in _PASSING_CODES)
+
+
+class Outage:
+    """The failures in a row of one thread's calls. Any thread may read it.
+
+    Args:
+        first: seconds, the longest that the first pause takes. Pauses then double.
+        longest: seconds, the longest pause.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        first: float = 0.05,
+        longest: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backoff = EqualJitterBackoff(cap=longest, base=first)
+        self._clock = clock
+        self._failures = 0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first failure in the row; 0 if the last call succeeded."""
+        since = self._since
+        return 0.0 if since is None else self._clock() - since
+
+    def failed(self, error: Exception) -> float:
+        """Note a failed call.
+
+        Returns:
+            Seconds to wait before the next call. They differ between processes.
+
+        Raises:
+            Exception: the error, if it does not pass.
+        """
+        if not passes(error):
+            raise error
+        if self._since is None:
+            self._since = self._clock()
+        pause: float = self._backoff.compute(min(self._failures, _MAX_DOUBLINGS))
+        self._failures += 1
+        return pause
+
+    def answered(self) -> None:
+        """Note a call that succeeded."""
+        self._since, self._failures = None, 0

@@ -1,0 +1,1 @@
+"""One benchmark a module: each docstring says what question it answers and the command."""

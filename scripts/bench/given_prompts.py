@@ -1,0 +1,138 @@
+"""Sides of a benchmark whose prompts are read once, before the laps.
+
+mlx-lm reads a prompt of 8,192 tokens for minutes on a GPU without Metal, so a lap cannot read its
+prompts itself. Each side starts every lap from copies of the same caches instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from omlx_worker.bench.sides import CHUNK, FOREVER, BatchGeneratorSide, StreamSide
+from omlx_worker.engine.interface import Row
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+
+
+class PromptCaches:
+    """mlx-lm's caches of all tokens of a prompt but the last: the network's layers, the head's."""
+
+    def __init__(self, network: nn.Module) -> None:
+        model = as_ragged(network)
+        assert model is not None
+        self._model = model
+        self._layers = len(network.layers)
+        self._caches: dict[tuple[int, ...], list[Any]] = {}
+
+    def read(self, prompts: Sequence[list[int]]) -> None:
+        """Forget other prompts and read these."""
+        self._caches.clear()
+        for prompt in prompts:
+            caches = self._model.new_prompt_cache()
+            for begin in range(0, len(prompt) - 1, CHUNK):
+                end = min(begin + CHUNK, len(prompt) - 1)
+                following = mx.array(prompt[begin + 1 : end + 1])[None]
+                self._model.prefill(mx.array(prompt[begin:end])[None], following, caches)
+                mx.eval([cache.state for cache in caches])
+            self._caches[tuple(prompt)] = caches
+
+    def of(self, prompt: Sequence[int], *, head: bool = False) -> list[Any]:
+        """The caches of one prompt, the head's left out unless asked for."""
+        caches = self._caches[tuple(prompt)]
+        return caches if head else caches[: self._layers]
+
+    def bytes_after(self, prompt: Sequence[int], decoded: float, *, head: bool) -> float:
+        """What the caches of a prompt hold when ``decoded`` more tokens are in them."""
+        read = len(prompt) - 1
+        total = 0.0
+        for cache in self.of(prompt, head=head):
+            if isinstance(cache, KVCache):
+                held = sum(array.nbytes for array in cache.keys_and_values())
+                total += held * (read + decoded) / read
+            else:
+                total += sum(array.nbytes for array in cache.cache)
+        return total
+
+
+class GivenStream(StreamSide):
+    def __init__(self, network: nn.Module, caches: PromptCaches) -> None:
+        super().__init__(network)
+        self._caches = caches
+
+    def _generate(self, prompt: list[int], sampler: Callable[[mx.array], mx.array]) -> Any:
+        return generate_step(
+            mx.array(prompt[-1:]),
+            self._network,
+            max_tokens=FOREVER,
+            sampler=sampler,
+            prompt_cache=copy.deepcopy(self._caches.of(prompt)),
+        )
+
+
+class GivenBatchGenerator(BatchGeneratorSide):
+    def __init__(self, network: nn.Module, caches: PromptCaches) -> None:
+        super().__init__(network)
+        self._caches = caches
+
+    def _insert(self, generator: BatchGenerator, prompts: Sequence[list[int]]) -> None:
+        generator.insert(
+            [prompt[-1:] for prompt in prompts],
+            caches=[_merged_at_once(self._caches.of(prompt)) for prompt in prompts],
+        )
+
+
+class GivenDecoder(RaggedDecoder):
+    """A decoder whose rows join as soon as they are added."""
+
+    def __init__(self, model: RaggedModel, caches: PromptCaches, depth: int) -> None:
+        super().__init__(model, depth)
+        self._given = caches
+        self._ragged = model
+
+    def add(self, row: Row) -> None:
+        caches = self._given.of(row.prompt, head=self._ragged.drafts)
+        self.batch.join(row, self._ragged.prompt_arrays(caches))
+
+    def prefill(self, row_id: str, tokens: int) -> int:  # noqa: ARG002
+        return 0
+
+
+class _Keys(KVCache):
+    def __init__(self, of: KVCache) -> None:
+        super().__init__()
+        self.state = of.state
+
+    @classmethod
+    def merge(cls, caches: Sequence[Self]) -> Any:
+        return _evaluated(KVCache.merge(caches))
+
+
+class _Arrays(ArraysCache):
+    def __init__(self, of: ArraysCache) -> None:
+        super().__init__(len(of.cache))
+        self.cache = list(of.cache)
+
+    @classmethod
+    def merge(cls, caches: Sequence[Self]) -> Any:
+        return _evaluated(ArraysCache.merge(caches))
+
+
+def _merged_at_once(caches: Sequence[Any]) -> list[Any]:
+    """Caches that `BatchGenerator` merges a layer at a time.
+
+    It merges all layers in one graph with its first step, which holds all rows twice.
+    """
+    return [_Keys(cache) if isinstance(cache, KVCache) else _Arrays(cache) for cache in caches]
+
+
+def _evaluated(merged: Any) -> Any:
+    mx.eval(merged.state)
+    return merged

@@ -1,0 +1,39 @@
+"""The worker's decode loop over an engine, in this process: no Redis, no threads, no clients."""
+
+from __future__ import annotations
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import DecodeRow
+from omlx_worker.engine.interface import Emission, Engine, Row
+
+PREFILL_CHUNK = 2048
+
+
+class InProcess:
+    """An engine under the worker's scheduler, at its own draft depth.
+
+    Args:
+        chunk: prompt tokens read at a time, at most.
+    """
+
+    def __init__(self, engine: Engine, chunk: int = PREFILL_CHUNK) -> None:
+        self._engine = engine
+        budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
+        chunks = ChunkSize(chunk)
+        driver = DepthDriver.fixed(engine.max_depth)
+        self._loop = DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
+
+    def add(self, request: GenerationRequest, name: str) -> Row:
+        """Submit a request of one choice; returns its row."""
+        [row] = self._engine.prepare(request, name)
+        self._loop.add([DecodeRow(row)])
+        return row
+
+    def act(self) -> list[Emission]:
+        """Read a chunk of a prompt or run a step; returns the tokens that came out of it."""
+        return self._loop.act() or []

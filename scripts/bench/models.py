@@ -1,0 +1,35 @@
+"""The model of a benchmark, by options: any checkpoint, grown, cast or quantized in memory."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from omlx_worker.engine.loader import DEMO, load, resolve
+from scripts.grown_model.grow import SIZES, grow
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=DEMO, help="demo, a folder, or a Hugging Face id")
+    parser.add_argument("--grow", choices=list(SIZES), help="grow the demo model to this cost")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--bits", type=int, choices=[4, 8], help="quantize the weights")
+
+
+def model_of(args: argparse.Namespace) -> tuple[nn.Module, Any, str]:
+    """The network, the tokenizer and the model's name."""
+    network, tokenizer, config = load(resolve(args.model))
+    name = args.model
+    if args.grow:
+        network, _ = grow(network, config, args.grow)
+        name = f"{args.model}, grown to the cost of {args.grow}"
+    if args.dtype:
+        network.set_dtype(getattr(mx, args.dtype))
+    if args.bits:
+        nn.quantize(network, group_size=64, bits=args.bits)
+        name += f", {args.bits} bits"
+    mx.eval(network.parameters())
+    return network, tokenizer, name

@@ -1,0 +1,1 @@
+"""What the queue costs beside the bare engine: `python -m scripts.bench.pipeline`."""

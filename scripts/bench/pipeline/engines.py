@@ -1,0 +1,72 @@
+"""The engine in the benchmark's process, driven in two ways, without Redis, threads or clients.
+
+`InProcessSide`: under the worker's scheduler, so the engine does the same work as in the worker.
+`PlainLoopSide`: prompts are read whole, in turn, while other rows wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine.interface import Emission, Engine, Row
+from scripts.bench.in_process import PREFILL_CHUNK, InProcess
+from scripts.bench.pipeline.lap import Lap, Watched
+
+
+class PlainLoopSide:
+    """The engine alone: each prompt read in its turn, with one step after it, then steps."""
+
+    name = "plain loop"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
+        rows = [self._engine.prepare(request, str(n))[0] for n, request in enumerate(requests)]
+        return _timed(rows, self._emissions(rows))
+
+    def _emissions(self, rows: Sequence[Row]) -> Iterator[list[Emission]]:
+        for row in rows:
+            self._engine.add(row)
+            left = row.length
+            while left:
+                left = self._engine.prefill(row.row_id, min(left, PREFILL_CHUNK))
+            yield self._engine.step()
+        while True:
+            yield self._engine.step()
+
+
+class InProcessSide:
+    """The engine under the worker's scheduler, in one thread."""
+
+    name = "in process"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = InProcess(engine)
+
+    def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
+        rows = [self._engine.add(request, str(n)) for n, request in enumerate(requests)]
+        return _timed(rows, self._emissions())
+
+    def _emissions(self) -> Iterator[list[Emission]]:
+        while True:
+            yield self._engine.act()
+
+
+def _timed(rows: Sequence[Row], emissions: Iterator[list[Emission]]) -> Lap:
+    """Run rows to their ends, noting when each row's tokens came out."""
+    watched = {row.row_id: Watched() for row in rows}
+    running = len(rows)
+    computed, began = time.process_time(), time.perf_counter()
+    while running:
+        for emission in next(emissions):
+            job, now = watched[emission.row_id], time.perf_counter() - began
+            job.tokens += len(emission.tokens)
+            if emission.tokens:
+                job.arrivals.append(now)
+            if emission.finish_reason:
+                job.ended = now
+                running -= 1
+    return Lap.of(list(watched.values()), {"engine": time.process_time() - computed})

@@ -1,0 +1,86 @@
+"""omlx-submit run and retry without a worker: dry runs, usage, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from omlx_producer.protocol import MODELS_KEY
+from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
+from tests.helpers.redis_server import free_port
+from tests.integration.producer.bulk.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dry_run_finds_everything_and_enqueues_nothing(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", "x" * 8), batch_line("a"), "text"])
+    done = run("run", "rows.jsonl", "--dry-run")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout) == {
+        "rows": 3,
+        "bad": {"duplicate_custom_id": 1, "unparsable": 1},
+        "prompt_tokens": 2,
+        "prompt_tokens_exact": False,
+        "most_completion_tokens": 5,
+    }
+    assert "line 2: custom_id 'a' was given at line 1 already" in done.stderr
+    assert jobs_in_redis(connection) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["run", "rows.jsonl"], "--output: missing"),
+        (["run", "rows.jsonl", "-o", "o.jsonl", "--detach"], "does not go with --detach"),
+        (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: there is no such file"),
+        (["run", "rows.dat", "-o", "out.jsonl"], "give --format"),
+        (["run", "rows.jsonl", "-o", "rows.jsonl"], "would write over the input"),
+        (["run", "rows.jsonl", "-o", "no/out.jsonl"], "there is no folder no"),
+        (
+            ["run", "rows.jsonl", "-o", "o.jsonl", "--template", "{", "--queue-anyway"],
+            "--template: got '{'",
+        ),
+        (["run", "rows.jsonl", "-o", "o.jsonl", "--system", "x"], "--system needs --chat"),
+        (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "cannot be read from stdin"),
+        (["retry", "out.jsonl"], "out.jsonl.run: missing"),
+    ],
+)
+def test_usage_ends_with_2_and_one_sentence(
+    run: Run, tmp_path: Path, args: list[str], reason: str
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    (tmp_path / "rows.dat").write_text("x")
+    done = run(*args)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert reason in done.stderr
+
+
+def test_a_model_that_no_worker_has_announced_is_refused(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    connection.delete(MODELS_KEY)
+    write_rows(tmp_path / "rows.jsonl", 1)
+    done = run("run", "rows.jsonl", "-o", "o.jsonl")
+    assert done.exit_code == 2
+    assert "no worker has announced one yet" in done.stderr
+
+
+def test_without_redis_it_ends_with_3(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
+    write_rows(tmp_path / "rows.jsonl", 1)
+    done = run("run", "rows.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 3
+    assert "does not answer" in done.stderr

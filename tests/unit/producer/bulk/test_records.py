@@ -1,0 +1,157 @@
+"""Reading inputs: every record with its line, bad ones too, nothing held in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omlx_producer import InvalidRequest
+from omlx_producer.bulk import records as records_module
+from omlx_producer.bulk.records import Record, estimate_rows, format_of, read_records
+
+
+def read(text: str | bytes, kind: Any = "jsonl") -> list[Record]:
+    stream = io.BytesIO(text.encode() if isinstance(text, str) else text)
+    return list(read_records(stream, kind))
+
+
+def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> None:
+    records = read('{"a": 1}\n\n  \r\n{"a": 2}')
+    assert [(record.line, record.value) for record in records] == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("nonsense", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"a": NaN}', "not JSON (NaN is not JSON)"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1} {"b": 2}', "not JSON"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number_and_reading_goes_on(line: str, problem: str) -> None:
+    bad, good = read(f'{line}\n{{"a": 1}}\n')
+    assert (bad.line, bad.value) == (1, None)
+    assert problem in bad.problem
+    assert (good.line, good.value) == (2, {"a": 1})
+
+
+def test_bytes_that_are_not_utf_8_are_a_bad_line() -> None:
+    bad, good = read(b"\xff\xfe\nhello\n", "text")
+    assert "not UTF-8" in bad.problem
+    assert good == Record(2, "hello")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    assert read(b'\xef\xbb\xbf{"a": 1}\n')[0].value == {"a": 1}
+    assert read(b"\xef\xbb\xbfa,b\n1,2\n", "csv")[0].value == {"a": "1", "b": "2"}
+
+
+def test_a_line_longer_than_the_limit_is_skipped_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 10)
+    bad, good = read("x" * 35 + "\nshort\n", "text")
+    assert "longer than 10 bytes" in bad.problem
+    assert good == Record(2, "short")
+
+
+def test_text_is_a_prompt_a_line_with_its_own_blanks() -> None:
+    assert read("  def f():\r\n\nx\n", "text") == [Record(1, "  def f():"), Record(3, "x")]
+
+
+def test_csv_rows_may_span_lines_and_lack_or_exceed_cells() -> None:
+    records = read('id,text\n1,"two\nlines"\n2\n3,a,b\n4,last\n', "csv")
+    assert [record.line for record in records] == [2, 4, 5, 6]
+    assert records[0].value == {"id": "1", "text": "two\nlines"}
+    assert records[1].value == {"id": "2", "text": None}
+    assert "more cells than the 2 columns" in records[2].problem
+    assert records[3].value == {"id": "4", "text": "last"}
+
+
+def test_csv_without_a_header_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="its first line must name the columns"):
+        read("", "csv")
+
+
+def test_a_csv_header_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="first line, which must name the columns, is not CSV"):
+        read('"a"b,c\n1,2\n', "csv")
+
+
+def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    path.write_text("nonsense")
+    with pytest.raises(InvalidRequest, match=r"cannot be read .* give a whole Parquet file"):
+        read(path.read_bytes(), "parquet")
+    with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
+        estimate_rows(path, "parquet")
+
+
+def test_parquet_that_is_broken_inside_is_refused_behind_its_good_rows(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    texts = [f"{n} " + "x" * 200 for n in range(2 * records_module.PARQUET_ROWS)]
+    table = arrow.table({"text": texts})
+    parquet.write_table(
+        table,
+        path,
+        row_group_size=records_module.PARQUET_ROWS,
+        compression="none",
+        use_dictionary=False,
+    )
+    data = bytearray(path.read_bytes())
+    second = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[second : second + 2000] = b"\xff" * 2000
+    records = read_records(io.BytesIO(bytes(data)), "parquet")
+    assert next(records).value == {"text": texts[0]}
+    with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
+        list(records)
+
+
+def test_parquet_rows_come_in_order(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    table = arrow.table({"text": [f"t{n}" for n in range(600)], "n": list(range(600))})
+    parquet.write_table(table, path, row_group_size=100)
+    with path.open("rb") as stream:
+        records = list(read_records(stream, "parquet"))
+    assert [record.line for record in records] == list(range(1, 601))
+    assert records[599].value == {"text": "t599", "n": 599}
+    assert estimate_rows(path, "parquet") == 600
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.jsonl", "jsonl"), ("A.CSV", "csv"), ("a.txt", "text"), ("-", "jsonl")],
+)
+def test_the_name_says_the_format(name: str, kind: str) -> None:
+    assert format_of(name) == kind
+
+
+def test_a_name_that_does_not_say_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InvalidRequest, match="give --format"):
+        format_of("rows.dat")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rows"),
+    [("", "text", 0), ("a", "text", 1), ("a\nb\n", "text", 2), ("h\na\nb\n", "csv", 2)],
+)
+def test_rows_are_estimated_from_lines(tmp_path: Path, text: str, kind: Any, rows: int) -> None:
+    path = tmp_path / "rows"
+    path.write_text(text)
+    assert estimate_rows(path, kind) == rows
+
+
+def test_reading_does_not_run_ahead_of_its_reader() -> None:
+    stream = io.BytesIO(b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10_000)))
+    records = read_records(stream, "jsonl")
+    next(records)
+    assert stream.tell() < 100

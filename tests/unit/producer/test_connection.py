@@ -1,0 +1,42 @@
+"""Where Redis is, and what of its URL may be shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMLX_QUEUE_REDIS_URL", raising=False)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+def test_the_nearest_url_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert redis_url() == DEFAULT_REDIS_URL
+    monkeypatch.setenv("REDIS_URL", "redis://b")
+    assert redis_url() == "redis://b"
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://a")
+    assert redis_url() == "redis://a"
+    assert redis_url("redis://given") == "redis://given"
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "")
+    monkeypatch.setenv("REDIS_URL", "redis://b")
+    assert redis_url() == "redis://b"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("redis://:secret@host:1/0", "redis://host:1/0"),
+        ("rediss://me:sec@ret@host/0", "rediss://host/0"),
+        ("redis://host/0?password=secret&username=me", "redis://host/0"),
+        ("unix:///tmp/redis.sock?password=secret", "unix:///tmp/redis.sock"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown

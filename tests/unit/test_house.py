@@ -1,0 +1,137 @@
+"""The packages keep to their rooms: no circles, no long files, imports in one direction only."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from omlx_producer.cli.main import cli
+from omlx_worker.cli import main
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT / "producer", ROOT / "worker")
+MAX_LINES = 300
+MAX_TOP_FILES = 10
+MAX_HELP = 60
+# What the modules of a room may not import.
+WALLS = {
+    "omlx_producer": {"omlx_worker", "mlx", "mlx_lm"},
+    "omlx_worker.queue": {
+        *(f"omlx_worker.{room}" for room in ("engine", "decode", "control", "delivery")),
+        *("mlx", "mlx_lm"),
+    },
+    "omlx_worker.engine": {
+        *(f"omlx_worker.{room}" for room in ("queue", "control", "decode", "delivery")),
+        *("redis", "rq"),
+    },
+    "omlx_worker.decode": {"omlx_worker.control", "redis", "rq", "mlx", "mlx_lm"},
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules of both packages by name. A package has the name of its folder."""
+    found = {}
+    for source in SOURCES:
+        for path in source.rglob("*.py"):
+            parts = path.relative_to(source).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """The modules that a file imports, also inside functions and for type checkers."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: import by the full name"
+            names.update(_origin(node.module, alias.name) for alias in node.names)
+    return frozenset(names)
+
+
+def _origin(module: str, name: str) -> str:
+    """The module of ``from module import name``, where the name may be a module itself."""
+    inner = f"{module}.{name}"
+    return inner if inner in modules() else module
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of a circle, in order; empty if there is none."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(module: str) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        path.append(module)
+        for other in sorted(graph.get(module, ())):
+            if found := visit(other):
+                return found
+        done.add(path.pop())
+        return []
+
+    for module in sorted(graph):
+        if found := visit(module):
+            return found
+    return []
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def test_circles_are_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circle({"a": {"b", "d"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize("package", ["omlx_producer", "omlx_worker"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    graph = {
+        name: {other for other in imported(path) if other in modules()} - {name}
+        for name, path in modules().items()
+        if within(name, package)
+    }
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("room", WALLS)
+def test_rooms_import_in_one_direction(room: str) -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in modules().items()
+        if within(name, room)
+        for other in sorted(imported(path))
+        if any(within(other, barred) for barred in WALLS[room])
+    ]
+    assert wrong == []
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in modules().values()}
+    long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MAX_LINES}
+    assert long == {}
+
+
+def test_few_files_lie_at_the_top_of_the_worker() -> None:
+    top = sorted(path.name for path in (ROOT / "worker/omlx_worker").glob("*.py"))
+    assert len(top) <= MAX_TOP_FILES, top
+
+
+@pytest.mark.parametrize("group", [cli, main], ids=str)
+def test_help_fits_one_line(group: click.Group) -> None:
+    lines = []
+    for command in group.commands.values():
+        lines.append(command.get_short_help_str(1000))
+        options = (param for param in command.params if isinstance(param, click.Option))
+        lines += [(option.help or "").partition("  [")[0] for option in options]
+    assert [line for line in lines if len(line) > MAX_HELP] == []

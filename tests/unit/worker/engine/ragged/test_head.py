@@ -1,0 +1,97 @@
+"""The MTP head has read every committed token, whatever depth the steps have."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.ragged.attention_cache import TAIL
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from tests.helpers.decoding import Loaded, row
+from tests.unit.worker.engine.ragged.test_cache import Driver
+
+
+def test_the_head_reads_on_without_drafts_through_folds_joins_and_suspensions(
+    qwen: Loaded,
+) -> None:
+    driver = Driver(qwen, seed=3, tokens=2 * TAIL + 100)
+    for length in (1, 12, 270):
+        driver.join(length, None)
+    driver.step(1.0, 3, 2)
+    driver.step(0.0, TAIL, 0)
+    driver.join(40, None)
+    driver.step(0.0, 20, 0)
+    driver.suspend(1)
+    driver.step(0.0, 20, 0)
+    driver.resume(1)
+    driver.step(0.0, 20, 0)
+    driver.check()
+    driver.step(0.0, TAIL, 0)
+    driver.check()
+    driver.step(1.0, 5, 3)
+    driver.check()
+
+    assert driver.checked == 4 + 4 + 4
+
+
+def test_the_first_drafts_after_plain_steps_are_those_of_a_batch_that_always_drafts(
+    qwen: Loaded,
+) -> None:
+    prompt = [1, 2, 3, 4, 5]
+    always, seldom = joined(qwen, prompt, depth=2), joined(qwen, prompt, depth=2)
+    for _ in range(12):
+        # One token a step: its drafts are all wrong.
+        if "drafts" in always.batch._buffers.state:
+            drafts = always.batch._buffers.state["drafts"]
+            always.batch._buffers.state["drafts"] = mx.full(drafts.shape, 256, mx.int32)
+        always.step()
+        seldom.step({"x": 0})
+    always.step()
+    seldom.step({"x": 2})
+
+    wanted, got = (decoder.batch._buffers.state["drafts"] for decoder in (always, seldom))
+    assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="products are counted on the CPU")
+def test_a_step_without_drafts_computes_only_the_heads_keys_and_values(
+    qwen: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, may_draft = (joined(qwen, [1, 2, 3], depth) for depth in (0, 2))
+    submit, graphs = mx.async_eval, []
+
+    def watched(*arrays: Any) -> None:
+        mx.export_to_dot(str(tmp_path / "step.dot"), *flat(arrays))
+        graphs.append((tmp_path / "step.dot").read_text())
+        submit(*arrays)
+
+    for decoder in (plain, may_draft):
+        for _ in range(3):
+            decoder.step({"x": 0})
+        monkeypatch.setattr(mx, "async_eval", watched)
+        decoder.step({"x": 0})
+        monkeypatch.setattr(mx, "async_eval", submit)
+
+    without, beside = (Counter(re.findall(r'\[label ="([^"]+)"', graph)) for graph in graphs)
+    # The product that mixes embedding and hidden state, then keys, then values.
+    assert beside["Matmul"] == without["Matmul"] + 3
+    assert beside["Softmax"] == without["Softmax"]
+
+
+def joined(loaded: Loaded, prompt: list[int], depth: int) -> RaggedDecoder:
+    decoder = loaded.decoder(depth)
+    decoder.add(row("x", prompt, 400))
+    decoder.prefill("x", len(prompt))
+    return decoder
+
+
+def flat(tree: Any) -> list[mx.array]:
+    if isinstance(tree, mx.array):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [array for part in parts for array in flat(part)]

@@ -1,0 +1,82 @@
+"""The implementations that a model's layers use, chosen once by its device and its shapes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.gated_delta import gated_delta_kernel
+
+from omlx_worker.engine.kernels import delta_kernel
+from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
+from omlx_worker.engine.kernels.cuda import net_inputs, products
+from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
+from omlx_worker.engine.kernels.delta_rule import DeltaRule
+from omlx_worker.engine.kernels.metal import products as plain
+from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Project
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The implementations of a layer's parts; by default the plain forms, for any shapes.
+
+    Attributes:
+        rule: the gated delta rule.
+        net_inputs: makes a net's inputs from its module and its family's projections.
+        product: makes a `Product` of a layer.
+        fuse: makes one `Product` of layers that share an input; None if they stay apart.
+    """
+
+    rule: DeltaRule = field(default_factory=PlainRule)
+    net_inputs: Callable[[Any, Project], NetOperations] = NetOperations
+    product: Callable[..., plain.Product] = plain.product
+    fuse: Callable[..., plain.Product | None] = plain.apart
+
+
+def for_device(dk: int, dv: int) -> Kernels:
+    """Choose for the default device.
+
+    Args:
+        dk, dv: sizes of the key and value heads of the model's gated delta nets.
+    """
+    if mx.default_device() == mx.cpu:
+        return Kernels(rule=ProductRule())
+    return for_metal(dk, dv) if mx.metal.is_available() else for_cuda(dk, dv)
+
+
+def for_metal(dk: int, dv: int) -> Kernels:
+    """mlx-lm's kernel; ``OMLX_QUEUE_METAL_KERNEL=1`` asks for `DeltaKernel`, NOT yet run there."""
+    asked = os.environ.get("OMLX_QUEUE_METAL_KERNEL") == "1"
+    if asked and _fits("OMLX_QUEUE_METAL_KERNEL", dk, dv, *delta_kernel.MULTIPLES):
+        return Kernels(rule=DeltaKernel("metal"))
+    return Kernels(
+        PlainRule(gated_delta_kernel) if _fits("mlx-lm's", dk, dv, 32, 1) else PlainRule()
+    )
+
+
+def for_cuda(dk: int, dv: int) -> Kernels:
+    """This project's kernels, each if it takes the shapes."""
+    fits = _fits("the delta rule's", dk, dv, *delta_kernel.MULTIPLES)
+    rule: DeltaRule = DeltaKernel("cuda") if fits else PlainRule()
+    fits = _fits("the recurrent layers'", dk, dv, net_inputs.LANES, net_inputs.LANES)
+    inputs = net_inputs.net_inputs if fits else NetOperations
+    return Kernels(rule, inputs, products.product, products.fuse)
+
+
+def _fits(whose: str, dk: int, dv: int, keys: int, values: int) -> bool:
+    """Whether a kernel takes heads of these sizes, multiples of what it needs; warns if not."""
+    fits = dk % keys == 0 and dv % values == 0
+    if not fits:
+        log.warning(
+            "%s kernel is not used: it takes key heads of a multiple of %d and value heads of a"
+            " multiple of %d, and the model's are %d and %d; plain operations are slower",
+            *(whose, keys, values, dk, dv),
+        )
+    return fits

@@ -1,0 +1,1 @@
+"""The default implementations: plain forms, which run on every device."""

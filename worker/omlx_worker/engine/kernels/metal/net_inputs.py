@@ -1,0 +1,82 @@
+"""A gated delta net without its rule and its output projection, by MLX's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.gated_delta import normalize_qk
+
+from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
+
+Projected = tuple[mx.array, ...]
+"""A net's projections of its input. The first holds the convolution's inputs, ``[S, W, channels]``
+or wider: all that a replay of the convolution needs. In the plain form the gate of the output
+``[S, W, H, Dv]``, ``a`` and ``b`` ``[S, W, H]`` follow."""
+
+Project = Callable[[Any, mx.array], Projected]
+
+
+class NetOperations:
+    """mlx-lm's `GatedDeltaNet` up to its rule and after it, row by row."""
+
+    def __init__(self, module: Any, project: Project) -> None:
+        self._module = module
+        self._project = project
+
+    def project(self, x: mx.array) -> Projected:
+        return self._project(self._module, x)
+
+    def prepare(
+        self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
+    ) -> tuple[Inputs, mx.array]:
+        """Convolve, normalise and gate.
+
+        Args:
+            conv: ``[S, taps, channels]``, the convolution's committed inputs.
+            past: the first array of the last window's projections, padded or not; None if no
+                draft of it can be accepted.
+            accepted: ``[S]`` int32, drafts accepted of the last window; None for a prompt, which
+                is committed whole. Of a window only the first position is.
+
+        Returns:
+            The rule's inputs, and ``conv`` after the last committed position.
+        """
+        raw, _, a, b = projected
+        taps, prompt = conv.shape[1], accepted is None
+        if past is not None and accepted is not None:
+            history = mx.concatenate([conv, past[:, 1:]], axis=1)
+            index = accepted[:, None] + mx.arange(taps)
+            conv = mx.take_along_axis(history, index[..., None], axis=1)
+        inputs = mx.concatenate([conv, raw], axis=1)
+        decay = mx.exp(log_decay(self._module, a))
+        window = Inputs(*self._convolved(inputs), decay, mx.sigmoid(b))
+        # Of a prompt a copy, since a slice would hold on to the whole stretch.
+        return window, mx.contiguous(inputs[:, -taps:]) if prompt else inputs[:, 1 : taps + 1]
+
+    def log_decay(self, projected: Projected) -> mx.array:
+        return log_decay(self._module, projected[2])
+
+    def gated(self, out: mx.array, projected: Projected) -> mx.array:
+        """Norm and gate the rule's outputs ``[S, W, H, Dv]``: ``[S, W, H * Dv]``."""
+        normed: mx.array = self._module.norm(out, projected[1])
+        return normed.reshape(*out.shape[:2], -1)
+
+    def _convolved(self, inputs: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries and keys ``[S, W, Hk, Dk]``, normalised, and values ``[S, W, H, Dv]``.
+
+        Args:
+            inputs: ``[S, taps + W, channels]``, of the convolution.
+        """
+        net = self._module
+        q, k, v = mx.split(nn.silu(net.conv1d(inputs)), [net.key_dim, 2 * net.key_dim], axis=-1)
+        slots, width, _ = v.shape
+        q, k = normalize_qk(
+            q.reshape(slots, width, net.num_k_heads, net.head_k_dim),
+            k.reshape(slots, width, net.num_k_heads, net.head_k_dim),
+            inv_scale=net.head_k_dim**-0.5,
+            eps=1e-6,
+        )
+        return q, k, v.reshape(slots, width, net.num_v_heads, net.head_v_dim)

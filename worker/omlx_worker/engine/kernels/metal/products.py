@@ -1,0 +1,33 @@
+"""Products by MLX, each layer its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.activations import swiglu
+
+Product = Callable[..., mx.array]
+"""A linear layer: ``x`` ``[..., length]`` and, if given, ``added`` to ``[..., features]``."""
+
+
+def product(layer: Any, *, gated: bool = False) -> Product:
+    """The layer itself; of an embedding, the scores of all tokens.
+
+    Args:
+        gated: the first half of the layer's output gates its second: ``silu(first) * second``.
+    """
+    apply = getattr(layer, "as_linear", layer)
+
+    def run(x: mx.array, added: mx.array | None = None) -> mx.array:
+        out: mx.array = apply(x)
+        if gated:
+            out = swiglu(*mx.split(out, 2, axis=-1))
+        return out if added is None else added + out
+
+    return run
+
+
+def apart(_layers: Sequence[Any], *, gated: bool = False) -> None:
+    """Fuse nothing."""
