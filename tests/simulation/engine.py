@@ -33,10 +33,7 @@ SHRINK_AFTER = 32
 """Steps with half the slots empty before there are fewer, as in the real batch."""
 
 RESUME = 0.25
-"""Price of drafting again after plain steps, in steps, however few they were."""
-
-TAIL = 256
-"""Plain steps after which the head has no more to read than it has then."""
+"""Price of drafting again after plain steps, in steps."""
 
 NOISE, OUTLIERS = 0.04, 0.01
 """Spread of the times reported, and the share of them that is far off."""
@@ -116,19 +113,10 @@ class Run:
 
 
 class SimulatedEngine:
-    """Rows in slots, stepping.
+    """Rows in slots, stepping."""
 
-    Args:
-        catch_up: price of drafting again after `TAIL` plain steps, in plain steps: the head reads
-            what it has missed.
-    """
-
-    def __init__(
-        self, table: CostTable, seed: int, noise: float = NOISE, catch_up: float = 0.0
-    ) -> None:
+    def __init__(self, table: CostTable, seed: int, noise: float = NOISE) -> None:
         self._table = table
-        self._catch_up = catch_up
-        self._missed = 0
         self._seed = seed
         self._rng = random.Random(seed)
         self._noise = noise
@@ -168,9 +156,7 @@ class SimulatedEngine:
         verify = self._table(self.slots, window, context, self.generated)
         seconds = (verify + self._table(self.slots, drafted, context, self.generated)) / 2
         if drafted and not window:
-            missed = min(self._missed, TAIL) / TAIL
-            seconds += (RESUME + self._catch_up * missed) * verify
-        self._missed = 0 if drafted else self._missed + 1
+            seconds += RESUME * verify
         self.last_seconds = seconds
         rows, tokens, expected, judged = len(self._rows), 0, 0.0, 0
         outcomes = []
@@ -315,7 +301,6 @@ def simulate(
     max_rows: int = 32,
     max_steps: int = 10**6,
     noise: float = NOISE,
-    catch_up: float = 0.0,
     read: float = 0.0,
 ) -> Run:
     """Run jobs to their end, or for so many steps.
@@ -323,7 +308,7 @@ def simulate(
     Args:
         read: see `Prompts`.
     """
-    engine, run = SimulatedEngine(table, seed, noise, catch_up), Run()
+    engine, run = SimulatedEngine(table, seed, noise), Run()
     prompts = Prompts(engine, read, max_rows)
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
     clock = 0.0

@@ -10,7 +10,6 @@ from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
 from tests.simulation.tables import (
     ACCEPTANCE,
-    CATCH_UP,
     READ,
     TABLES,
     USUAL_READ,
@@ -98,7 +97,6 @@ class Scenario:
             seed=self.seed,
             max_rows=8 if self.reads else 32,
             max_steps=ENDLESS_STEPS if self.is_endless else 10**6,
-            catch_up=CATCH_UP.get(self.machine, 1.0),
             read=self.read if self.reads else 0.0,
         )
 

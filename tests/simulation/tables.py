@@ -139,10 +139,6 @@ READ = {"cpu": 1 / 8, "shared": 1 / 8, "moody": 1 / 8}
 
 USUAL_READ = 1 / 64
 
-CATCH_UP = {"shared": 5.0, "moody": 5.0}
-"""Plain steps that it costs to draft again after many of them, where it is not one. On two cores
-50 ms were measured with 4 rows and 100 with 8."""
-
 
 def _apple_product(tokens: int) -> float:
     if tokens <= 32:

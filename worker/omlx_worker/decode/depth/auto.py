@@ -20,7 +20,7 @@ PROBE, ALIKE = 6, 3  # steps of a probe; timings of one depth in a row whose med
 INTERVAL = 48  # between probes with as many slots, at least
 BUDGET = 0.005  # share of the time that probes may cost
 SAVINGS, DEBT = 10.0, 6.0  # the most that is saved for probes, or owed
-OVERHEAD, CATCH_UP = 1.0, 3.0  # price of a probe besides its steps, and of the head's catching up
+OVERHEAD = 1.0  # price of a probe besides its steps, in steps
 GAIN, FAST_GAIN = 0.2, 0.5  # weight of a timing in use, and of one that is probed or jumps
 JUMP = 0.15  # log change of a cost that is no noise; other depths are then probed on credit
 SURE = 16  # timings after which the depth in use moves all depths of its cell
@@ -214,7 +214,7 @@ class AutoPolicy:
             least = seconds[depth]
             share = min(speed / speeds[current], 1.0)
             price = PROBE * seconds[depth] / seconds[current] * (1 - share) + OVERHEAD
-            prices[depth] = price = min(price + (0.0 if current else CATCH_UP), SAVINGS)
+            prices[depth] = price = min(price, SAVINGS)
             doubtful = abs(cell.shift - cost.shift) > JUMP
             paid = self._credit >= price or (doubtful and self._credit > -DEBT)
             if depth != current and paid and size.wait >= INTERVAL:
