@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport, bucket_of, slots_for
 
@@ -46,8 +46,7 @@ class Cell:
     def __init__(self) -> None:
         self.shift = 0.0
         self.depths: dict[int, _Cost] = {}
-        self._recent: deque[float] = deque(maxlen=ALIKE)
-        self._last = -1
+        self._last, self._recent = -1, deque[float](maxlen=ALIKE)
 
     def seconds(self, depth: int) -> float:
         return math.exp(self.depths[depth].log + self.shift)
@@ -75,19 +74,27 @@ class Cell:
         cost.shift = self.shift
 
 
-@dataclass(slots=True)
 class _Record:
-    """Drafts judged and accepted at each position; ``expected`` of 0, 1, ... drafts."""
+    """Drafts judged and accepted at each position, folded in now and then; ``expected`` of 0, 1,
+    ... drafts."""
 
-    tries: list[float]
-    hits: list[float]
-    expected: list[float] = field(default_factory=list)
-    news: int = 0
+    def __init__(self, depth: int) -> None:
+        self.tries, self.hits = [0.0] * depth, [0.0] * depth
+        self.expected = [0.0] * (depth + 1)
+        self.news, self._tried, self._hit = 0, [0] * (depth + 1), [0] * (depth + 1)
 
-    def add(self, drafted: int, accepted: int, memory: float) -> None:
-        for position in range(min(drafted, accepted + 1, len(self.tries))):
-            self.tries[position] = self.tries[position] * memory + 1
-            self.hits[position] = self.hits[position] * memory + (position < accepted)
+    def add(self, drafted: int, accepted: int) -> None:
+        self.news += 1
+        self._tried[drafted if accepted == drafted else accepted + 1] += 1
+        self._hit[accepted] += 1
+
+    def fold(self, memory: float) -> None:
+        tried = hit = self.news = 0
+        for position in reversed(range(len(self.tries))):
+            tried, hit = tried + self._tried[position + 1], hit + self._hit[position + 1]
+            self.tries[position] = self.tries[position] * memory**tried + tried
+            self.hits[position] = self.hits[position] * memory**tried + hit
+        self._tried, self._hit = [0] * len(self._tried), [0] * len(self._hit)
 
 
 @dataclass(slots=True)
@@ -103,16 +110,12 @@ class _Size:
 
 
 class AutoPolicy:
-    """Measures what steps cost and what rows accept, and drafts as deep as pays.
-
-    Attributes:
-        cells: costs by slots and context bucket.
-        model: drafts of all rows, judged and accepted.
-    """
+    """Drafts as deep as pays. ``cells`` has costs by slots and context bucket, ``model`` the drafts
+    of all rows."""
 
     def __init__(self, max_depth: int) -> None:
         self.transitions = 0
-        self.model = _Record([0.0] * max_depth, [0.0] * max_depth)
+        self.model = _Record(max_depth)
         self._max_depth = max_depth
         self.cells: defaultdict[tuple[int, int], Cell] = defaultdict(Cell)
         self._sizes = defaultdict[int, _Size](_Size)
@@ -120,8 +123,7 @@ class AutoPolicy:
         self._limits: dict[str, int] = {}
         self._totals: list[float] = []
         self._decisions: dict[tuple[int, str, bool], Decision] = {}
-        self._credit = OVERHEAD + 1.0
-        self._timed, self._step = True, 0
+        self._credit, self._timed, self._step = OVERHEAD + 1.0, True, 0
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
         """See `DepthPolicy`. Nobody drafts while more rows join than decode."""
@@ -160,14 +162,11 @@ class AutoPolicy:
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
         for row_id, drafted, accepted in report.outcomes:
-            if not drafted:
-                continue
-            self.model.add(drafted, accepted, MODEL_MEMORY)
-            record = self._rows.get(row_id)
-            if record is not None:
-                record.add(drafted, accepted, ROW_MEMORY)
-                record.news += 1
-                if 8 * record.news >= record.tries[0]:
+            if drafted:
+                self.model.add(drafted, accepted)
+            if drafted and (record := self._rows.get(row_id)):
+                record.add(drafted, accepted)
+                if 4 * record.news >= record.tries[0]:
                     self._expect(record, self._limits[row_id])
         self._timed = report.seconds is not None
         if report.seconds:
@@ -227,18 +226,18 @@ class AutoPolicy:
 
     def _keep(self, limits: dict[str, int]) -> None:
         """Make sure of these rows and forget all others."""
-        self._limits, self._decisions = limits, {}
-        self._totals = [0.0] * (self._max_depth + 1)
+        self._limits, self._decisions, self._totals = limits, {}, [0.0] * (self._max_depth + 1)
+        self.model.fold(MODEL_MEMORY)
         rows, self._rows = self._rows, {}
         for row_id, limit in limits.items():
-            zeros = [0.0] * self._max_depth
-            record = self._rows[row_id] = rows.get(row_id) or _Record(zeros, list(zeros))
+            record = self._rows[row_id] = rows.get(row_id) or _Record(self._max_depth)
             record.expected = [0.0] * (self._max_depth + 1)
             self._expect(record, limit)
 
     def _expect(self, record: _Record, limit: int) -> None:
         """Work out a row's expectations from its record and the model's."""
-        before, record.news, record.expected = record.expected, 0, [0.0]
+        record.fold(ROW_MEMORY)
+        before, record.expected = record.expected, [0.0]
         general, rate, reach = 1.0, 1.0, 1.0
         for position in range(self._max_depth):
             last, default = general, general * RATES[position > 0]

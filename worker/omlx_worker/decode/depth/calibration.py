@@ -24,6 +24,8 @@ from omlx_worker.engine.interface import Engine, Row, Sampling
 log = logging.getLogger("omlx_worker.decode.depth.calibration")
 
 MOST_SECONDS = 30.0
+"""Of steps that compile nothing: what is compiled here need not be for jobs."""
+
 SAVE_SECONDS = 60.0
 FILE_VERSION = 3
 
@@ -82,12 +84,12 @@ class Calibration:
             self._told = True
             log.info(
                 "measuring steps of up to %d rows and %d drafts while there are no jobs, "
-                "%.0f s at most",
+                "%.0f s at most beside compiling",
                 self._cells[-1][0],
                 self._engine.max_depth,
                 MOST_SECONDS,
             )
-        began = time.monotonic()
+        began, changes = time.monotonic(), self._engine.changes
         try:
             self._steps = self._steps or self._measure(*self._cells[0])
             if next(self._steps, self) is self:
@@ -96,7 +98,8 @@ class Calibration:
         except Exception:
             log.exception("calibration ends: the engine failed")
             self._cells.clear()
-        self._left -= time.monotonic() - began
+        if self._engine.changes == changes:
+            self._left -= time.monotonic() - began
         if self._left <= 0:
             self._cells.clear()
         if not self._cells:

@@ -103,3 +103,8 @@ def test_nothing_is_probed_while_steps_have_no_time() -> None:
     policy = calibrated((1.0, 1.5, 1.9, 2.2))
     made = feed(policy, 2000, (1.0, 1.5, 1.9, 2.2), [3, 3], timed=False)
     assert set(made) == {3}
+
+
+def test_rows_that_may_draft_little_count_for_little_at_deeper_depths() -> None:
+    seconds = (1.0, 1.2, 1.6, 2.0)
+    assert feed(calibrated(seconds, slots=8), 300, seconds, [3] * 8, [3] + [1] * 7)[-1] == 1
