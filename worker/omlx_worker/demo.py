@@ -93,7 +93,7 @@ class _Background:
 
     @property
     def counters(self) -> Counters:
-        return self._worker.service.counters
+        return self._worker.decode_thread.counters
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + LOAD_SECONDS

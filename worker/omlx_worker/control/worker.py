@@ -113,7 +113,7 @@ class GenerationWorker(RecordedWorker):
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
-        self.service = DecodeThread(
+        self.decode_thread = DecodeThread(
             make_engine,
             self._traffic,
             self._mailbox,
@@ -125,9 +125,9 @@ class GenerationWorker(RecordedWorker):
         )
         self._patience = patience
         self._publisher = Publisher(
-            self._leases, self._traffic, self._mailbox, self.service.submit, outbox
+            self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._upkeep = Upkeep(self, self._leases, self.service.submit)
+        self._upkeep = Upkeep(self, self._leases, self.decode_thread.submit)
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -149,15 +149,15 @@ class GenerationWorker(RecordedWorker):
                 loading the model took time.
             Exception: what the engine raised when it was made, or when it broke.
         """
-        self._engine = self.service.start()
-        budget = self.service.budget
+        self._engine = self.decode_thread.start()
+        budget = self.decode_thread.budget
         self._admission = Admission(
             self._leases,
             ClaimOrder([queue.name for queue in self.queues], self._patience),
             Intake(self._engine, self.model_alias, self.connection, budget.objection),
             budget,
             self._engine.max_rows,
-            admit=lambda job: self.service.submit(Admit(job)),
+            admit=lambda job: self.decode_thread.submit(Admit(job)),
             end=lambda claim, reason: self._traffic.put(Ended(claim, reason)),
         )
         self._board = StatusBoard(
@@ -166,10 +166,10 @@ class GenerationWorker(RecordedWorker):
             self.name,
             self._mode,
             max_rows=self._engine.max_rows,
-            counters=self.service.counters,
+            counters=self.decode_thread.counters,
             leases=self._leases,
             budget=budget,
-            pacing=self.service.pacing,
+            pacing=self.decode_thread.pacing,
         )
         self._publisher.start()
         self._logging_level = logging_level
@@ -191,7 +191,7 @@ class GenerationWorker(RecordedWorker):
         if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
             self._drain_ends = time.monotonic() + self._drain_timeout
-            self.service.submit(Drain())
+            self.decode_thread.submit(Drain())
         self._upkeep.fail_overdue()
         try:
             goes_on = self._attend(burst)
@@ -279,8 +279,8 @@ class GenerationWorker(RecordedWorker):
     def _shut_down(self) -> None:
         """End both threads and give back the remaining jobs."""
         at_once = self._signals.at_once
-        self.service.submit(Stop())
-        if not self.service.join(0.5 if at_once else STOP_SECONDS):
+        self.decode_thread.submit(Stop())
+        if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
             log.warning("the engine is still busy; ending without it")
             self._traffic.put(Close())
         self._publisher.join(0.5 if at_once else STOP_SECONDS)
@@ -295,4 +295,4 @@ class GenerationWorker(RecordedWorker):
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
-        log.info("in total: %s", self.service.counters)
+        log.info("in total: %s", self.decode_thread.counters)

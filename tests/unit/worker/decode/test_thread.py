@@ -36,7 +36,9 @@ class Bench:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
-        self.service = DecodeThread(lambda: self.engine, self.traffic, self.main, prefill_chunk=8)
+        self.decode_thread = DecodeThread(
+            lambda: self.engine, self.traffic, self.main, prefill_chunk=8
+        )
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -46,7 +48,7 @@ class Bench:
         claim = Claim(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
         rows = self.engine.prepare(request, job_id)
         job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
-        self.service.submit(Admit(job))
+        self.decode_thread.submit(Admit(job))
         return job
 
     def read(self) -> Any:
@@ -66,21 +68,21 @@ class Bench:
                 return message
 
     def run_out(self) -> list[Any]:
-        self.service.submit(Stop())
+        self.decode_thread.submit(Stop())
         messages = []
         while not isinstance(message := self.read(), Close):
             messages.append(message)
-        assert self.service.join(5)
+        assert self.decode_thread.join(5)
         return messages
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench(step_seconds=0.002)
-    made.service.start()
+    made.decode_thread.start()
     yield made
-    made.service.submit(Stop())
-    assert made.service.join(5)
+    made.decode_thread.submit(Stop())
+    assert made.decode_thread.join(5)
 
 
 def test_a_job_is_announced_before_anything_about_it(bench: Bench) -> None:
@@ -98,8 +100,8 @@ def test_rows_that_join_and_leave_at_different_times_come_out_whole(bench: Bench
         bench.until(Stepped)
     for job in jobs:
         assert (job.choices[0].tokens, job.choices[0].text) == expected(job.rows[0].request)
-    assert bench.service.counters.tokens == sum(job.tokens for job in jobs)
-    assert 1 < bench.service.counters.mean_batch <= 8
+    assert bench.decode_thread.counters.tokens == sum(job.tokens for job in jobs)
+    assert 1 < bench.decode_thread.counters.mean_batch <= 8
 
 
 def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
@@ -115,20 +117,20 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
     engine = FakeEngine()
-    service = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+    decode_thread = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
 
-    service.start()
-    service.submit(Stop())
+    decode_thread.start()
+    decode_thread.submit(Stop())
 
-    assert service.join(5)
-    assert engine.kept_within == service.budget.limit == kept
+    assert decode_thread.join(5)
+    assert engine.kept_within == decode_thread.budget.limit == kept
 
 
 def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=5000)
     other = bench.admit("b", max_completion_tokens=5000)
     bench.until(Stepped)
-    bench.service.submit(Cancel(job.claim, Stopped("enough")))
+    bench.decode_thread.submit(Cancel(job.claim, Stopped("enough")))
     assert bench.until(Ended) == Ended(job.claim, Stopped("enough"))
     for _ in range(5):
         message = bench.read()
@@ -139,7 +141,7 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
 def test_cancelling_a_job_of_an_earlier_claim_does_nothing(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=30)
     earlier = Claim("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
-    bench.service.submit(Cancel(earlier, Lost()))
+    bench.decode_thread.submit(Cancel(earlier, Lost()))
     while not job.finished:
         assert not isinstance(bench.until(Stepped), Ended)
 
@@ -156,11 +158,11 @@ def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
 
 def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
     bench = Bench(max_rows=2, step_seconds=0.002)
-    bench.service.start()
+    bench.decode_thread.start()
     jobs = [bench.admit(f"j{i}", max_completion_tokens=20) for i in range(4)]
     bench.until(Stepped)
     bench.until(Stepped)
-    bench.service.submit(Drain())
+    bench.decode_thread.submit(Drain())
     given_back = [bench.until(Ended), bench.until(Ended)]
     assert given_back == [Ended(job.claim, GivenBack()) for job in jobs[2:]]
     while not (jobs[0].finished and jobs[1].finished):
@@ -170,7 +172,7 @@ def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
 
 def test_stopping_gives_everything_back() -> None:
     bench = Bench(max_rows=2, step_seconds=0.002)
-    bench.service.start()
+    bench.decode_thread.start()
     jobs = [bench.admit(f"j{i}", max_completion_tokens=5000) for i in range(4)]
     bench.until(Stepped)
     ended = [message for message in bench.run_out() if isinstance(message, Ended)]
@@ -181,7 +183,7 @@ def test_stopping_gives_everything_back() -> None:
 def test_higher_queues_go_first() -> None:
     bench = Bench(max_rows=1)
     jobs = [bench.admit("b", queue="bulk"), bench.admit("d"), bench.admit("h", queue="high")]
-    bench.service.start()
+    bench.decode_thread.start()
     order: list[str] = []
     while not all(job.finished for job in jobs):
         emissions = bench.until(Stepped).emissions
@@ -208,7 +210,7 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
         bench.admit("bad", BREAKS_STEP),
         bench.admit("w"),
     )
-    bench.service.start()
+    bench.decode_thread.start()
     assert {bench.until(Ended).claim.id, bench.until(Ended).claim.id} == {"hit", "bad"}
     while not waiting.finished:
         bench.until(Stepped)
@@ -220,19 +222,19 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
 def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
     bench = Bench(max_rows=1)
     jobs = [bench.admit(f"j{i}", BREAKS_STEP) for i in range(5)]
-    bench.service.start()
+    bench.decode_thread.start()
     reasons = [bench.until(Ended).reason for _ in jobs]
     assert [type(reason) for reason in reasons] == [Failed] * 3 + [GivenBack] * 2
     assert isinstance(bench.main.get(timeout=5), Crashed)
     assert isinstance(bench.read(), Close)
-    assert bench.service.join(5)
+    assert bench.decode_thread.join(5)
 
 
 def test_the_engine_is_given_up_with_the_reason() -> None:
     bench = Bench(max_rows=1)
     for number in range(3):
         bench.admit(f"j{number}", BREAKS_STEP)
-    bench.service.start()
+    bench.decode_thread.start()
     error = bench.main.get(timeout=5).error
     assert isinstance(error, EngineBroken)
     assert "the device was lost" in str(error)
