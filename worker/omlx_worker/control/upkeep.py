@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
-from omlx_worker.messages import Cancel, Failed, NeedsRQ, Stopped
+from omlx_worker.messages import Drop, Failed, NeedsRQ, Stopped
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.worker")
@@ -23,7 +23,7 @@ class Upkeep:
     """
 
     def __init__(
-        self, worker: RecordedWorker, leases: LeaseTable, cancel: Callable[[Cancel], None]
+        self, worker: RecordedWorker, leases: LeaseTable, cancel: Callable[[Drop], None]
     ) -> None:
         self._worker = worker
         self._leases = leases
@@ -37,13 +37,13 @@ class Upkeep:
         if claim is None:
             log.info("told to stop job %s, which does not run here", job_id)
         else:
-            self._cancel(Cancel(claim, Stopped("the job was stopped on request")))
+            self._cancel(Drop(claim, Stopped("the job was stopped on request")))
 
     def fail_overdue(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
             if sentence := claim.overdue:
-                self._cancel(Cancel(claim, Failed(sentence)))
+                self._cancel(Drop(claim, Failed(sentence)))
 
     def add_ending(self, ending: NeedsRQ) -> None:
         """Take an ending that RQ's handlers must write."""

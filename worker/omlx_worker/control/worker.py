@@ -33,10 +33,9 @@ from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
 from omlx_worker.messages import (
     Admit,
-    Close,
     Crashed,
     Drain,
-    Ended,
+    Drop,
     MainMailbox,
     MainMessage,
     NeedsRQ,
@@ -158,7 +157,7 @@ class GenerationWorker(RecordedWorker):
             budget,
             self._engine.max_rows,
             admit=lambda job: self.decode_thread.submit(Admit(job)),
-            end=lambda claim, reason: self._traffic.put(Ended(claim, reason)),
+            end=lambda claim, reason: self._traffic.put(Drop(claim, reason)),
         )
         self._board = StatusBoard(
             self.connection,
@@ -282,7 +281,7 @@ class GenerationWorker(RecordedWorker):
         self.decode_thread.submit(Stop())
         if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
             log.warning("the engine is still busy; ending without it")
-            self._traffic.put(Close())
+            self._traffic.put(Stop())
         self._publisher.join(0.5 if at_once else STOP_SECONDS)
         if not at_once:
             self._listen(0)

@@ -25,13 +25,11 @@ from omlx_worker.engine.interface import Emission, Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
-    Cancel,
-    Close,
     Crashed,
     DecodeMailbox,
     DecodeMessage,
     Drain,
-    Ended,
+    Drop,
     Failed,
     GivenBack,
     Lost,
@@ -151,7 +149,7 @@ class DecodeThread:
             self._main.put(Crashed(error))
         finally:
             self._give_back_all()
-            self._traffic.put(Close())
+            self._traffic.put(Stop())
             if self.pacing:
                 self.pacing.rest(for_good=True)
             self._close_engine()
@@ -185,7 +183,7 @@ class DecodeThread:
         match message:
             case Admit(job):
                 self._admit(job)
-            case Cancel(claim, reason):
+            case Drop(claim, reason):
                 running = self._active.get(claim.id)
                 if running is not None and running.claim is claim:
                     self._end(running, reason)
@@ -229,7 +227,7 @@ class DecodeThread:
     def _end(self, job: ActiveJob, reason: Reason) -> None:
         del self._active[job.id]
         self._loop.drop(job.rows)
-        self._traffic.put(Ended(job.claim, reason))
+        self._traffic.put(Drop(job.claim, reason))
 
     def _close_engine(self) -> None:
         try:
@@ -242,6 +240,6 @@ class DecodeThread:
             while True:
                 message = self._mailbox.get_nowait()
                 if isinstance(message, Admit):
-                    self._traffic.put(Ended(message.job.claim, GivenBack()))
+                    self._traffic.put(Drop(message.job.claim, GivenBack()))
         for job in list(self._active.values()):
             self._end(job, GivenBack())

@@ -13,11 +13,9 @@ from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
-    Cancel,
-    Close,
     Crashed,
     Drain,
-    Ended,
+    Drop,
     Failed,
     GivenBack,
     Lost,
@@ -70,7 +68,7 @@ class Bench:
     def run_out(self) -> list[Any]:
         self.decode_thread.submit(Stop())
         messages = []
-        while not isinstance(message := self.read(), Close):
+        while not isinstance(message := self.read(), Stop):
             messages.append(message)
         assert self.decode_thread.join(5)
         return messages
@@ -130,8 +128,8 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=5000)
     other = bench.admit("b", max_completion_tokens=5000)
     bench.until(Stepped)
-    bench.decode_thread.submit(Cancel(job.claim, Stopped("enough")))
-    assert bench.until(Ended) == Ended(job.claim, Stopped("enough"))
+    bench.decode_thread.submit(Drop(job.claim, Stopped("enough")))
+    assert bench.until(Drop) == Drop(job.claim, Stopped("enough"))
     for _ in range(5):
         message = bench.read()
         assert {emission.row_id for emission in message.emissions} == {other.rows[0].row_id}
@@ -141,16 +139,16 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
 def test_cancelling_a_job_of_an_earlier_claim_does_nothing(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=30)
     earlier = Claim("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
-    bench.decode_thread.submit(Cancel(earlier, Lost()))
+    bench.decode_thread.submit(Drop(earlier, Lost()))
     while not job.finished:
-        assert not isinstance(bench.until(Stepped), Ended)
+        assert not isinstance(bench.until(Stepped), Drop)
 
 
 def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
     first = bench.admit("a", max_completion_tokens=5000)
     bench.until(Stepped)
     second = bench.admit("a", max_completion_tokens=5)
-    assert bench.until(Ended) == Ended(first.claim, Lost())
+    assert bench.until(Drop) == Drop(first.claim, Lost())
     assert bench.read() == Admit(second)
     while not second.finished:
         bench.until(Stepped)
@@ -163,8 +161,8 @@ def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
     bench.until(Stepped)
     bench.until(Stepped)
     bench.decode_thread.submit(Drain())
-    given_back = [bench.until(Ended), bench.until(Ended)]
-    assert given_back == [Ended(job.claim, GivenBack()) for job in jobs[2:]]
+    given_back = [bench.until(Drop), bench.until(Drop)]
+    assert given_back == [Drop(job.claim, GivenBack()) for job in jobs[2:]]
     while not (jobs[0].finished and jobs[1].finished):
         bench.until(Stepped)
     assert bench.run_out() == []
@@ -175,8 +173,8 @@ def test_stopping_gives_everything_back() -> None:
     bench.decode_thread.start()
     jobs = [bench.admit(f"j{i}", max_completion_tokens=5000) for i in range(4)]
     bench.until(Stepped)
-    ended = [message for message in bench.run_out() if isinstance(message, Ended)]
-    assert ended == [Ended(job.claim, GivenBack()) for job in jobs]
+    ended = [message for message in bench.run_out() if isinstance(message, Drop)]
+    assert ended == [Drop(job.claim, GivenBack()) for job in jobs]
     assert bench.engine.states == {}
 
 
@@ -195,7 +193,7 @@ def test_higher_queues_go_first() -> None:
 def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
     good = bench.admit("good", max_completion_tokens=40)
     bad = bench.admit("bad", prompt=BREAKS_PREFILL)
-    ended = bench.until(Ended)
+    ended = bench.until(Drop)
     assert ended.claim is bad.claim
     assert ended.reason == Failed("the engine failed on this job: RuntimeError: out of memory")
     while not good.finished:
@@ -211,7 +209,7 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
         bench.admit("w"),
     )
     bench.decode_thread.start()
-    assert {bench.until(Ended).claim.id, bench.until(Ended).claim.id} == {"hit", "bad"}
+    assert {bench.until(Drop).claim.id, bench.until(Drop).claim.id} == {"hit", "bad"}
     while not waiting.finished:
         bench.until(Stepped)
     assert hit.claim.id == "hit"
@@ -223,10 +221,10 @@ def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
     bench = Bench(max_rows=1)
     jobs = [bench.admit(f"j{i}", BREAKS_STEP) for i in range(5)]
     bench.decode_thread.start()
-    reasons = [bench.until(Ended).reason for _ in jobs]
+    reasons = [bench.until(Drop).reason for _ in jobs]
     assert [type(reason) for reason in reasons] == [Failed] * 3 + [GivenBack] * 2
     assert isinstance(bench.main.get(timeout=5), Crashed)
-    assert isinstance(bench.read(), Close)
+    assert isinstance(bench.read(), Stop)
     assert bench.decode_thread.join(5)
 
 
