@@ -85,7 +85,7 @@ def end_through_rq(
             raise
         # RQ cannot read the job hash; the job may have been written by hand.
         log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
-        leases.commit(claim, ending, force=True)
+        leases.commit([(claim, ending)], force=True)
     finally:
         worker.execution = worker.on_ending = worker.fence = None
     leases.forget(claim)

@@ -26,7 +26,6 @@ from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.control.upkeep import Upkeep
 from omlx_worker.decode.depth.driver import Pacing
-from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
@@ -46,7 +45,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
-from omlx_worker.queue.quarantine import MAX_CRASHES, Quarantine
+from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -65,64 +64,41 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the decode thread.
-        make_pacing, prefill_chunk, patience, memory_limit: see `DecodeThread`.
-        mode: its name, for the worker's figures.
+        make_pacing: see `DecodeThread`.
     """
 
     def __init__(
         self,
-        model_alias: str,
+        settings: WorkerSettings,
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        name: str | None = None,
         make_pacing: Callable[[Engine], Pacing] | None = None,
-        lease_seconds: float = 30.0,
-        prefill_chunk: int = 2048,
-        patience: float = PATIENCE_SECONDS,
-        memory_limit: int | None = None,
-        mode: str = "mtp",
-        drain_timeout: float = 60.0,
-        redis_grace: float = 600.0,
-        stream_ttl: int = 86_400,
-        max_crashes: int = MAX_CRASHES,
     ) -> None:
-        names = [queue_name(model_alias, priority) for priority in PRIORITIES]
+        names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
         super().__init__(
             names,
             connection=connection,
-            name=name,
-            bell=wake_channel(model_alias),
+            name=settings.name,
+            bell=wake_channel(settings.alias),
             mailbox=self._mailbox,
         )
-        self.model_alias = model_alias
-        self._mode = mode
-        self._drain_timeout = drain_timeout
-        self._redis_grace = redis_grace
+        self._settings = settings
         self._leases = LeaseTable(
             connection,
             self.name,
             names,
-            seconds=lease_seconds,
-            stream_ttl=stream_ttl,
+            seconds=settings.lease_seconds,
+            stream_ttl=settings.stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
-            quarantine=Quarantine(max_crashes),
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
         self.decode_thread = DecodeThread(
-            make_engine,
-            self._traffic,
-            self._mailbox,
-            make_pacing=make_pacing,
-            prefill_chunk=prefill_chunk,
-            patience=patience,
-            memory_limit=memory_limit,
-            outbox=outbox,
+            settings, make_engine, self._traffic, self._mailbox, outbox, make_pacing=make_pacing
         )
-        self._patience = patience
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
@@ -152,8 +128,8 @@ class GenerationWorker(RecordedWorker):
         budget = self.decode_thread.budget
         self._admission = Admission(
             self._leases,
-            ClaimOrder([queue.name for queue in self.queues], self._patience),
-            Intake(self._engine, self.model_alias, self.connection, budget.objection),
+            ClaimOrder(self.queue_names(), self._settings.patience),
+            Intake(self._engine, self._settings.alias, self.connection, budget.objection),
             budget,
             self._engine.max_rows,
             admit=lambda job: self.decode_thread.submit(Admit(job)),
@@ -161,9 +137,9 @@ class GenerationWorker(RecordedWorker):
         )
         self._board = StatusBoard(
             self.connection,
-            self.model_alias,
+            self._settings.alias,
             self.name,
-            self._mode,
+            self._settings.mode,
             max_rows=self._engine.max_rows,
             counters=self.decode_thread.counters,
             leases=self._leases,
@@ -188,8 +164,8 @@ class GenerationWorker(RecordedWorker):
         if self._error is not None or self._signals.at_once:
             return False
         if self._signals.asked and self._drain_ends is None:
-            log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
-            self._drain_ends = time.monotonic() + self._drain_timeout
+            log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
+            self._drain_ends = time.monotonic() + self._settings.drain_timeout
             self.decode_thread.submit(Drain())
         self._upkeep.fail_overdue()
         try:
@@ -213,7 +189,8 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         if self.beat():
-            self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
+            info = self._engine.info.model_dump_json()
+            self.connection.hset(MODELS_KEY, self._settings.alias, info)
         self._board.show(self._condition)
         return goes_on
 
@@ -237,7 +214,7 @@ class GenerationWorker(RecordedWorker):
 
     def _check_grace(self) -> None:
         away = max(self._outage.seconds, self._publisher.outage.seconds)
-        if away > self._redis_grace and self._error is None:
+        if away > self._settings.redis_grace and self._error is None:
             self._error = RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
 
     # Messages

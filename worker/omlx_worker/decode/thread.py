@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -19,7 +20,6 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
-from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.interface import Emission, Engine
 from omlx_worker.job import ActiveJob
@@ -39,6 +39,7 @@ from omlx_worker.messages import (
     Stop,
     TrafficMailbox,
 )
+from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.decode.thread")
 
@@ -62,37 +63,29 @@ class DecodeThread:
         main: told when this thread cannot go on.
         make_pacing: makes what decides how deep the engine's steps draft; without it, as deep
             as rows may.
-        prefill_chunk: prompt tokens read between two decode steps, at most.
-        patience: see `omlx_worker.decode.scheduler.Scheduler`.
-        memory_limit: bytes for weights and caches; by default what the engine proposes.
         outbox: counts what is not written yet; while it is full, no step runs.
     """
 
     def __init__(
         self,
+        settings: WorkerSettings,
         make_engine: Callable[[], Engine],
         traffic: TrafficMailbox,
         main: MainMailbox,
+        outbox: Outbox,
         *,
         make_pacing: Callable[[Engine], Pacing] | None = None,
-        prefill_chunk: int = 2048,
-        patience: float = PATIENCE_SECONDS,
-        memory_limit: int | None = None,
-        outbox: Outbox | None = None,
     ) -> None:
         self.counters = Counters()
+        self._settings = settings
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
         self._make_pacing = make_pacing
-        self._prefill_chunk = prefill_chunk
-        self._patience = patience
-        self._memory_limit = memory_limit
-        self._outbox = outbox or Outbox()
+        self._outbox = outbox
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
-        self._made = threading.Event()
-        self._error: BaseException | None = None
+        self._made: Future[Engine] = Future()
         self._stopped = False
         self._failures = 0
         self._active: dict[str, ActiveJob] = {}
@@ -106,10 +99,7 @@ class DecodeThread:
             whatever ``make_engine`` raised.
         """
         self._thread.start()
-        self._made.wait()
-        if self._error is not None:
-            raise self._error
-        return self._engine
+        return self._made.result()
 
     def submit(self, message: DecodeMessage) -> None:
         self._mailbox.put(message)
@@ -124,7 +114,7 @@ class DecodeThread:
     def _run(self) -> None:
         try:
             self._engine = engine = self._make_engine()
-            limit = self._memory_limit or engine.memory_budget
+            limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
             self.pacing = self._make_pacing(engine) if self._make_pacing else None
@@ -133,14 +123,13 @@ class DecodeThread:
                 self.budget,
                 self.counters,
                 pacing=self.pacing,
-                chunks=ChunkSize(self._prefill_chunk),
-                patience=self._patience,
+                chunks=ChunkSize(self._settings.prefill_chunk),
+                patience=self._settings.patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
-            self._error = error
+            self._made.set_exception(error)
             return
-        finally:
-            self._made.set()
+        self._made.set_result(engine)
         try:
             while not self._stopped:
                 self._act()

@@ -130,13 +130,8 @@ class Publisher:
                 case Stop():
                     self._closed = True
         self._append([(job, _event(job)) for job in moved.values()])
-        self._finish(
-            [
-                (job.claim, finished(job))
-                for job in moved.values()
-                if job.finished and job.claim in self._jobs
-            ]
-        )
+        over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
+        self._finish([(job.claim, finished(job)) for job in over])
         self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])
         self._end(dropped)
         for message in messages:
@@ -247,7 +242,7 @@ class Publisher:
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
         if not held:
             return
-        verdicts = self._insist(lambda: self._leases.commit_many(held))
+        verdicts = self._insist(lambda: self._leases.commit(held))
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.NEEDS_RQ:
                 self._main.put(NeedsRQ(claim, ending))

@@ -45,7 +45,6 @@ class LeaseTable:
         queues: names, best first.
         on_free: called on any thread after a job has left the table.
         on_stop: called on any thread, once for each job that is to be stopped.
-        quarantine: of jobs whose workers have died.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class LeaseTable:
         stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
         on_stop: Callable[[Claim], None] = lambda _: None,
-        quarantine: Quarantine | None = None,
     ) -> None:
         self.connection = connection
         self.seconds = seconds
@@ -67,7 +65,7 @@ class LeaseTable:
         self._stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
-        self._quarantine = quarantine or Quarantine()
+        self._quarantine = Quarantine()
         self._lock = threading.Lock()
         self._jobs: dict[str, Claim] = {}
         # A claim without an answer yet. The next call repeats it.
@@ -161,21 +159,15 @@ class LeaseTable:
             args += [*job.lease, *ids, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
-    def commit(self, job: Claim, ending: Ending, *, force: bool = False) -> Commit:
-        """End a job if its lease holds, and drop it from the table.
-
-        Args:
-            force: end it even if it has dependents or callbacks that RQ should serve.
-        """
-        (verdict,) = self.commit_many([(job, ending)], force=force)
-        return verdict
-
-    def commit_many(
+    def commit(
         self, endings: Sequence[tuple[Claim, Ending]], *, force: bool = False
     ) -> list[Commit]:
-        """End many jobs in one round trip, each independently.
+        """End jobs whose leases hold, each independently, and drop them from the table.
 
         A call that raised may be repeated; nothing is done twice.
+
+        Args:
+            force: end them even if they have dependents or callbacks that RQ should serve.
         """
         here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
         verdicts = {}

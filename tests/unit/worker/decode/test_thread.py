@@ -7,9 +7,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from pydantic import ByteSize
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
+from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -24,6 +26,7 @@ from omlx_worker.messages import (
     Stopped,
 )
 from omlx_worker.queue.claim import Claim
+from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
 
 
@@ -34,8 +37,9 @@ class Bench:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
+        settings = WorkerSettings(prefill_chunk=8)
         self.decode_thread = DecodeThread(
-            lambda: self.engine, self.traffic, self.main, prefill_chunk=8
+            settings, lambda: self.engine, self.traffic, self.main, Outbox()
         )
         self.jobs: dict[str, ActiveJob] = {}
 
@@ -107,7 +111,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        DecodeThread(fail, SimpleQueue(), SimpleQueue()).start()
+        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue(), Outbox()).start()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
@@ -115,7 +119,8 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
     engine = FakeEngine()
-    decode_thread = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+    settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
+    decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue(), Outbox())
 
     decode_thread.start()
     decode_thread.submit(Stop())
