@@ -106,8 +106,7 @@ def _succeed(
         return Ending("failed", event)
     if leases.renew([claim]):
         return ending
-    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
-    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    queue = _queue(worker, claim)
     ttl = job.get_result_ttl(worker.default_result_ttl)
     worker.on_ending = _announce(leases, job, ending, ttl)
     worker.handle_job_success(job, queue, queue.started_job_registry)
@@ -135,7 +134,7 @@ def _fail(
         return
     if stopped or not job.should_retry:
         worker.on_ending = _announce(leases, job, ending)
-    worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
+    worker.handle_job_failure(job, _queue(worker, claim), exc_string=ending.sentence)
     if not leases.renew([claim]):
         # RQ only logs errors here.
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
@@ -151,6 +150,12 @@ def _watch(pipeline: Pipeline, claim: Claim) -> None:
     pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
     if pipeline.zscore(f"rq:wip:{claim.queue}", execution) is None:
         raise LeaseGone
+
+
+def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
+    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
+    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    return queue
 
 
 def _announce(

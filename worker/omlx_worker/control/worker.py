@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,19 +23,17 @@ from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_chan
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
-from omlx_worker.control.upkeep import Upkeep
 from omlx_worker.decode.depth.driver import Pacing
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
 from omlx_worker.messages import (
-    Admit,
     Crashed,
     Drain,
-    Drop,
     MainMailbox,
     MainMessage,
     NeedsRQ,
@@ -102,7 +101,7 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._upkeep = Upkeep(self, self._leases, self.decode_thread.submit)
+        self._endings: deque[NeedsRQ] = deque()
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -132,8 +131,8 @@ class GenerationWorker(RecordedWorker):
             Intake(self._engine, self._settings.alias, self.connection, budget.objection),
             budget,
             self._engine.max_rows,
-            admit=lambda job: self.decode_thread.submit(Admit(job)),
-            end=lambda claim, reason: self._traffic.put(Drop(claim, reason)),
+            submit=self.decode_thread.submit,
+            traffic=self._traffic,
         )
         self._board = StatusBoard(
             self.connection,
@@ -167,13 +166,13 @@ class GenerationWorker(RecordedWorker):
             log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
             self._drain_ends = time.monotonic() + self._settings.drain_timeout
             self.decode_thread.submit(Drain())
-        self._upkeep.fail_overdue()
+        self._admission.fail_overdue()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
             pause = self._outage.failed(error)
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
-            self._upkeep.postpone_sweep()
+            self._admission.postpone_sweep()
             self._listen(pause)
             return self._drain_ends is None or time.monotonic() < self._drain_ends
         self._outage.answered()
@@ -196,15 +195,25 @@ class GenerationWorker(RecordedWorker):
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
-        self._upkeep.write_endings()
+        self._write_endings()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
-        self._upkeep.sweep()
+        self._admission.sweep()
         self.enqueue_due()
         taken = self._admission.take()
         self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
+
+    def _write_endings(self) -> None:
+        """Write the endings for RQ's handlers. One that Redis does not take waits for a later turn.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis does not take an ending.
+        """
+        while self._endings:
+            end_through_rq(self, self._leases, self._endings[0].claim, self._endings[0].ending)
+            self._endings.popleft()
 
     @property
     def _condition(self) -> str:
@@ -231,9 +240,9 @@ class GenerationWorker(RecordedWorker):
             case Ring():
                 pass
             case StopJob(job_id):
-                self._upkeep.stop(job_id)
+                self._admission.stop(job_id)
             case NeedsRQ():
-                self._upkeep.add_ending(message)
+                self._endings.append(message)
             case Crashed(error):
                 self._error = error
 
@@ -263,7 +272,7 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            self._upkeep.write_endings()
+            self._write_endings()
             self._leases.give_back(self._leases.jobs())
             self._board.sign_off()
             if self.birth_date is not None:
