@@ -23,6 +23,7 @@ from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPena
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
+from omlx_producer.outcome import write_stream_end
 from omlx_producer.protocol import FailedEvent
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.queue.claim import Claim
@@ -161,11 +162,16 @@ def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
 def _announce(
     leases: LeaseTable, job: Job, ending: Ending, ttl: int | None = None
 ) -> Callable[[Pipeline], None]:
-    """Adds the terminal event to the transaction that ends a job, or one of its repeats."""
+    """Adds the terminal event to the transaction that ends a job, or one of its repeats.
+
+    Args:
+        ttl: seconds until the result expires, if there is one.
+    """
     repeats = bool(job.repeats_left)
+    keep_for = ttl if ttl and ttl > 0 else leases.stream_ttl
 
     def write(pipeline: Pipeline) -> None:
-        leases.publish_end(pipeline, ending.event, ttl)
+        write_stream_end(pipeline, ending.event, keep_for=keep_for)
         if not repeats:
             pipeline.hdel(job.key, STOP_FIELD)
 

@@ -19,7 +19,6 @@ from rq.job import Job
 from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
     CancelledEvent,
-    TerminalEvent,
     TokensEvent,
     events_key,
     tokens_channel,
@@ -62,7 +61,7 @@ class LeaseTable:
         self.seconds = seconds
         self.worker_name = worker_name
         self._queues = list(queues)
-        self._stream_ttl = stream_ttl
+        self.stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
         self._quarantine = Quarantine()
@@ -152,7 +151,7 @@ class LeaseTable:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
             stream has later entries, ``behind`` if the server has lost its end.
         """
-        args: list[str | float] = [self._stream_ttl, events_key(""), tokens_channel("")]
+        args: list[str | float] = [self.stream_ttl, events_key(""), tokens_channel("")]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
             ids = (f"{event.since}-0", event.stream_id) if event else ("", "")
@@ -174,7 +173,7 @@ class LeaseTable:
         if here:
             args: list[str | int] = [
                 self.worker_name,
-                self._stream_ttl,
+                self.stream_ttl,
                 int(force),
                 events_key(""),
                 tokens_channel(""),
@@ -186,15 +185,6 @@ class LeaseTable:
                 if verdicts[job] is not Commit.NEEDS_RQ:
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
-
-    def publish_end(self, pipeline: Pipeline, event: TerminalEvent, ttl: int | None = None) -> None:
-        """Write the terminal event of a job that `commit` does not end.
-
-        Args:
-            ttl: seconds until the result expires, if there is one.
-        """
-        keep_for = ttl if ttl and ttl > 0 else self._stream_ttl
-        write_stream_end(pipeline, event, keep_for=keep_for)
 
     def tell_cancelled(self, job_id: str) -> None:
         """Write the terminal event of a job that somebody else cancelled, if it has none.
@@ -208,9 +198,8 @@ class LeaseTable:
             status = pipeline.hget(job_key, "status")
             pipeline.multi()
             if status == b"canceled" and not over:
-                self.publish_end(
-                    pipeline, CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
-                )
+                event = CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
+                write_stream_end(pipeline, event, keep_for=self.stream_ttl)
 
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))
