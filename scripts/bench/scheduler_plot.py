@@ -40,8 +40,8 @@ def plot(path: Path, seed: int) -> None:
     plt.rcParams.update({"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False})
     figure = plt.figure(figsize=(11, 7.4), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.05))
-    panels = top.subplots(1, len(TABLES), sharey=True)
-    for axes, machine in zip(panels, TABLES, strict=True):
+    panels = top.subplots(1, len(TITLES), sharey=True)
+    for axes, machine in zip(panels, TITLES, strict=True):
         _by_rows(axes, machine, seed)
     panels[0].set_ylim(0)
     panels[0].set_ylabel("tokens/s, batched = 1")

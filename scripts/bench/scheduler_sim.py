@@ -22,15 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.simulation.engine import Run
-from tests.simulation.scenarios import ARRIVALS, MAX_DEPTH, POLICIES, Scenario
-from tests.simulation.tables import TABLES
+from tests.simulation.scenarios import ARRIVALS, MACHINES, MAX_DEPTH, POLICIES, Scenario
 
 Results = dict[Scenario, dict[str, Run]]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--machines", nargs="+", choices=list(TABLES), default=list(TABLES))
+    options.add_argument("--machines", nargs="+", choices=list(MACHINES), default=list(MACHINES))
     options.add_argument("--arrivals", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--plot", type=Path, metavar="PNG", help="write a picture there")

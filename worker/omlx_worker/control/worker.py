@@ -26,7 +26,7 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
@@ -63,7 +63,7 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the decode thread.
-        make_pacing: see `DecodeThread`.
+        make_driver: see `DecodeThread`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        make_pacing: Callable[[Engine], Pacing] | None = None,
+        make_driver: Callable[[Engine], DepthDriver] | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -96,7 +96,7 @@ class GenerationWorker(RecordedWorker):
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
         self.decode_thread = DecodeThread(
-            settings, make_engine, self._traffic, self._mailbox, outbox, make_pacing=make_pacing
+            settings, make_engine, self._traffic, self._mailbox, outbox, make_driver=make_driver
         )
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
@@ -143,7 +143,7 @@ class GenerationWorker(RecordedWorker):
             counters=self.decode_thread.counters,
             leases=self._leases,
             budget=budget,
-            pacing=self.decode_thread.pacing,
+            driver=self.decode_thread.driver,
         )
         self._publisher.start()
         self._logging_level = logging_level
