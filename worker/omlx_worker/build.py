@@ -18,19 +18,10 @@ from omlx_worker.settings import WorkerSettings
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
     """A worker for these settings. It loads its model when it starts."""
     return GenerationWorker(
-        settings.alias,
+        settings,
         lambda: load_engine(settings),
         connection=connection,
-        name=settings.name,
         make_driver=lambda engine: make_driver(settings, engine),
-        lease_seconds=settings.lease_seconds,
-        prefill_chunk=settings.prefill_chunk,
-        patience=settings.patience,
-        memory_limit=settings.memory_limit,
-        mode=settings.mode,
-        drain_timeout=settings.drain_timeout,
-        redis_grace=settings.redis_grace,
-        stream_ttl=settings.stream_ttl,
     )
 
 
