@@ -13,7 +13,7 @@ from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.footprint import GeneratorFootprint
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.ragged.sampling import Draw, Plan, Sampled, params, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
 
 
@@ -100,7 +100,7 @@ class GeneratorDecoder:
             if inserted.sampler is None:
                 sampled = Sampled(response.token)
             else:
-                sampled = inserted.sampler.draws.popleft().read().at(row, 0)
+                sampled = ReadDraw.of(inserted.sampler.draws.popleft().arrays).at(row, 0)
             steps.append(RowStep(row.row_id, [sampled]))
         return steps
 

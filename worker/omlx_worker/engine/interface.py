@@ -115,9 +115,96 @@ class Emission:
     accepted: int = 0
 
 
-class Engine(Protocol):
-    """A model that decodes many rows at once. Only `prepare`, `text_of` and
-    `bytes_for` may be called from any thread."""
+class Rows(Protocol):
+    """What an engine and the decoder below it share: rows come in, pause, resume and leave.
+
+    Only `bytes_for` may be called from any thread.
+    """
+
+    @property
+    def slots(self) -> int:
+        """Rows that a step computes, empty ones included; 0 while there are none."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """How often steps were traced or rows moved so far; either makes the next steps slow."""
+        ...
+
+    def add(self, row: Row) -> None:
+        """Take a row in; its prompt is not yet read.
+
+        A row that was interrupted goes on where it stood: what is emitted is what follows its
+        ``generated`` tokens, text included that they left half finished. Where those end the
+        row already, the next `step` emits its finish reason and no token.
+        """
+        ...
+
+    def prefill(self, row_id: str, tokens: int) -> int:
+        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
+
+        Returns:
+            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
+            from the next step.
+        """
+        ...
+
+    def suspend(self, row_id: str) -> bool:
+        """Take a decoding row out of the batch and keep all that it needs to go on.
+
+        What the step in flight still yields for it is emitted by the next `step`, even when no
+        row is left to decode, and may finish it.
+
+        Returns:
+            False where that cannot be done: the row is not decoding, or the model runs on a
+            decoder that cannot. It can then be removed, and added again with what it has
+            ``generated``.
+        """
+        ...
+
+    def resume(self, row_id: str) -> None:
+        """Put a suspended row back: it decodes from the next step, as if it had never left.
+
+        Raises:
+            KeyError: if no such row is suspended.
+        """
+        ...
+
+    def suspended_bytes(self, row_id: str) -> int:
+        """The memory that a suspended row holds; 0 for any other."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights."""
+        ...
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        """Bytes that rows will take at most, while they decode together, besides the weights.
+
+        Bodies rounded up to their buckets, empty slots, and the copies that are alive while a
+        batch grows are included, in whatever order rows grow and leave; what a chunk of prefill
+        computes in passing is not, for which `memory_budget` leaves room, nor are suspended rows.
+
+        Args:
+            rows: of each, how many tokens are yet to be read (`Row.length`, or 0 once it
+                decodes), and how many it may come to (`Row.longest`).
+            alone: in a batch of their own. By default they are in the one there is, whose slots
+                and bodies stay for a while when rows have left.
+        """
+        ...
+
+    def remove(self, row_id: str) -> None:
+        """Drop a row at any point, suspended or not; unknown ids are ignored.
+
+        Nothing more is emitted for it.
+        """
+        ...
+
+
+class Engine(Rows, Protocol):
+    """A model that decodes many rows at once. `prepare` and `text_of` may be called from any
+    thread as well."""
 
     @property
     def info(self) -> ModelInfo:
@@ -151,34 +238,6 @@ class Engine(Protocol):
         """The text that a row's ``generated`` tokens have made final. From any thread."""
         ...
 
-    @property
-    def slots(self) -> int:
-        """Rows that a step computes, empty ones included; 0 while there are none."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """How often steps were traced or rows moved so far; either makes the next steps slow."""
-        ...
-
-    def add(self, row: Row) -> None:
-        """Take a row in; its prompt is not yet read.
-
-        A row that was interrupted goes on where it stood: what is emitted is what follows its
-        ``generated`` tokens, text included that they left half finished. Where those end the
-        row already, the next `step` emits its finish reason and no token.
-        """
-        ...
-
-    def prefill(self, row_id: str, tokens: int) -> int:
-        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
-
-        Returns:
-            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
-            from the next step.
-        """
-        ...
-
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         """Run one decode step for all rows whose prompts are read.
 
@@ -190,31 +249,6 @@ class Engine(Protocol):
         """
         ...
 
-    def suspend(self, row_id: str) -> bool:
-        """Take a decoding row out of the batch and keep all that it needs to go on.
-
-        What the step in flight still yields for it is emitted by the next `step`, even when no
-        row is left to decode, and may finish it.
-
-        Returns:
-            False where that cannot be done: the row is not decoding, or the model runs on a
-            decoder that cannot. It can then be removed, and added again with what it has
-            ``generated``.
-        """
-        ...
-
-    def resume(self, row_id: str) -> None:
-        """Put a suspended row back: it decodes from the next step, as if it had never left.
-
-        Raises:
-            KeyError: if no such row is suspended.
-        """
-        ...
-
-    def suspended_bytes(self, row_id: str) -> int:
-        """The memory that a suspended row holds; 0 for any other."""
-        ...
-
     @property
     def memory_budget(self) -> int:
         """Bytes that weights and rows may take together on this device."""
@@ -224,33 +258,6 @@ class Engine(Protocol):
         """Respect a budget, in bytes for everything, also in what is kept for reuse.
 
         Called once and before any row is added. It makes nothing fail.
-        """
-        ...
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the model's weights."""
-        ...
-
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """Bytes that rows will take at most, while they decode together, besides the weights.
-
-        Bodies rounded up to their buckets, empty slots, and the copies that are alive while a
-        batch grows are included, in whatever order rows grow and leave; what a chunk of prefill
-        computes in passing is not, for which `memory_budget` leaves room, nor are suspended rows.
-
-        Args:
-            rows: of each, how many tokens are yet to be read (`Row.length`, or 0 once it
-                decodes), and how many it may come to (`Row.longest`).
-            alone: in a batch of their own. By default they are in the one there is, whose slots
-                and bodies stay for a while when rows have left.
-        """
-        ...
-
-    def remove(self, row_id: str) -> None:
-        """Drop a row at any point, suspended or not; unknown ids are ignored.
-
-        Nothing more is emitted for it.
         """
         ...
 

@@ -84,11 +84,6 @@ class Draw:
         parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
         return [part for part in parts if part is not None]
 
-    def read(self) -> ReadDraw:
-        """Wait for the device and copy the draw to the host."""
-        parts: list[Any] = [part.tolist() for part in self.arrays]
-        return ReadDraw(*parts)
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -107,6 +102,12 @@ class ReadDraw:
     logprobs: list[list[float]] | None = None
     top_tokens: list[list[list[int]]] | None = None
     top_logprobs: list[list[list[float]]] | None = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array]) -> ReadDraw:
+        """Wait for the device and copy a draw's arrays to the host."""
+        parts: list[Any] = [array.tolist() for array in arrays]
+        return cls(*parts)
 
     def at(self, row: Row, index: int, column: int = 0) -> Sampled:
         """The draw of the row at this index of the batch, at one position of its window."""
