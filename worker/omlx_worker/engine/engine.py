@@ -1,4 +1,4 @@
-"""The engine that the service drives: a decoder of tokens, and each row's text on top of it."""
+"""The engine that the service drives: a decoder for tokens, and the text of each row."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class DecodingEngine:
         del self._decoder
         self._rows.clear()
         self._ended.clear()
-        # MLX aborts the process if a thread's streams are still at work when it exits.
+        # MLX aborts the process if a thread exits while its streams still have work.
         mx.synchronize()
         mx.clear_streams()
 

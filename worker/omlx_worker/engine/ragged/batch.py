@@ -1,11 +1,10 @@
 """The ragged batch: rows in slots, with and without drafts, decoded by one compiled step.
 
-A row is its committed tokens, whose keys, values and recurrent state are in the caches, and one
-pending token that is not: the last prompt token at first, later the token sampled last. A step
-runs one forward over every row's window, the pending token and the drafts after it; see
-`omlx_worker.engine.ragged.step`. Cursors, pending tokens and drafts stay on the device. A step is
-dispatched before the last one is read: the host reads once per step, one step late, and until
-then knows only bounds of every cursor.
+A row is its committed tokens, which are in the caches, and one pending token, which is not: the
+last prompt token at first, then the token sampled last. A step runs one forward over every row's
+window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`. Cursors,
+pending tokens and drafts stay on the device. A step is dispatched before the last one is read: the
+host reads once per step, one step late, and until then knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
 plan, not per join; `omlx_worker.engine.ragged.slots` says which row has which slot. A suspended
@@ -132,7 +131,7 @@ class Batch:
         return suspended[1].nbytes if suspended else 0
 
     def leave(self, row_id: str) -> None:
-        """Drop a row, suspended or not, and what the step in flight samples for it."""
+        """Drop a row, suspended or not, and the samples of the step in flight for it."""
         if row_id in self._suspended:
             slot, _ = self._suspended.pop(row_id)
             slot.left = True
@@ -155,10 +154,10 @@ class Batch:
         return self._read(landed) if landed else []
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """The most that the batch may hold; see `omlx_worker.engine.interface.Engine`."""
+        """See `omlx_worker.engine.interface.Rows`."""
         prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
         needs = [longest for _, longest in rows]
-        # Rows use the present layout while it suffices, then the smallest one.
+        # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
         return prompts + max(self._footprint.of_batch(layout) for layout in layouts)
 

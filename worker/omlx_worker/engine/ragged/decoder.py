@@ -14,7 +14,7 @@ from omlx_worker.engine.ragged.batch import Batch
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose history is being read, except the last token, which the first step reads."""
+    """A row whose history is being read. The first step reads the last token."""
 
     row: Row
     history: list[int]
@@ -27,7 +27,7 @@ class _Reading:
 
 
 class RaggedDecoder(Batch):
-    """A `Decoder`: the ragged batch, and the rows that are on their way into it."""
+    """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it."""
 
     def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         super().__init__(model, depth)

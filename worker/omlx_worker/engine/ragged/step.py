@@ -129,7 +129,7 @@ def advance(
     if width == 1 and not depth:
         for cache in caches:
             if isinstance(cache, RecurrentCache):
-                cache.forget()
+                cache.kept = []  # no draft of the last window can be accepted any more
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)
@@ -178,11 +178,11 @@ def advance(
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:
     """The state of the last step, in the shapes of a step that drafts ``depth`` tokens.
 
-    A step is traced for every shape it meets: how many drafts it judges and how many positions it
-    may replay. Left as they are, each pair of depths adds two traces and a short probe of another
-    depth five, which takes as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
-    or padded to ``depth``, and kept inputs are padded to the width of such a step or, if more may
-    be replayed, of the deepest. A change of depth wastes the drafts that are cut.
+    A step is traced for every shape: how many drafts it judges, and how many positions it may
+    replay. Without this function each pair of depths adds two traces, and a short probe of another
+    depth adds five, which take as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
+    or padded to ``depth``. Kept inputs are padded to the width of such a step; if they are wider,
+    to that of the deepest step. A change of depth wastes the drafts that are cut.
 
     Args:
         state: without drafts, the step's window is one token.
@@ -205,8 +205,8 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:
     """Token counts of the history before each position's sample, ``[S, W, V]``.
 
-    ``counts`` include the window's first token, which is pending and so already history. Each
-    draft after it counts from its own position on.
+    ``counts`` already include the window's first token, the pending one. Each draft after it counts
+    from its own position on.
     """
     drafts = tokens[:, 1:, None] == mx.arange(counts.shape[-1])
     seen = mx.cumsum(drafts.astype(counts.dtype), axis=1)

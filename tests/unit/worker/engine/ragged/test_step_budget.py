@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.kernels import source
 from omlx_worker.engine.kernels.device import for_cuda
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -94,4 +95,6 @@ def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return launch
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
+    # Kernels are kept between launches, those of an earlier stand-in too.
+    monkeypatch.setattr(source, "_kernel", source._kernel.__wrapped__)
     return launched
