@@ -29,11 +29,12 @@ from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
 from omlx_worker.engine.ragged.step import RowStep, Step, Verdict, compiled, fit
 
-MOST_STEPS = 32
+MOST_STEPS = 48
 """Compiled steps that are kept; the least recently used go.
 
 MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
-dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function.
+dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
+one or two traces (1.3 on average where rows come and go and depths change).
 """
 
 
