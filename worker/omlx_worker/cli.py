@@ -68,6 +68,11 @@ def main(verbose: bool) -> None:
 @click.option("--patience", type=float, help="Seconds before a job of a worse queue gets its turn.")
 @click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
 @click.option(
+    "--calibration/--no-calibration",
+    default=None,
+    help="Measure step times while idle, for mode auto.",
+)
+@click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
     help="Folder of measurements for the next start.",

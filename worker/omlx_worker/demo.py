@@ -60,7 +60,9 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder,
         EmbeddedRedis(Path(folder)) as server,
     ):
-        settings = WorkerSettings(model="demo", model_alias="demo", max_batch=max_batch)
+        settings = WorkerSettings(
+            model="demo", model_alias="demo", max_batch=max_batch, calibration=False
+        )
         worker = _Background(settings, server.url)
         try:
             worker.wait_until_ready()

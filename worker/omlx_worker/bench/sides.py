@@ -17,7 +17,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
@@ -96,7 +96,7 @@ class DecoderSide:
         self.name = name
         self.drafting = Drafting()
         self._decoder = decoder
-        self._pacing = Pacing(policy or FixedPolicy(decoder.depth), decoder.depth)
+        self._driver = DepthDriver(policy or FixedPolicy(decoder.depth), decoder.depth)
         self._clock = StepClock()
         self._rows: list[str] = []
 
@@ -104,7 +104,7 @@ class DecoderSide:
         for index, prompt in enumerate(prompts):
             row = Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index))
             self._decoder.add(row)
-            self._pacing.add(row)
+            self._driver.add(row)
             self._rows.append(row.row_id)
         for row_id in self._rows:
             while self._decoder.prefill(row_id, CHUNK):
@@ -120,17 +120,17 @@ class DecoderSide:
     def stop(self) -> None:
         for row_id in self._rows:
             self._decoder.remove(row_id)
-            self._pacing.remove(row_id)
+            self._driver.remove(row_id)
         self._rows = []
         mx.synchronize()
 
     def _step(self) -> list[RowStep]:
         changes = self._decoder.changes
-        steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
+        steps = self._decoder.step(self._driver.before(self._rows, self._decoder.slots))
         if self._decoder.changes != changes:
             self._clock.traced()
         seconds, alone = self._clock.step()
-        self._pacing.after([_as_emission(step) for step in steps], seconds if alone else None)
+        self._driver.after([_as_emission(step) for step in steps], seconds if alone else None)
         self.drafting.add(steps)
         return steps
 

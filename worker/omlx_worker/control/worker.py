@@ -25,7 +25,7 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.control.upkeep import Upkeep
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
@@ -66,7 +66,7 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the decode thread.
-        make_pacing, prefill_chunk, patience, memory_limit: see `DecodeThread`.
+        make_driver, prefill_chunk, patience, memory_limit: see `DecodeThread`.
         mode: its name, for the worker's figures.
     """
 
@@ -77,7 +77,7 @@ class GenerationWorker(RecordedWorker):
         *,
         connection: Redis,
         name: str | None = None,
-        make_pacing: Callable[[Engine], Pacing] | None = None,
+        make_driver: Callable[[Engine], DepthDriver] | None = None,
         lease_seconds: float = 30.0,
         prefill_chunk: int = 2048,
         patience: float = PATIENCE_SECONDS,
@@ -117,7 +117,7 @@ class GenerationWorker(RecordedWorker):
             make_engine,
             self._traffic,
             self._mailbox,
-            make_pacing=make_pacing,
+            make_driver=make_driver,
             prefill_chunk=prefill_chunk,
             patience=patience,
             memory_limit=memory_limit,
@@ -169,7 +169,7 @@ class GenerationWorker(RecordedWorker):
             counters=self.service.counters,
             leases=self._leases,
             budget=budget,
-            pacing=self.service.pacing,
+            driver=self.service.driver,
         )
         self._publisher.start()
         self._logging_level = logging_level

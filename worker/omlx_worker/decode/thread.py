@@ -16,7 +16,7 @@ from omlx_producer.errors import one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS
@@ -62,8 +62,8 @@ class DecodeThread:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
-        make_pacing: makes what decides how deep the engine's steps draft; without it, as deep
-            as rows may.
+        make_driver: makes what decides how deep the engine's steps draft; by default as deep as
+            rows may.
         prefill_chunk: prompt tokens read between two decode steps, at most.
         patience: see `omlx_worker.decode.scheduler.Scheduler`.
         memory_limit: bytes for weights and caches; by default what the engine proposes.
@@ -76,7 +76,7 @@ class DecodeThread:
         traffic: TrafficMailbox,
         main: MainMailbox,
         *,
-        make_pacing: Callable[[Engine], Pacing] | None = None,
+        make_driver: Callable[[Engine], DepthDriver] | None = None,
         prefill_chunk: int = 2048,
         patience: float = PATIENCE_SECONDS,
         memory_limit: int | None = None,
@@ -86,7 +86,7 @@ class DecodeThread:
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_pacing = make_pacing
+        self._make_driver = make_driver or (lambda engine: DepthDriver.fixed(engine.max_depth))
         self._prefill_chunk = prefill_chunk
         self._patience = patience
         self._memory_limit = memory_limit
@@ -129,12 +129,12 @@ class DecodeThread:
             limit = self._memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
-            self.pacing = self._make_pacing(engine) if self._make_pacing else None
+            self.driver = self._make_driver(engine)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,
                 self.counters,
-                pacing=self.pacing,
+                driver=self.driver,
                 chunks=ChunkSize(self._prefill_chunk),
                 patience=self._patience,
             )
@@ -152,8 +152,7 @@ class DecodeThread:
         finally:
             self._give_back_all()
             self._traffic.put(Close())
-            if self.pacing:
-                self.pacing.rest(for_good=True)
+            self.driver.save()
             self._close_engine()
 
     def _act(self) -> None:
@@ -170,9 +169,8 @@ class DecodeThread:
             self._blame(failure)
             return
         if emissions is None:
-            if self.pacing:
-                self.pacing.rest()
-            self._obey(self._mailbox.get())
+            if not self.driver.idle():
+                self._obey(self._mailbox.get())
         elif emissions:
             self._report(emissions)
 
