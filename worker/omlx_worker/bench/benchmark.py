@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,7 +55,6 @@ class Benchmark:
 
     Attributes:
         figures: the figures so far, in the order of the table.
-        laps_in_all: turns of all sides that `run` takes.
         dtype, weight_bytes: of the weights.
     """
 
@@ -66,31 +66,23 @@ class Benchmark:
         self._depths = self._possible_depths()
         self._require_memory()
 
-    @property
-    def laps_in_all(self) -> int:
-        sides = sum(1 + (rows == 1) + len(self._depths) for rows in self.options.rows)
-        return sides * (self.options.laps + 1)
-
     def run(self) -> Iterator[str]:
-        """Measure; yields what has just been done, after every turn of a side."""
+        """Measure; yields the progress after every turn of a side."""
         prompts = heldout_prompts(self._tokenizer, self.options.context, max(self.options.rows))
-        theirs = BatchGeneratorSide(self._network)
-        alone = StreamSide(self._network)
+        theirs: list[Side] = [BatchGeneratorSide(self._network), StreamSide(self._network)]
         own = [self._own_side(depth) for depth in self._depths]
+        settings = [(n, [*theirs[: 1 + (n == 1)], *own]) for n in self.options.rows]
+        turns = sum(len(sides) for _, sides in settings) * (self.options.laps + 1)
+        done = itertools.count(1)
         try:
-            for rows in self.options.rows:
-                sides: list[Side] = [theirs, *([alone] if rows == 1 else []), *own]
+            for rows, sides in settings:
                 before = list(self.figures)
                 for line, name in measure(sides, prompts[:rows], self.options):
                     self.figures = before + line
-                    yield f"{in_rows(rows)}, {name}"
+                    yield f"{in_rows(rows)}, {name}: {next(done)} of {turns} laps done"
         finally:
             # MLX aborts a process that ends while its device is at work.
             mx.synchronize()
-
-    def chosen(self) -> dict[int, int]:
-        """By rows, the depth at which `auto` took most of its steps."""
-        return {m.rows: m.drafting.depth for m in self.figures if m.side == AUTO and m.laps}
 
     def _possible_depths(self) -> list[int | str]:
         ragged = as_ragged(self._network)

@@ -92,8 +92,7 @@ def _run(benchmark: Benchmark) -> bool:
     console = Console(stderr=True)
     try:
         with console.status("loading") as status:
-            for number, done in enumerate(benchmark.run(), 1):
-                progress = f"{done}: {number} of {benchmark.laps_in_all} laps done"
+            for progress in benchmark.run():
                 status.update(progress)
                 if not console.is_terminal:
                     click.echo(progress, err=True)
@@ -106,21 +105,22 @@ def _run(benchmark: Benchmark) -> bool:
 def _tell(benchmark: Benchmark, path: Path | None, complete: bool) -> None:
     from omlx_worker.bench.machine import describe
     from omlx_worker.bench.report import print_report
+    from omlx_worker.bench.sides import AUTO
 
     machine, model = describe(), benchmark.options.model
-    print_report(benchmark.figures, benchmark.chosen(), machine, f"{model}, {benchmark.dtype},")
+    print_report(benchmark.figures, machine, f"{model}, {benchmark.dtype},")
     if path is None:
         return
     report = {
         "what": "omlx-worker bench",
-        "model": benchmark.options.model,
+        "model": model,
         "dtype": benchmark.dtype,
         "weights": benchmark.weight_bytes,
         "command": " ".join(["omlx-worker", *sys.argv[1:]]),
         "complete": complete,
         **machine,
         "decoding": [measured.to_json() for measured in benchmark.figures],
-        "auto": {str(rows): depth for rows, depth in benchmark.chosen().items()},
+        "auto": {str(m.rows): m.depth for m in benchmark.figures if m.side == AUTO and m.laps},
     }
     try:
         path.write_text(json.dumps(report, indent=1))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from omlx_producer.errors import one_line
-from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, GREEDY, Drafting, Side
+from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side, Step
 from omlx_worker.engine.interface import Sampling
 
 T = TypeVar("T")
+
+GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Measured:
         laps: tokens per second of all rows together, a lap each.
         ratios: of those to the same lap of `BatchGenerator`, or of the first side without it.
         steps, seconds, tokens: of all laps.
+        row_steps: steps, each counted once for every row.
+        judged: drafts at each place, the first one 0, in steps that accepted all before it.
+        kept: those of them that were accepted.
+        depths: steps by the largest number of drafts judged for a row.
         peak: most bytes in use while decoding, beyond those in use before the lap.
         failed: the error that ended this side's laps, if one did.
     """
@@ -56,9 +63,27 @@ class Measured:
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    drafting: Drafting = field(default_factory=Drafting)
+    row_steps: int = 0
+    judged: Counter[int] = field(default_factory=Counter)
+    kept: Counter[int] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
     peak: int = 0
     failed: str = ""
+
+    def add(self, steps: Sequence[Step], seconds: float) -> None:
+        """Count the steps of a lap."""
+        tokens = 0
+        for step in steps:
+            self.row_steps += len(step)
+            self.depths[max((drafted for drafted, _ in step), default=0)] += 1
+            for drafted, accepted in step:
+                tokens += 1 + accepted
+                self.judged.update(range(min(accepted + 1, drafted)))
+                self.kept.update(range(accepted))
+        self.laps.append(tokens / seconds)
+        self.steps += len(steps)
+        self.seconds += seconds
+        self.tokens += tokens
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,40 +96,45 @@ class Measured:
     @property
     def tokens_per_step(self) -> float:
         """Of each row."""
-        return self.tokens / self.drafting.row_steps
+        return self.tokens / self.row_steps
+
+    @property
+    def accepted(self) -> list[float]:
+        """The share of drafts accepted at each place."""
+        return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]
+
+    @property
+    def depth(self) -> int:
+        """The depth of most steps."""
+        return self.depths.most_common(1)[0][0]
 
     def to_json(self) -> dict[str, Any]:
         """The figures as files in `docs/benchmarks/results` have them."""
-        flat = {**vars(self), **vars(self.drafting), "accepted": self.drafting.accepted}
-        del flat["drafting"], flat["sampling"]
+        flat = {**vars(self), "accepted": self.accepted}
+        sampling = flat.pop("sampling")
         for name in ("judged", "kept", "depths"):
             flat[name] = dict(sorted(flat[name].items()))
-        rule = "ratio" if self.sampling.ratio else "coupled"
-        return {**flat, "temperature": self.sampling.temperature, "rule": rule}
+        rule = "ratio" if sampling.ratio else "coupled"
+        return {**flat, "temperature": sampling.temperature, "rule": rule}
 
 
 def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
     """Run ``settle`` steps that do not count, then as many as make ``tokens`` tokens a row."""
     mx.clear_cache()
     held = mx.get_active_memory()
-    side.drafting = Drafting()
-    side.start(prompts, into.sampling)
-    for _ in range(settle):
-        side.step()
-    mx.reset_peak_memory()
-    side.drafting = into.drafting
-    produced = steps = 0
-    began = time.perf_counter()
-    while produced < tokens * len(prompts):
-        produced += side.step()
-        steps += 1
-    seconds = time.perf_counter() - began
-    into.laps.append(produced / seconds)
-    into.steps += steps
-    into.seconds += seconds
-    into.tokens += produced
-    into.peak = max(into.peak, mx.get_peak_memory() - held)
-    side.stop()
+    with closing(side.decode(prompts, into.sampling)) as decoding:
+        for _ in range(settle):
+            next(decoding)
+        mx.reset_peak_memory()
+        steps: list[Step] = []
+        left = tokens * len(prompts)
+        began = time.perf_counter()
+        while left > 0:
+            step = next(decoding)
+            left -= len(step) + sum(accepted for _, accepted in step)
+            steps.append(step)
+        into.add(steps, time.perf_counter() - began)
+        into.peak = max(into.peak, mx.get_peak_memory() - held)
 
 
 def in_turn(sides: Sequence[T], lap: int) -> list[T]:
@@ -140,8 +170,6 @@ def measure(
                     lap(side, prompts, Measured(side.name, *setting), steps, 1)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 measured.failed = one_line(f"{type(error).__name__}: {error}")
-                with suppress(RuntimeError, ValueError):
-                    side.stop()
             _compare(line)
             yield line, side.name
 

@@ -22,9 +22,7 @@ def in_rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def print_report(
-    figures: Sequence[Measured], chosen: Mapping[int, int], machine: Mapping[str, Any], model: str
-) -> None:
+def print_report(figures: Sequence[Measured], machine: Mapping[str, Any], model: str) -> None:
     """Print the figures so far on stdout."""
     console = Console()
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
@@ -33,9 +31,6 @@ def print_report(
     for measured in figures:
         if measured.failed:
             console.print(f"{in_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
-    if chosen:
-        depths = ", ".join(f"{depth} for {in_rows(rows)}" for rows, depth in chosen.items())
-        console.print(f"auto drafts: {depths}")
 
 
 def table_of(figures: Sequence[Measured]) -> Table:
@@ -63,7 +58,7 @@ def _cells(measured: Measured) -> list[str]:
         ratio,
         f"{measured.ms_per_step:.2f}",
         f"{measured.tokens_per_step:.2f}",
-        " ".join(f"{share:.2f}".lstrip("0") for share in measured.drafting.accepted),
+        " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
         f"{measured.peak / 2**20:.0f}",
     ]
 
@@ -72,6 +67,6 @@ def _name(measured: Measured) -> str:
     if measured.side in THEIRS:
         return THEIRS[measured.side]
     if measured.side == AUTO:
-        return f"auto: {measured.drafting.depth}" if measured.laps else AUTO
+        return f"auto: {measured.depth}" if measured.laps else AUTO
     depth = measured.side.removeprefix("K=")
     return "no drafts" if depth == "0" else f"{depth} draft{'s' * (depth != '1')}"
