@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -17,8 +16,6 @@ from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side, Step
 from omlx_worker.engine.interface import Sampling
 
 T = TypeVar("T")
-
-GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Plan:
     tokens: int = 32
     settle: int = 3
     learn: int = 80
-    sampling: Sampling = GREEDY
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
 @dataclass
@@ -57,7 +54,6 @@ class Measured:
     side: str
     rows: int
     context: int
-    sampling: Sampling = GREEDY
     laps: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     steps: int = 0
@@ -70,8 +66,8 @@ class Measured:
     peak: int = 0
     failed: str = ""
 
-    def add(self, steps: Sequence[Step], seconds: float) -> None:
-        """Count the steps of a lap."""
+    def add(self, steps: Sequence[Step], seconds: float, peak: int) -> None:
+        """Count a lap."""
         tokens = 0
         for step in steps:
             self.row_steps += len(step)
@@ -84,14 +80,7 @@ class Measured:
         self.steps += len(steps)
         self.seconds += seconds
         self.tokens += tokens
-
-    @property
-    def tokens_per_second(self) -> float:
-        return statistics.median(self.laps)
-
-    @property
-    def ms_per_step(self) -> float:
-        return 1000 * self.seconds / self.steps
+        self.peak = max(self.peak, peak)
 
     @property
     def tokens_per_step(self) -> float:
@@ -109,32 +98,30 @@ class Measured:
         return self.depths.most_common(1)[0][0]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as files in `docs/benchmarks/results` have them."""
-        flat = {**vars(self), "accepted": self.accepted}
-        sampling = flat.pop("sampling")
-        for name in ("judged", "kept", "depths"):
-            flat[name] = dict(sorted(flat[name].items()))
-        rule = "ratio" if sampling.ratio else "coupled"
-        return {**flat, "temperature": sampling.temperature, "rule": rule}
+        return {**vars(self), "accepted": self.accepted}
 
 
-def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
-    """Run ``settle`` steps that do not count, then as many as make ``tokens`` tokens a row."""
+def lap(side: Side, prompts: Sequence[list[int]], plan: Plan) -> tuple[list[Step], float, int]:
+    """Run a side until its rows together have their tokens, the steps that settle it not counted.
+
+    Returns:
+        The steps, the seconds that they took, and the most bytes in use meanwhile beyond those
+        in use before.
+    """
     mx.clear_cache()
     held = mx.get_active_memory()
-    with closing(side.decode(prompts, into.sampling)) as decoding:
-        for _ in range(settle):
+    with closing(side.decode(prompts, plan.sampling)) as decoding:
+        for _ in range(plan.settle):
             next(decoding)
         mx.reset_peak_memory()
         steps: list[Step] = []
-        left = tokens * len(prompts)
+        left = plan.tokens * len(prompts)
         began = time.perf_counter()
         while left > 0:
             step = next(decoding)
             left -= len(step) + sum(accepted for _, accepted in step)
             steps.append(step)
-        into.add(steps, time.perf_counter() - began)
-        into.peak = max(into.peak, mx.get_peak_memory() - held)
+        return steps, time.perf_counter() - began, mx.get_peak_memory() - held
 
 
 def in_turn(sides: Sequence[T], lap: int) -> list[T]:
@@ -155,26 +142,22 @@ def measure(
     Yields:
         The figures so far, and the side that ran, after each side's turn.
     """
-    setting = (len(prompts), len(prompts[0]), plan.sampling)
-    line = [Measured(side.name, *setting) for side in sides]
+    line = [Measured(side.name, len(prompts), len(prompts[0])) for side in sides]
+    base = next((measured for measured in line if measured.side == BATCH_GENERATOR), line[0])
+    warm = replace(plan, tokens=1)
+    learning = replace(warm, settle=plan.learn)
     for number in range(plan.laps + 1):
         for side, measured in in_turn(list(zip(sides, line, strict=True)), number):
             if measured.failed:
                 continue
             try:
                 if number:
-                    lap(side, prompts, measured, plan.settle, plan.tokens)
+                    measured.add(*lap(side, prompts, plan))
                 else:
                     # Compiles, and `auto` learns; not counted.
-                    steps = plan.learn if side.name == AUTO else plan.settle
-                    lap(side, prompts, Measured(side.name, *setting), steps, 1)
+                    lap(side, prompts, learning if side.name == AUTO else warm)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 measured.failed = one_line(f"{type(error).__name__}: {error}")
-            _compare(line)
+            for each in line:
+                each.ratios = [a / b for a, b in zip(each.laps, base.laps, strict=False)]
             yield line, side.name
-
-
-def _compare(line: Sequence[Measured]) -> None:
-    base = next((measured for measured in line if measured.side == BATCH_GENERATOR), line[0])
-    for measured in line:
-        measured.ratios = [a / b for a, b in zip(measured.laps, base.laps, strict=False)]

@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.fixed import make_policy
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
@@ -49,12 +49,13 @@ class Side(Protocol):
 
 
 class DecoderSide:
-    """This project's decoder, at its own depth or at the depths that a policy chooses."""
+    """This project's decoder, at its own depth or at those up to it that `auto` chooses."""
 
-    def __init__(self, decoder: Decoder, name: str, policy: DepthPolicy | None = None) -> None:
-        self.name = name
+    def __init__(self, decoder: Decoder, *, auto: bool = False) -> None:
+        self.name = AUTO if auto else f"K={decoder.depth}"
         self._decoder = decoder
-        self._driver = DepthDriver(policy or FixedPolicy(decoder.depth), decoder.depth)
+        policy = make_policy("auto" if auto else "mtp", decoder.depth)
+        self._driver = DepthDriver(policy, decoder.depth)
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         rows = [

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from omlx_worker.bench import benchmark
-from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
+from omlx_worker.bench.benchmark import BenchError, Benchmark
 from omlx_worker.bench.laps import Measured, Plan, in_turn, lap, measure
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Step
 from omlx_worker.cli import main
@@ -137,18 +137,18 @@ def test_wrong_options_are_refused(arguments: list[str], said: str) -> None:
 def test_rows_that_do_not_fit_are_refused_with_how_many_would(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Options(model=str(tiny), rows=(2, 64), depths=(0,))
-    weights = Benchmark(wanted).weight_bytes
+    plan = Plan()
+    weights = Benchmark(str(tiny), (2, 64), (0,), 64, plan).weight_bytes
     monkeypatch.setattr(benchmark, "budget", lambda: weights + 8 * 2**20)
     with pytest.raises(
         BenchError, match=r"--rows: 64 rows of up to .* measure at most (\d+)$"
     ) as e:
-        Benchmark(wanted)
+        Benchmark(str(tiny), (2, 64), (0,), 64, plan)
     most = int(str(e.value).rpartition(" ")[2])
     assert 2 <= most < 64
-    Benchmark(Options(model=str(tiny), rows=(most,), depths=(0,)))
+    Benchmark(str(tiny), (most,), (0,), 64, plan)
     with pytest.raises(BenchError, match=f"--rows: {most + 1} rows"):
-        Benchmark(Options(model=str(tiny), rows=(most + 1,), depths=(0,)))
+        Benchmark(str(tiny), (most + 1,), (0,), 64, plan)
 
 
 def test_a_model_that_leaves_no_room_is_refused_too(
@@ -156,7 +156,7 @@ def test_a_model_that_leaves_no_room_is_refused_too(
 ) -> None:
     monkeypatch.setattr(benchmark, "budget", lambda: 1)
     with pytest.raises(BenchError, match="take a smaller model or --context"):
-        Benchmark(Options(model=str(tiny), rows=(1,)))
+        Benchmark(str(tiny), (1,), None, 64, Plan())
 
 
 def test_an_interrupt_prints_what_there_is(
@@ -220,7 +220,7 @@ class Counted:
 
 def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_tokens() -> None:
     side, measured = Counted(), Measured("counted", 2, 1)
-    lap(side, [[1], [2]], measured, settle=2, tokens=5)
+    measured.add(*lap(side, [[1], [2]], Plan(tokens=5, settle=2)))
     assert side.calls == ["start", *["step"] * 6, "stop"]
     assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
     assert measured.tokens_per_step == 1.5
@@ -245,13 +245,13 @@ def test_a_side_that_fails_in_a_lap_keeps_the_figures_of_its_whole_laps() -> Non
 
 def test_what_is_accepted_at_a_place_is_a_share_of_what_was_before_it() -> None:
     measured = Measured("K=3", 1, 1)
-    measured.add([[(3, accepted)] for accepted in (0, 1, 3, 3)], 1.0)
+    measured.add([[(3, accepted)] for accepted in (0, 1, 3, 3)], 1.0, 0)
     assert measured.accepted == [3 / 4, 2 / 3, 2 / 2]
 
 
 def test_steps_without_drafts_say_nothing_of_what_is_accepted() -> None:
     measured = Measured("auto", 1, 1)
-    measured.add([[(1, 1)], [(0, 0)], [(2, 1)], [(0, 0)]], 1.0)
+    measured.add([[(1, 1)], [(0, 0)], [(2, 1)], [(0, 0)]], 1.0, 0)
     assert measured.accepted == [1.0, 0.0]
     assert measured.depths == {0: 2, 1: 1, 2: 1}
 
@@ -259,7 +259,7 @@ def test_steps_without_drafts_say_nothing_of_what_is_accepted() -> None:
 def test_a_side_removes_its_rows_at_the_end_of_a_lap(tiny: Path) -> None:
     network, _, _ = load(tiny)
     decoder = decoder_of(network, max_rows=2, depth=1)
-    side = DecoderSide(decoder, "K=1")
+    side = DecoderSide(decoder)
     for _ in range(2):
         steps = side.decode([[1, 2, 3], [4, 5, 6]], Sampling(temperature=0.0))
         assert len(next(steps)) == 2
