@@ -158,7 +158,7 @@ def figures_of(
     """A side's figures, how it sampled, and as ``own`` its rows' cache bytes at a lap's end."""
     own = 0.0
     if measured.laps:
-        decoded = plan.tokens + plan.settle * measured.tokens_per_step
+        decoded = plan.tokens + plan.settle * measured.tokens / measured.row_steps
         head = measured.side == AUTO or (measured.side.startswith("K=") and measured.side != "K=0")
         own = sum(caches.bytes_after(prompt, decoded, head=head) for prompt in prompts)
     rule = "ratio" if plan.sampling.ratio else "coupled"

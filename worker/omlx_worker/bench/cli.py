@@ -92,7 +92,7 @@ def _run(benchmark: Benchmark) -> bool:
 
     console = Console(stderr=True)
     try:
-        with console.status("loading") as status:
+        with console.status("measuring") as status:
             for progress in benchmark.run():
                 status.update(progress)
                 if not console.is_terminal:

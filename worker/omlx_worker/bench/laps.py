@@ -83,11 +83,6 @@ class Measured:
         self.peak = max(self.peak, peak)
 
     @property
-    def tokens_per_step(self) -> float:
-        """Of each row."""
-        return self.tokens / self.row_steps
-
-    @property
     def accepted(self) -> list[float]:
         """The share of drafts accepted at each place."""
         return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]

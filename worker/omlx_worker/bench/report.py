@@ -74,7 +74,7 @@ def _cells(measured: Measured) -> list[str]:
         f"{statistics.median(measured.laps):.0f}",
         ratio,
         f"{1000 * measured.seconds / measured.steps:.2f}",
-        f"{measured.tokens_per_step:.2f}",
+        f"{measured.tokens / measured.row_steps:.2f}",
         " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
         f"{measured.peak / 2**20:.0f}",
     ]

@@ -66,7 +66,6 @@ class DecoderSide:
             for row in rows:
                 self._driver.add(row)
                 self._decoder.add(row)
-            for row in rows:
                 while self._decoder.prefill(row.row_id, CHUNK):
                     pass
             yield from self._steps([row.row_id for row in rows])

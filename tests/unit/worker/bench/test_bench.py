@@ -223,7 +223,6 @@ def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_to
     measured.add(*lap(side, [[1], [2]], Plan(tokens=5, settle=2)))
     assert side.calls == ["start", *["step"] * 6, "stop"]
     assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
-    assert measured.tokens_per_step == 1.5
     assert measured.accepted == [0.5]
     assert measured.depth == 1
 
