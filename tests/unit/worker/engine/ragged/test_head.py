@@ -16,6 +16,7 @@ from tests.helpers.decoding import Loaded, row
 from tests.unit.worker.engine.ragged.test_cache import Driver
 
 
+@pytest.mark.slow
 def test_the_head_reads_on_without_drafts_through_folds_joins_and_suspensions(
     qwen: Loaded,
 ) -> None:
