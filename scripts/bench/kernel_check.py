@@ -1,6 +1,6 @@
 """Compare each implementation that the device uses with its plain form.
 
-    python scripts/bench/kernel_check.py
+    python -m scripts.bench.kernel_check
 
 Prints the largest absolute difference of each comparison. Exits with 1 if one is beyond its
 tolerance, a share of the largest wanted value. The heads have the sizes of published models. Runs

@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Compare the speed of two source trees: prompts read, and steps with and without drafts.
 
     git worktree add /tmp/old COMMIT
-    python scripts/bench/old_and_new.py --old /tmp/old --shape 4b --json figures.json
+    python -m scripts.bench.old_and_new --old /tmp/old --shape 4b --json figures.json
 
 One process a tree, both alive, one of them busy at a time. The trees take turns lap by lap, in
 alternating order. ``demo`` is the demo model; ``4b`` has random weights in the shape of a 4B

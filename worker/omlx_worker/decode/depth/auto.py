@@ -99,7 +99,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Size:
-    """With so many slots: the depth in use, gains forgone, steps since a probe, and the probe."""
+    """State at one number of slots: depth in use, gains forgone, steps since a probe, the probe."""
 
     depth: int | None = None
     reason: str = "nothing is known yet"
