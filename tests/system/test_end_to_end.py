@@ -287,4 +287,4 @@ def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
     for index, text in enumerate(texts):
         tokens = demo.greedy(demo.tokenizer.encode(heldout[index]), lengths[index])
         assert text == demo.tokenizer.decode(tokens).rstrip("\ufffd")
-    assert "makes place for a more urgent one" in log.read_text()
+    assert "makes room for a more urgent one" in log.read_text()

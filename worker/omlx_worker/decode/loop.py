@@ -118,7 +118,8 @@ class DecodeLoop:
                 case Evict(row):
                     self._engine.remove(row.row_id)
         except Exception as error:
-            log.exception("the engine failed on row %s: %s", action.row.row_id, action)
+            kind = type(action).__name__.lower()
+            log.exception("the engine failed to %s row %s", kind, action.row.row_id)
             raise EngineFailed([action.row], error) from error
         return []
 
@@ -139,7 +140,7 @@ class DecodeLoop:
             self._engine.remove(row.row_id)
         self._scheduler.paused(row, self._engine.suspended_bytes(row.row_id) if kept else None)
         self.counters.pauses += 1
-        log.info("row %s makes place for a more urgent one", row.row_id)
+        log.info("row %s makes room for a more urgent one", row.row_id)
 
     def _step(self) -> list[Emission]:
         scheduler, engine = self._scheduler, self._engine
