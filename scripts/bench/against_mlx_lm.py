@@ -28,11 +28,9 @@ import mlx.nn as nn
 from rich.console import Console
 
 from omlx_worker.bench.laps import Measured, Plan, measure
-from omlx_worker.bench.machine import describe
 from omlx_worker.bench.prompts import heldout_prompts
-from omlx_worker.bench.report import table_of
+from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
-from omlx_worker.decode.depth.fixed import AutoPolicy
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.models.families import as_ragged
 from scripts.bench.given_prompts import (
@@ -93,9 +91,7 @@ class Sides:
         model = as_ragged(self._network, drafts=deepest > 0)
         assert model is not None
         decoder = GivenDecoder(model, self._caches, deepest)
-        if depth == AUTO:
-            return DecoderSide(decoder, AUTO, AutoPolicy(DEEPEST))
-        return DecoderSide(decoder, f"K={depth}")
+        return DecoderSide(decoder, auto=depth == AUTO)
 
 
 def further(args: argparse.Namespace, text: str) -> argparse.Namespace:
@@ -146,7 +142,7 @@ def decode(
             plan = Plan(args.laps, args.tokens, args.settle, args.learn, sampling)
             figures: list[dict[str, Any]] = []
             for line, _ in measure(sides.at(rows, args.depths), prompts, plan):
-                figures = [with_own_bytes(measured, caches, prompts, plan) for measured in line]
+                figures = [figures_of(measured, caches, prompts, plan) for measured in line]
                 results.write(figures)
             results.add(figures)
             console.print(f"context {context}, temperature {temperature:g}, rule {rule}")
@@ -156,18 +152,18 @@ def decode(
                     console.print(f"{rows} rows, {measured.side}: {measured.failed}")
 
 
-def with_own_bytes(
+def figures_of(
     measured: Measured, caches: PromptCaches, prompts: Sequence[list[int]], plan: Plan
 ) -> dict[str, Any]:
-    """A side's figures, and as ``own`` the bytes of its rows' caches at the end of a lap."""
-    figures = measured.to_json()
-    if not measured.laps:
-        return {**figures, "own": 0}
-    decoded = plan.tokens + plan.settle * measured.tokens_per_step
-    drafts = measured.side.startswith("K=") and measured.side != "K=0"
-    head = drafts or measured.side == AUTO
-    own = sum(caches.bytes_after(prompt, decoded, head=head) for prompt in prompts)
-    return {**figures, "own": round(own)}
+    """A side's figures, how it sampled, and as ``own`` its rows' cache bytes at a lap's end."""
+    own = 0.0
+    if measured.laps:
+        decoded = plan.tokens + plan.settle * measured.tokens / measured.row_steps
+        head = measured.side == AUTO or (measured.side.startswith("K=") and measured.side != "K=0")
+        own = sum(caches.bytes_after(prompt, decoded, head=head) for prompt in prompts)
+    rule = "ratio" if plan.sampling.ratio else "coupled"
+    sampled = {"temperature": plan.sampling.temperature, "rule": rule}
+    return {**measured.to_json(), **sampled, "own": round(own)}
 
 
 def read(network: nn.Module, tokenizer: Any, args: argparse.Namespace, results: Results) -> None:
@@ -194,7 +190,7 @@ def main() -> None:
         "weights": model.weight_bytes,
         "dtype": str(model.dtype).removeprefix("mlx.core."),
         "command": shlex.join(["python", "-m", "scripts.bench.against_mlx_lm", *sys.argv[1:]]),
-        **describe(),
+        **machine(),
     }
     results = Results(head, args.json)
     caches = PromptCaches(network)

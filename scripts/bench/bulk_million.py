@@ -148,7 +148,7 @@ def serve(url: str) -> None:
     leases = LeaseTable(connection, "stub-worker", queues)
     while True:
         jobs = leases.claim(CLAIM) or []
-        leases.commit_many([(job, ended(job)) for job in jobs])
+        leases.commit([(job, ended(job)) for job in jobs])
         if not jobs:
             time.sleep(0.005)
 

@@ -95,11 +95,10 @@ class GivenDecoder(RaggedDecoder):
     def __init__(self, model: RaggedModel, caches: PromptCaches, depth: int) -> None:
         super().__init__(model, depth)
         self._given = caches
-        self._ragged = model
 
     def add(self, row: Row) -> None:
-        caches = self._given.of(row.prompt, head=self._ragged.drafts)
-        self.batch.join(row, self._ragged.prompt_arrays(caches))
+        caches = self._given.of(row.prompt, head=self._model.drafts)
+        self.join(row, self._model.prompt_arrays(caches))
 
     def prefill(self, row_id: str, tokens: int) -> int:  # noqa: ARG002
         return 0

@@ -6,6 +6,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Emission, Engine, Row
@@ -24,7 +25,8 @@ class InProcess:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(chunk)
-        self._loop = DecodeLoop(engine, budget, Counters(), pacing=None, chunks=chunks)
+        driver = DepthDriver.fixed(engine.max_depth)
+        self._loop = DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
 
     def add(self, request: GenerationRequest, name: str) -> Row:
         """Submit a request of one choice; returns its row."""

@@ -25,7 +25,7 @@ from mlx_lm.models.qwen3_5 import GatedDeltaNet, Model, ModelArgs, TextModelArgs
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.device import Kernels, for_device
-from omlx_worker.engine.models.qwen3_5 import RaggedQwen35, projected_apart
+from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.ragged.attention_cache import Window
 
 SLOTS, KEY_HEADS, HEADS, DK, DV, HIDDEN = 4, 16, 32, 128, 128, 512
@@ -93,7 +93,7 @@ def net_inputs(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Com
     fields = set(TextModelArgs.__dataclass_fields__)
     net = GatedDeltaNet(TextModelArgs(**{k: v for k, v in TEXT.items() if k in fields}))
     net.set_dtype(dtype)
-    forms = [kernels.net_inputs(net, projected_apart) for kernels in (device, plain)]
+    forms = [kernels.net_inputs(net) for kernels in (device, plain)]
     conv = mx.random.normal((SLOTS, net.conv_kernel_size - 1, net.conv_dim)).astype(dtype)
     for width, depth, prompt in ((1, 0, False), (4, 0, False), (3, 3, False), (40, 0, True)):
         x, before = (mx.random.normal((SLOTS, n, HIDDEN)).astype(dtype) for n in (width, 1 + depth))

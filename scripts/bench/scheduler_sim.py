@@ -1,39 +1,30 @@
-#!/usr/bin/env python
-"""Depth policies on simulated machines: tokens per second, and what an oracle would reach.
+"""How do the depth policies do on simulated machines, beside an oracle that knows the costs?
 
-    python scripts/bench/scheduler_sim.py                          every scenario, a table
-    python scripts/bench/scheduler_sim.py --machines apple h200    some
-    python scripts/bench/scheduler_sim.py --plot docs/scheduler.png
+    python -m scripts.bench.scheduler_sim                          every scenario, a table
+    python -m scripts.bench.scheduler_sim --machines apple h200    some
 
-The policies are the worker's own; the machines are cost tables (see tests/simulation/tables.py),
-with noise, outliers, compiling steps and the pipeline of the real engine. Plotting needs
-matplotlib.
+The policies are the worker's own. The machines are cost tables (`tests/simulation/tables.py`) with
+noise, outliers, compiling steps and the pipeline of the real engine.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rich.console import Console
 from rich.table import Table
 
 from tests.simulation.engine import Run
-from tests.simulation.scenarios import ARRIVALS, MAX_DEPTH, POLICIES, Scenario
-from tests.simulation.tables import TABLES
+from tests.simulation.scenarios import ARRIVALS, MACHINES, MAX_DEPTH, POLICIES, Scenario
 
 Results = dict[Scenario, dict[str, Run]]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--machines", nargs="+", choices=list(TABLES), default=list(TABLES))
+    options.add_argument("--machines", nargs="+", choices=list(MACHINES), default=list(MACHINES))
     options.add_argument("--arrivals", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--plot", type=Path, metavar="PNG", help="write a picture there")
     chosen = options.parse_args()
     results = {
         scenario: {policy: scenario.run(policy) for policy in POLICIES}
@@ -42,10 +33,6 @@ def main() -> None:
         for scenario in [Scenario(machine, arrivals, chosen.seed)]
     }
     show(results)
-    if chosen.plot:
-        from scheduler_plot import plot
-
-        plot(chosen.plot, chosen.seed)
 
 
 def show(results: Results) -> None:

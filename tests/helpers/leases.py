@@ -14,7 +14,7 @@ from omlx_producer.protocol import (
     queue_name,
 )
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
 from tests.helpers.workers import ALIAS
 
@@ -29,6 +29,11 @@ def claim(leases: LeaseTable, limit: int = 1) -> list[Claim]:
     claimed = leases.claim(limit)
     assert claimed is not None
     return claimed
+
+
+def commit(leases: LeaseTable, job: Claim, ending: Ending) -> Commit:
+    [verdict] = leases.commit([(job, ending)])
+    return verdict
 
 
 def tokens(job_id: str, n: int, count: int = 1) -> TokensEvent:

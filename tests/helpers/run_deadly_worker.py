@@ -16,6 +16,7 @@ from redis import Redis  # noqa: E402
 
 from omlx_worker.control.worker import GenerationWorker  # noqa: E402
 from omlx_worker.engine.interface import Emission  # noqa: E402
+from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 
 SCRIPT = Path(__file__)
@@ -33,9 +34,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     url, name = sys.argv[1:]
     GenerationWorker(
-        "fake",
+        WorkerSettings(model_alias="fake", name=name or None, lease_seconds=1.0),
         lambda: DeadlyEngine(max_rows=8, step_seconds=0.005),
         connection=Redis.from_url(url),
-        name=name or None,
-        lease_seconds=1.0,
     ).work(logging_level="WARNING")

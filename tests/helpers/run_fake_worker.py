@@ -13,6 +13,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from redis import Redis  # noqa: E402
 
 from omlx_worker.control.worker import GenerationWorker  # noqa: E402
+from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 
 
@@ -26,13 +27,16 @@ def main() -> None:
     parser.add_argument("--name")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    worker = GenerationWorker(
-        "fake",
-        lambda: FakeEngine(options.max_rows, options.step_seconds),
-        connection=Redis.from_url(options.url),
+    settings = WorkerSettings(
+        model_alias="fake",
         name=options.name,
         lease_seconds=options.lease_seconds,
         drain_timeout=options.drain_timeout,
+    )
+    worker = GenerationWorker(
+        settings,
+        lambda: FakeEngine(options.max_rows, options.step_seconds),
+        connection=Redis.from_url(options.url),
     )
     worker.work(logging_level="WARNING")
     sys.exit(worker.exit_code)

@@ -12,7 +12,7 @@ from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Emission
 from omlx_worker.job import ActiveJob
-from omlx_worker.messages import Admit, Close, Stepped
+from omlx_worker.messages import Admit, Stepped, Stop
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import FakeEngine
@@ -40,7 +40,7 @@ class Traffic:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.mailbox.put(Close())
+        self.mailbox.put(Stop())
         assert self.publisher.join(20)
 
     def step(self, reason: Any = None) -> None:

@@ -28,6 +28,7 @@ from omlx_producer.protocol import (
     queue_name,
 )
 from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
 
 ALIAS = "fake"
@@ -136,7 +137,8 @@ def running_worker(
     """A worker on a thread; stopped at once when the block ends before it does."""
     engine = FakeEngine(max_rows, step_seconds)
     connection = Redis.from_url(url)
-    worker = GenerationWorker(ALIAS, lambda: engine, connection=connection, **options)
+    settings = WorkerSettings(model_alias=ALIAS, **options)
+    worker = GenerationWorker(settings, lambda: engine, connection=connection)
     errors: list[BaseException] = []
 
     def work() -> None:

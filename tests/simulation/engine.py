@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from omlx_worker.decode.depth.costs import context_bucket, slots_for
-from omlx_worker.decode.depth.decisions import Outcome, RowView, StepReport
 from omlx_worker.decode.depth.fixed import DepthPolicy
+from omlx_worker.decode.depth.records import (
+    Outcome,
+    RowView,
+    StepReport,
+    bucket_of,
+    slots_for,
+)
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
+
+CHUNK = 1.5
+"""Seconds of a prompt chunk as a share of a step, as `chunk_size` aims at."""
+
+CHUNK_OVERHEAD = 0.2
+"""Price of a chunk however short it is, in plain steps of one row."""
 
 SHRINK_AFTER = 32
 """Steps with half the slots empty before there are fewer, as in the real batch."""
 
 RESUME = 0.25
-"""Price of drafting again after plain steps, in steps, however few they were."""
-
-TAIL = 256
-"""Plain steps after which the head has no more to read than it has then."""
+"""Price of drafting again after plain steps, in steps."""
 
 NOISE, OUTLIERS = 0.04, 0.01
 """Spread of the times reported, and the share of them that is far off."""
@@ -81,10 +90,12 @@ class Run:
 
     steps: list[SimulatedStep] = field(default_factory=list)
     transitions: int = 0
+    reading_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps)
+        """Of the whole run: steps and prompts."""
+        return self.reading_seconds + sum(step.seconds for step in self.steps)
 
     @property
     def tokens(self) -> int:
@@ -102,19 +113,10 @@ class Run:
 
 
 class SimulatedEngine:
-    """Rows in slots, stepping.
+    """Rows in slots, stepping."""
 
-    Args:
-        catch_up: price of drafting again after `TAIL` plain steps, in plain steps: the head reads
-            what it has missed.
-    """
-
-    def __init__(
-        self, table: CostTable, seed: int, noise: float = NOISE, catch_up: float = 0.0
-    ) -> None:
+    def __init__(self, table: CostTable, seed: int, noise: float = NOISE) -> None:
         self._table = table
-        self._catch_up = catch_up
-        self._missed = 0
         self._seed = seed
         self._rng = random.Random(seed)
         self._noise = noise
@@ -122,10 +124,13 @@ class SimulatedEngine:
         self._has_drafts = False
         self._slack = 0
         self._landing: StepReport | None = None
+        self._drafted = 0
         self._joined = False
         self.generated = 0
         self._shapes: set[tuple[int, int, int, int]] = set()
         self.slots = 0
+        self.plain_seconds = table(1, 0, 0, 0.0)
+        self.last_seconds = self.plain_seconds
 
     @property
     def rows(self) -> list[RowView]:
@@ -135,6 +140,10 @@ class SimulatedEngine:
         chance = random.Random(f"{self._seed} {job.row_id}")
         self._rows[job.row_id] = _Row(job, job.tokens, job.prompt, chance)
         self.slots = max(self.slots, slots_for(len(self._rows)))
+        self._joined = True
+
+    def disturb(self) -> None:
+        """The next step's time says nothing."""
         self._joined = True
 
     def step(self, depths: Mapping[str, int]) -> tuple[SimulatedStep, StepReport | None]:
@@ -147,9 +156,8 @@ class SimulatedEngine:
         verify = self._table(self.slots, window, context, self.generated)
         seconds = (verify + self._table(self.slots, drafted, context, self.generated)) / 2
         if drafted and not window:
-            missed = min(self._missed, TAIL) / TAIL
-            seconds += (RESUME + self._catch_up * missed) * verify
-        self._missed = 0 if drafted else self._missed + 1
+            seconds += RESUME * verify
+        self.last_seconds = seconds
         rows, tokens, expected, judged = len(self._rows), 0, 0.0, 0
         outcomes = []
         for name, row in list(self._rows.items()):
@@ -166,18 +174,16 @@ class SimulatedEngine:
                 del self._rows[name]
         self._has_drafts = bool(drafted and self._rows)
         self.generated += tokens
-        report = StepReport(
-            self._reported(seconds, (self.slots, window, drafted, context_bucket(context))),
-            self.slots,
-            judged,
-            context,
-            outcomes,
-            drafted,
-        )
-        landed, self._landing = self._landing, report
-        if landed and landed.drafted != drafted:
-            # As `Pacing` has it: what a change of depth takes is in the time of the step before.
-            landed = replace(landed, turns=True)
+        shape = (self.slots, window, drafted, bucket_of(context))
+        time = self._reported(seconds, shape)
+        landed, self._landing = self._landing, None
+        if landed and self._drafted != drafted:
+            # What a change of depth takes is in the time of the step before, as in `DepthDriver`.
+            landed = replace(landed, seconds=None)
+        self._drafted = drafted
+        if judged != drafted:
+            time = None
+        self._landing = StepReport(time, self.slots, judged, context, outcomes)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
     def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:
@@ -220,6 +226,72 @@ class Oracle:
         return best, speeds[best]
 
 
+class Prompts:
+    """Prompts read a chunk at a time between steps, one row after another, as `Scheduler` does.
+
+    Args:
+        token: seconds to read a prompt token, as a share of a plain step of one row; 0 lets rows
+            join without being read.
+    """
+
+    def __init__(self, engine: SimulatedEngine, token: float, max_rows: int) -> None:
+        self._engine = engine
+        self._token = token
+        self._max_rows = max_rows
+        self._left = 0.0
+        self._waiting: deque[SimulatedJob] = deque()
+        self._job: SimulatedJob | None = None
+        self._after_chunk = False
+
+    @property
+    def idle(self) -> bool:
+        return self._job is None and not self._waiting
+
+    @property
+    def coming(self) -> int:
+        """Rows that join with a chunk each, as `Scheduler.coming`."""
+        if not self._after_chunk or (self._job and self._left > self._chunk):
+            return 0
+        return (self._job is not None) + min(len(self._waiting), self._free)
+
+    @property
+    def _free(self) -> int:
+        return self._max_rows - len(self._engine.rows) - (self._job is not None)
+
+    @property
+    def _chunk(self) -> float:
+        """Prompt tokens that fit the time of a chunk."""
+        seconds = CHUNK * self._engine.last_seconds - CHUNK_OVERHEAD * self._engine.plain_seconds
+        return max(seconds / (self._token * self._engine.plain_seconds), 8.0)
+
+    def add(self, job: SimulatedJob) -> None:
+        self._waiting.append(job)
+
+    def read(self) -> float:
+        """Read what is due before the next step; returns the seconds that it takes."""
+        seconds, self._after_chunk = 0.0, False
+        while not self.idle:
+            if self._job is None:
+                if self._free <= 0:
+                    break
+                self._job = self._waiting.popleft()
+                self._left = float(self._job.prompt)
+            if self._token:
+                chunk = min(self._chunk, self._left)
+                self._left -= chunk
+                seconds += (CHUNK_OVERHEAD + chunk * self._token) * self._engine.plain_seconds
+                self._engine.disturb()
+            else:
+                self._left = 0.0
+            if self._left <= 0:
+                self._engine.add(self._job)
+                self._job = None
+            if self._token and self._engine.rows:
+                self._after_chunk = True
+                break
+        return seconds
+
+
 def simulate(
     policy: DepthPolicy | Oracle,
     table: CostTable,
@@ -229,27 +301,31 @@ def simulate(
     max_rows: int = 32,
     max_steps: int = 10**6,
     noise: float = NOISE,
-    catch_up: float = 0.0,
+    read: float = 0.0,
 ) -> Run:
-    """Run jobs to their end, or for so many steps."""
-    engine, run = SimulatedEngine(table, seed, noise, catch_up), Run()
+    """Run jobs to their end, or for so many steps.
+
+    Args:
+        read: see `Prompts`.
+    """
+    engine, run = SimulatedEngine(table, seed, noise), Run()
+    prompts = Prompts(engine, read, max_rows)
     waiting = sorted(jobs, key=lambda job: job.arrival, reverse=True)
     clock = 0.0
     while len(run.steps) < max_steps:
-        rows = len(engine.rows)
-        if not rows and waiting:
+        if not engine.rows and prompts.idle and waiting:
             clock = max(clock, waiting[-1].arrival)
-        while waiting and rows < max_rows and waiting[-1].arrival <= clock:
-            engine.add(waiting.pop())
-            rows += 1
-        if not rows:
-            break
+        while waiting and waiting[-1].arrival <= clock:
+            prompts.add(waiting.pop())
+        run.reading_seconds += prompts.read()
         views = engine.rows
+        if not views:
+            break
         if isinstance(policy, Oracle):
             depth, _ = policy.best(views, engine.slots, engine.generated)
             depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
         else:
-            depths = policy.choose(views, engine.slots).depths
+            depths = policy.choose(views, engine.slots, prompts.coming).depths
         step, landed = engine.step(depths)
         if landed and not isinstance(policy, Oracle):
             policy.observe(landed)

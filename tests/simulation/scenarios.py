@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from omlx_worker.decode.depth.fixed import DepthPolicy, make_policy
+from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy, make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
-from tests.simulation.tables import CATCH_UP, TABLES, WITH_OTHERS, CostTable
+from tests.simulation.tables import (
+    ACCEPTANCE,
+    READ,
+    TABLES,
+    USUAL_READ,
+    WITH_OTHERS,
+    CostTable,
+)
 from tests.simulation.workloads import SimulatedJob
 
 MAX_DEPTH = 3
 ENDLESS_STEPS = 2500
 POLICIES = ("mtp", "batched", "hybrid", "auto", "oracle")
+MACHINES = TABLES | WITH_OTHERS
 
 ARRIVALS: dict[str, Callable[[int], list[SimulatedJob]]] = {
     "solo": lambda seed: workloads.solo(20, seed),
@@ -24,6 +32,14 @@ ARRIVALS: dict[str, Callable[[int], list[SimulatedJob]]] = {
     "poisson": lambda seed: workloads.poisson(60, 6, seed),
     "drain": lambda seed: workloads.drains(4, 6, seed),
 }
+
+READ_ARRIVALS: dict[str, Callable[[int], list[SimulatedJob]]] = {
+    "backlog": lambda seed: workloads.bursts(1, 80, seed, tokens=(40, 300), prompt=(1500, 4500)),
+    "flood": lambda seed: workloads.bursts(1, 160, seed, tokens=(20, 80), prompt=(1500, 4500)),
+    "trickle": lambda seed: workloads.poisson(60, 4, seed, tokens=(100, 500)),
+}
+"""Those where prompts are read between steps; in a backlog most of the time, in a flood all
+the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +52,52 @@ class Scenario:
 
     @property
     def table(self) -> CostTable:
-        return (TABLES | WITH_OTHERS)[self.machine]
+        return MACHINES[self.machine]
 
     @property
     def jobs(self) -> list[SimulatedJob]:
-        jobs = ARRIVALS[self.arrivals](self.seed)
-        if self.machine == "long":
+        jobs = (ARRIVALS | READ_ARRIVALS)[self.arrivals](self.seed)
+        if self.reads:
+            share = USUAL_READ / self.read
+            jobs = [replace(job, prompt=round(share * job.prompt)) for job in jobs]
+        if self.machine == "long" and not self.reads:
             return [replace(job, prompt=30 * job.prompt) for job in jobs]
+        if self.machine in ACCEPTANCE:
+            rates = workloads.rates(ACCEPTANCE[self.machine])
+            return [replace(job, rates=rates) for job in jobs]
         return jobs
 
     @property
     def is_endless(self) -> bool:
         return "row" in self.arrivals
 
+    @property
+    def reads(self) -> bool:
+        """Whether prompts are read between steps."""
+        return self.arrivals in READ_ARRIVALS
+
+    @property
+    def read(self) -> float:
+        """Seconds to read a prompt token, as a share of a plain step of one row."""
+        return READ.get(self.machine, USUAL_READ)
+
     def run(self, policy: str) -> Run:
-        jobs = self.jobs
-        chosen = (
-            Oracle(self.table, jobs, MAX_DEPTH)
-            if policy == "oracle"
-            else make_policy(policy, MAX_DEPTH)  # type: ignore[arg-type]
-        )
-        return self.run_with(chosen)
+        """Run a mode, ``depth 2`` and the like, or the oracle."""
+        if policy == "oracle":
+            return self.run_with(Oracle(self.table, self.jobs, MAX_DEPTH))
+        if policy.startswith("depth "):
+            return self.run_with(FixedPolicy(int(policy.removeprefix("depth "))))
+        return self.run_with(make_policy(policy, MAX_DEPTH))  # type: ignore[arg-type]
 
     def run_with(self, policy: DepthPolicy | Oracle) -> Run:
-        steps = ENDLESS_STEPS if self.is_endless else 10**6
         return simulate(
             policy,
             self.table,
             self.jobs,
             seed=self.seed,
-            max_steps=steps,
-            catch_up=CATCH_UP.get(self.machine, 1.0),
+            max_rows=8 if self.reads else 32,
+            max_steps=ENDLESS_STEPS if self.is_endless else 10**6,
+            read=self.read if self.reads else 0.0,
         )
 
     def __str__(self) -> str:
@@ -74,10 +105,12 @@ class Scenario:
 
 
 def scenarios(*seeds: int) -> list[Scenario]:
-    """All kinds of arrivals on all machines, with each of these seeds."""
-    return [
-        Scenario(machine, arrivals, seed)
-        for seed in seeds
-        for machine in TABLES
-        for arrivals in ARRIVALS
-    ]
+    """All machines, each with two kinds of arrivals a seed and one that reads prompts, in turn."""
+    made, kinds, reads = [], list(ARRIVALS), list(READ_ARRIVALS)
+    for seed in seeds:
+        for place, machine in enumerate(MACHINES):
+            first = 2 * seed + place
+            chosen = (kinds[first % len(kinds)], kinds[(first + 1) % len(kinds)])
+            chosen += (reads[(seed + place) % len(reads)],)
+            made += [Scenario(machine, arrivals, seed) for arrivals in chosen]
+    return made

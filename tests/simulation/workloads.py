@@ -48,10 +48,14 @@ def job(
     rate: tuple[float, float] = (0.2, 0.95),
     limit: int = 4,
 ) -> SimulatedJob:
-    """A job drawn at random; deeper drafts are accepted a little less, as heads do."""
-    first = rng.uniform(*rate)
-    rates = tuple(first * 0.95**position for position in range(4))
-    return SimulatedJob(name, arrival, rng.randint(*tokens), rng.randint(*prompt), rates, limit)
+    """A job drawn at random."""
+    chances = rates(rng.uniform(*rate))
+    return SimulatedJob(name, arrival, rng.randint(*tokens), rng.randint(*prompt), chances, limit)
+
+
+def rates(first: float) -> tuple[float, ...]:
+    """The chance of each draft: deeper ones are accepted a little less, as heads do."""
+    return tuple(first * 0.95**position for position in range(4))
 
 
 def solo(jobs: int, seed: int, **kind: tuple[int, int]) -> list[SimulatedJob]:

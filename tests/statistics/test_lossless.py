@@ -62,9 +62,9 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
-            verdict, state = advance(model, [], state, settings, plan, depth)  # type: ignore[arg-type]
-            accepted = np.array(verdict.counts)[:, 1]
-            for place, tokens in enumerate(np.array(verdict.draw.tokens).T):
+            counts, draw, state = advance(model, [], state, settings, plan, depth)  # type: ignore[arg-type]
+            accepted = np.array(counts)[:, 1]
+            for place, tokens in enumerate(np.array(draw.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)
                 sequences[taken, lengths[taken]] = tokens[taken]
                 lengths += taken

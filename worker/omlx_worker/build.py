@@ -7,10 +7,10 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.decode.budget import in_units
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.depth.calibration import Calibration
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import AutoPolicy, make_policy
-from omlx_worker.decode.depth.knowledge import Knowledge
 from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
 
@@ -18,19 +18,10 @@ from omlx_worker.settings import WorkerSettings
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
     """A worker for these settings. It loads its model when it starts."""
     return GenerationWorker(
-        settings.alias,
+        settings,
         lambda: load_engine(settings),
         connection=connection,
-        name=settings.name,
-        make_pacing=lambda engine: make_pacing(settings, engine),
-        lease_seconds=settings.lease_seconds,
-        prefill_chunk=settings.prefill_chunk,
-        patience=settings.patience,
-        memory_limit=settings.memory_limit,
-        mode=settings.mode,
-        drain_timeout=settings.drain_timeout,
-        redis_grace=settings.redis_grace,
-        stream_ttl=settings.stream_ttl,
+        make_driver=lambda engine: make_driver(settings, engine),
     )
 
 
@@ -79,10 +70,13 @@ def connect(url: str) -> Redis:
     )
 
 
-def make_pacing(settings: WorkerSettings, engine: Engine) -> Pacing:
-    """The depth policy of a mode, for an engine."""
-    policy = make_policy(settings.mode, engine.max_depth)
-    knowledge = None
+def make_driver(settings: WorkerSettings, engine: Engine) -> DepthDriver:
+    """The depth driver of a mode, for an engine."""
+    policy, calibration = make_policy(settings.mode, engine.max_depth), None
     if isinstance(policy, AutoPolicy):
-        knowledge = Knowledge(policy, settings.state_dir, engine.identity)
-    return Pacing(policy, engine.max_depth, knowledge)
+        limit = settings.memory_limit or engine.memory_budget
+        budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+        calibration = Calibration(
+            policy, engine, budget, settings.state_dir, measures=settings.calibration
+        )
+    return DepthDriver(policy, engine.max_depth, calibration)

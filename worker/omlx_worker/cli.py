@@ -68,6 +68,11 @@ def main(verbose: bool) -> None:
 @click.option("--patience", type=float, help="Seconds before a job of a worse queue gets its turn.")
 @click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
 @click.option(
+    "--calibration/--no-calibration",
+    default=None,
+    help="Measure step times while idle, for mode auto.",
+)
+@click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
     help="Folder of measurements for the next start.",
@@ -89,8 +94,11 @@ def run(**options: Any) -> None:
     with contextlib.ExitStack() as stack:
         url = settings.redis_url
         if settings.embedded_redis:
+            if "redis_url" in given:
+                fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
+            server = EmbeddedRedis(settings.redis_dir, port=preferred_port())
             try:
-                url = stack.enter_context(_embedded(settings, "redis_url" in given)).url
+                url = stack.enter_context(server).url
             except ServerError as error:
                 fail(UNREACHABLE, str(error))
             click.echo(f"Redis is at {url}", err=True)
@@ -149,12 +157,6 @@ def serve(settings: WorkerSettings, url: str) -> int:
     finally:
         connection.close()
     return worker.exit_code
-
-
-def _embedded(settings: WorkerSettings, url_given: bool) -> EmbeddedRedis:
-    if url_given:
-        fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
-    return EmbeddedRedis(settings.redis_dir, port=preferred_port())
 
 
 def _unreachable(url: str, error: Exception) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 from rich.columns import Columns
-from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
@@ -60,7 +59,9 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder,
         EmbeddedRedis(Path(folder)) as server,
     ):
-        settings = WorkerSettings(model="demo", model_alias="demo", max_batch=max_batch)
+        settings = WorkerSettings(
+            model="demo", model_alias="demo", max_batch=max_batch, calibration=False
+        )
         worker = _Background(settings, server.url)
         try:
             worker.wait_until_ready()
@@ -93,7 +94,7 @@ class _Background:
 
     @property
     def counters(self) -> Counters:
-        return self._worker.service.counters
+        return self._worker.decode_thread.counters
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + LOAD_SECONDS
@@ -155,12 +156,9 @@ class _Panels:
         self._shown = shown
 
     def follow(self, running: Callable[[], bool]) -> None:
-        console = Console()
-        with Live(self._draw(), console=console, refresh_per_second=12) as live:
+        with Live(get_renderable=self._draw, refresh_per_second=12):
             while running():
                 time.sleep(0.05)
-                live.update(self._draw())
-            live.update(self._draw())
 
     def _draw(self) -> Columns:
         return Columns([self._panel(entry) for entry in self._shown])

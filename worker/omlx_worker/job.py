@@ -94,6 +94,9 @@ class ActiveJob:
 
     A job that was interrupted goes on from the tokens that are in its stream, `resume`: they count
     as produced and published, and its rows read them as part of their prompts.
+
+    Attributes:
+        sent: the count in the latest event, which the terminal event repeats.
     """
 
     def __init__(
@@ -103,11 +106,11 @@ class ActiveJob:
         self.request = request
         self.streams = streams
         self.created = int(time.time())
-        self._sent = 0
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
-        self._choices = [Choice(DecodeRow(row, level)) for row in rows]
+        self.choices = [Choice(DecodeRow(row, level)) for row in rows]
+        self.sent = 0
         self._drafts = DraftCounts()
-        self._by_row = {choice.row.row_id: choice for choice in self._choices}
+        self._by_row = {choice.row.row_id: choice for choice in self.choices}
 
     @property
     def id(self) -> str:
@@ -115,21 +118,12 @@ class ActiveJob:
 
     @property
     def rows(self) -> list[DecodeRow]:
-        return [choice.row for choice in self._choices]
-
-    @property
-    def choices(self) -> list[Choice]:
-        return self._choices
+        return [choice.row for choice in self.choices]
 
     @property
     def tokens(self) -> int:
         """Tokens produced so far, all choices together."""
-        return sum(choice.heard_tokens for choice in self._choices)
-
-    @property
-    def sent(self) -> int:
-        """The count in the latest event, which the terminal event repeats."""
-        return self._sent
+        return sum(choice.heard_tokens for choice in self.choices)
 
     @property
     def produced(self) -> bool:
@@ -139,7 +133,7 @@ class ActiveJob:
     @property
     def finished(self) -> bool:
         """Whether every row's last emission has been taken in."""
-        return all(choice.finish_reason for choice in self._choices)
+        return all(choice.finish_reason for choice in self.choices)
 
     def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], str]) -> None:
         """Go on from where an interrupted run's events end.
@@ -151,10 +145,10 @@ class ActiveJob:
             ValueError: if the events are not those of a run of this job.
         """
         for event in events:
-            self._sent = event.n
+            self.sent = event.n
             for delta in event.choices:
-                self._choices[delta.index].take_over(delta)
-        for choice in self._choices:
+                self.choices[delta.index].take_over(delta)
+        for choice in self.choices:
             choice.go_on(text_of)
 
     def feed(self, emission: Emission) -> None:
@@ -169,16 +163,16 @@ class ActiveJob:
         without tokens; that stop token is counted then, so that ids still grow.
         """
         taken = [
-            choice.take(index, self.request.logprobs) for index, choice in enumerate(self._choices)
+            choice.take(index, self.request.logprobs) for index, choice in enumerate(self.choices)
         ]
         deltas = [delta for delta in taken if delta is not None]
         if not deltas:
             return None
-        self._sent += max(1, sum(len(delta.tokens) for delta in deltas))
-        return TokensEvent(job_id=self.id, n=self._sent, choices=deltas)
+        self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
+        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas)
 
     def usage(self) -> Usage:
-        prompt, completion = len(self._choices[0].row.request.prompt), self.tokens
+        prompt, completion = len(self.choices[0].row.request.prompt), self.tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,

@@ -1,7 +1,7 @@
 """The messages between the three threads. Each thread reads one mailbox.
 
 The main thread claims jobs, the decode thread runs rows, the traffic thread writes tokens and
-endings. A job passes them once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`, `Ended`).
+endings. A job passes them once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`, `Drop`).
 It returns to main only if RQ's handlers must end it (`NeedsRQ`).
 """
 
@@ -45,7 +45,7 @@ class Lost:
 
 Reason = Failed | Stopped | GivenBack | Lost
 
-# To the decode thread.
+# To the decode thread, which passes the first two on to the traffic thread.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,28 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Drop the rows of a job before the next step. Unknown jobs are ignored."""
+class Drop:
+    """A job leaves before it has finished, or never starts.
+
+    The decode thread drops its rows before the next step and ignores an unknown job. The traffic
+    thread writes the ending.
+    """
 
     claim: Claim
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Give back the jobs that have not started, finish the others."""
+class Stop:
+    """The last message: end the thread.
+
+    The decode thread gives all jobs back first. The traffic thread writes the rest.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Give all jobs back and end the thread."""
+class Drain:
+    """Give back the jobs that have not started, finish the others."""
 
 
 # To the traffic thread.
@@ -81,19 +88,6 @@ class Stepped:
     """The emissions of one decode step."""
 
     emissions: list[Emission]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A job left before it finished, or never started."""
-
-    claim: Claim
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The last message: write the rest and end the thread."""
 
 
 # To the main thread.
@@ -126,8 +120,8 @@ class Crashed:
     error: BaseException
 
 
-DecodeMessage = Admit | Cancel | Drain | Stop
-TrafficMessage = Admit | Stepped | Ended | Close
+DecodeMessage = Admit | Drop | Drain | Stop
+TrafficMessage = Admit | Stepped | Drop | Stop
 MainMessage = Ring | StopJob | NeedsRQ | Crashed
 
 DecodeMailbox = SimpleQueue[DecodeMessage]

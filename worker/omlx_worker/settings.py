@@ -54,6 +54,7 @@ class WorkerSettings(BaseSettings):
         patience: how long a queue or row is passed over for better ones.
         memory_limit: for the model and its caches, also as in ``24GB``; by default what the
             device recommends, or free memory.
+        calibration: measure step times while there are no jobs, in mode ``auto``.
         state_dir: the folder of measurements that the next start uses.
         drain_timeout: how long running jobs may take after SIGTERM.
         redis_grace: how long Redis may be away before the worker ends with an error.
@@ -83,6 +84,7 @@ class WorkerSettings(BaseSettings):
     prefill_chunk: int = Field(default=2048, ge=1)
     patience: float = Field(default=30.0, gt=0)
     memory_limit: ByteSize | None = Field(default=None, gt=0)
+    calibration: bool = True
     state_dir: Path = Field(default_factory=app_folder)
     drain_timeout: float = Field(default=60.0, ge=0)
     redis_grace: float = Field(default=600.0, gt=0)

@@ -28,8 +28,8 @@ from typing import Any
 
 from omlx_producer import Producer
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.bench.machine import describe
 from omlx_worker.bench.prompts import heldout_texts
+from omlx_worker.bench.report import machine
 from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.loader import DEMO, load_engine
 from omlx_worker.queue.embedded import EmbeddedRedis
@@ -188,7 +188,7 @@ def description(args: argparse.Namespace) -> dict[str, Any]:
         "command": " ".join(
             [*environment, "python", "-m", "scripts.bench.pipeline", *sys.argv[1:]]
         ),
-        **describe(),
+        **machine(),
         "points": [],
     }
 

@@ -36,7 +36,7 @@ def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: 
     jobs = [enqueue(connection, max_completion_tokens=1000) for _ in range(6)]
     limit = 3 * 1005 * BYTES_A_TOKEN + 5 * BYTES_A_TOKEN
     with running_worker(redis_url, max_rows=16, step_seconds=0.001, memory_limit=limit) as worker:
-        wait_for(lambda: worker.service.counters.tokens > 100)
+        wait_for(lambda: worker.decode_thread.counters.tokens > 100)
         for _ in range(20):
             assert (started(connection), queue(connection).count) == (3, 3)
             time.sleep(0.01)
@@ -101,11 +101,11 @@ def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(
 ) -> None:
     bulk = [enqueue(connection, f"b{i}", "bulk", max_completion_tokens=400) for i in range(2)]
     with running_worker(redis_url, max_rows=2, step_seconds=0.003) as worker:
-        wait_for(lambda: worker.service.counters.tokens > 50)
+        wait_for(lambda: worker.decode_thread.counters.tokens > 50)
         high = enqueue(connection, "urgent", "high", max_completion_tokens=20)
         wait_for(lambda: is_over(high))
         assert not any(map(is_over, bulk))
-        assert worker.service.counters.pauses == 1
+        assert worker.decode_thread.counters.pauses == 1
         wait_for(lambda: all(map(is_over, bulk)))
     assert worker.test_engine.most_rows == 2
     for job in bulk:
@@ -121,11 +121,11 @@ def test_a_paused_row_gives_up_its_cache_where_memory_is_short_and_still_loses_n
     bulk = enqueue(connection, "b", "bulk", max_completion_tokens=600)
     limit = 1000 * BYTES_A_TOKEN
     with running_worker(redis_url, max_rows=4, step_seconds=0.002, memory_limit=limit) as worker:
-        wait_for(lambda: worker.service.counters.tokens > 50)
+        wait_for(lambda: worker.decode_thread.counters.tokens > 50)
         high = enqueue(connection, "h", "high", max_completion_tokens=980)
         wait_for(lambda: is_over(high))
         wait_for(lambda: is_over(bulk))
-        assert worker.service.counters.prompt_tokens > 50, "its tokens were read again"
+        assert worker.decode_thread.counters.prompt_tokens > 50, "its tokens were read again"
     [row] = worker.test_engine.prepare(request_of(bulk), bulk.id)
     assert bulk.return_value(refresh=True)["choices"][0]["text"] == expected(row)[1]
 

@@ -39,7 +39,7 @@ def steps_of(server: RedisServer) -> int:
     with running_worker(server.url, burst=True) as worker:
         worker.test_thread.join(60)
     assert not worker.test_errors
-    return worker.service.counters.steps
+    return worker.decode_thread.counters.steps
 
 
 def test_a_consumer_that_reads_nothing_costs_no_step(private_server: RedisServer) -> None:

@@ -14,7 +14,7 @@ from rq.job import JobStatus
 from rq.registry import StartedJobRegistry
 from rq.suspension import resume, suspend
 
-from tests.helpers.leases import QUEUES, claim, expire, failed, table, tokens
+from tests.helpers.leases import QUEUES, claim, commit, expire, failed, table, tokens
 from tests.helpers.workers import enqueue, events, fetch, queue, status
 
 
@@ -242,7 +242,7 @@ def test_a_requeued_job_starts_a_new_stream(connection: Redis) -> None:
     job = enqueue(connection)
     leases = table(connection)
     (first,) = claim(leases)
-    leases.commit(first, failed(job.id))
+    commit(leases, first, failed(job.id))
     job.refresh()
     job.requeue()
     (second,) = claim(leases)

@@ -14,7 +14,7 @@ from omlx_worker.queue import quarantine as quarantine_module
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
-from tests.helpers.leases import done, failed, kill, table
+from tests.helpers.leases import commit, done, failed, kill, table
 from tests.helpers.workers import enqueue
 
 
@@ -41,7 +41,7 @@ class Farm:
             self.ran[job.id] = 0
             if job.treatment == "fail":
                 self.convicted.add(job.id)
-                leases.commit(job, failed(job.id))
+                commit(leases, job, failed(job.id))
         held = leases.jobs()
         self.check_that_suspects_are_alone(held)
         for job in held:
@@ -54,7 +54,7 @@ class Farm:
         for job in held:
             if job.id not in self.deadly and self.ran[job.id] >= 2:
                 self.finished.add(job.id)
-                leases.commit(job, done(job.id))
+                commit(leases, job, done(job.id))
 
     def check_that_suspects_are_alone(self, held: list[Claim]) -> None:
         for job in held:

@@ -16,7 +16,7 @@ from omlx_producer.protocol import (
     tokens_channel,
 )
 from omlx_worker.queue.ending import Commit, Ending
-from tests.helpers.leases import claim, done, expire, failed, roll_back, table, tokens
+from tests.helpers.leases import claim, commit, done, expire, failed, roll_back, table, tokens
 from tests.helpers.workers import enqueue, events, queue, status
 
 
@@ -89,7 +89,7 @@ def test_a_commit_writes_what_rq_reads(connection: Redis) -> None:
     job = enqueue(connection, result_ttl=77)
     leases = table(connection)
     (claimed,) = claim(leases)
-    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert commit(leases, claimed, done(job.id)) is Commit.DONE
     assert len(leases) == 0
     job.refresh()
     assert job.return_value() == {"text": "abc"}
@@ -106,14 +106,14 @@ def test_a_commit_without_the_lease_is_refused(connection: Redis) -> None:
     (old,) = claim(stale)
     expire(connection, stale)
     fresh.sweep()
-    assert stale.commit(old, done(job.id)) is Commit.LOST
+    assert commit(stale, old, done(job.id)) is Commit.LOST
     assert status(job) == "queued"
     (new,) = claim(fresh)
-    assert stale.commit(old, done(job.id)) is Commit.LOST
-    assert stale.commit(old, failed(job.id)) is Commit.LOST
+    assert commit(stale, old, done(job.id)) is Commit.LOST
+    assert commit(stale, old, failed(job.id)) is Commit.LOST
     assert job.results() == []
     assert events(connection, job.id) == []
-    assert fresh.commit(new, done(job.id)) is Commit.DONE
+    assert commit(fresh, new, done(job.id)) is Commit.DONE
     assert len(job.results()) == 1
 
 
@@ -122,7 +122,7 @@ def test_a_commit_is_written_once(connection: Redis) -> None:
     leases = table(connection)
     (claimed,) = claim(leases)
     # The second time as if the first answer had been lost on its way.
-    verdicts = [leases.commit(claimed, done(job.id)) for _ in range(2)]
+    verdicts = [commit(leases, claimed, done(job.id)) for _ in range(2)]
     assert verdicts == [Commit.DONE, Commit.DONE]
     assert len(job.results()) == 1
     assert len(events(connection, job.id)) == 1
@@ -136,10 +136,10 @@ def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
     connection.zrem(f"rq:wip:{claimed[2].queue}", f"{jobs[2].id}:{claimed[2].execution}")
     connection.rename(jobs[0].key, "spare")
     connection.set(jobs[0].key, "of another type")
-    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed[:3]])
+    verdicts = leases.commit([(job, done(job.id)) for job in claimed[:3]])
     assert verdicts == [Commit.REFUSED, Commit.NEEDS_RQ, Commit.LOST]
     connection.rename("spare", jobs[0].key)
-    verdicts = leases.commit_many([(job, done(job.id)) for job in claimed])
+    verdicts = leases.commit([(job, done(job.id)) for job in claimed])
     assert verdicts == [Commit.DONE, Commit.NEEDS_RQ, Commit.LOST, Commit.DONE, Commit.DONE]
     assert [status(job) for job in jobs] == [
         "finished",
@@ -165,12 +165,12 @@ def test_what_redis_cannot_take_now_is_kept_for_later(
     connection.config_set(setting, value)
     try:
         with pytest.raises(RedisError) as refused:
-            leases.commit_many([(job, ending(job.id)) for job in claimed])
+            leases.commit([(job, ending(job.id)) for job in claimed])
     finally:
         connection.config_set(setting, well)
     assert passes(refused.value)
     assert leases.jobs() == claimed
-    verdicts = leases.commit_many([(job, ending(job.id)) for job in claimed])
+    verdicts = leases.commit([(job, ending(job.id)) for job in claimed])
     assert verdicts == [Commit.DONE, Commit.DONE]
     assert {status(job) for job in jobs} <= {"finished", "failed"}
 
@@ -182,7 +182,7 @@ def test_keys_of_another_type_do_not_keep_a_job_from_ending(connection: Redis, k
     (claimed,) = claim(leases)
     connection.delete(key.format(job.id))
     connection.set(key.format(job.id), "of another type")
-    assert leases.commit(claimed, done(job.id)) is Commit.DONE
+    assert commit(leases, claimed, done(job.id)) is Commit.DONE
     assert job.return_value() == {"text": "abc"}
     assert status(job) == "finished"
     assert connection.zcard(f"rq:wip:{claimed.queue}") == 0
@@ -192,7 +192,7 @@ def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:
     job = enqueue(connection, failure_ttl=99)
     leases = table(connection)
     (claimed,) = claim(leases)
-    assert leases.commit(claimed, failed(job.id, "prompt: empty")) is Commit.DONE
+    assert commit(leases, claimed, failed(job.id, "prompt: empty")) is Commit.DONE
     job.refresh()
     assert job.is_failed
     result = job.latest_result()
@@ -207,8 +207,10 @@ def test_a_stopped_job_reads_as_rq_leaves_one(connection: Redis) -> None:
     job = enqueue(connection)
     leases = table(connection)
     (claimed,) = claim(leases)
-    leases.commit(
-        claimed, Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stopped on request"))
+    commit(
+        leases,
+        claimed,
+        Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stopped on request")),
     )
     assert job.get_status() is JobStatus.STOPPED
     assert job in queue(connection).failed_job_registry
@@ -219,7 +221,7 @@ def test_results_that_never_expire_are_kept(connection: Redis) -> None:
     leases = table(connection)
     (claimed,) = claim(leases)
     leases.append([(claimed, tokens(job.id, 3, 3))])
-    leases.commit(claimed, done(job.id))
+    commit(leases, claimed, done(job.id))
     for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
         assert connection.ttl(key) == -1
     assert connection.zscore(f"rq:finished:{claimed.queue}", job.id) == float("inf")
@@ -230,6 +232,6 @@ def test_a_job_with_dependents_is_left_to_rq(connection: Redis) -> None:
     enqueue(connection, depends_on=job)
     leases = table(connection)
     (claimed,) = claim(leases)
-    assert leases.commit(claimed, done(job.id)) is Commit.NEEDS_RQ
+    assert commit(leases, claimed, done(job.id)) is Commit.NEEDS_RQ
     assert leases.holds(claimed)
     assert status(job) == "started"

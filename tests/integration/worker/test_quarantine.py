@@ -9,7 +9,7 @@ from rq.job import Job
 from omlx_producer.cancel import cancel_job
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, RUN_FIELDS
-from tests.helpers.leases import claim, done, expire, failed, kill, table
+from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
 from tests.helpers.workers import enqueue, queue, status
 
 
@@ -51,10 +51,10 @@ def test_after_two_deaths_a_job_runs_alone(connection: Redis) -> None:
     (suspect,) = claim(leases, 10)
     assert (suspect.id, suspect.treatment, suspect.crashes) == (first.id, "alone", 2)
     assert claim(leases, 10) == []
-    leases.commit(suspect, done(first.id))
+    commit(leases, suspect, done(first.id))
     (suspect,) = claim(leases, 10)
     assert suspect.id == second.id
-    leases.commit(suspect, done(second.id))
+    commit(leases, suspect, done(second.id))
     assert ids(claim(leases, 10)) == [other.id]
 
 
@@ -82,7 +82,7 @@ def test_a_busy_worker_takes_no_more_until_the_suspect_has_had_its_turn(
     enqueue(connection, priority="high")
     assert claim(leases, 10) == []
     for job in (busy, *higher):
-        leases.commit(job, done(job.id))
+        commit(leases, job, done(job.id))
     assert ids(claim(leases, 10)) == [waiting.id]
     assert status(running) == "finished"
 
@@ -187,7 +187,7 @@ def test_an_ending_forgets_the_deaths_before_it(connection: Redis) -> None:
     (job,) = suspects(connection)
     leases = table(connection)
     (suspect,) = claim(leases)
-    leases.commit(suspect, failed(job.id))
+    commit(leases, suspect, failed(job.id))
     assert connection.hmget(job.key, *RUN_FIELDS) == [None, None]
     job.refresh()
     job.requeue()

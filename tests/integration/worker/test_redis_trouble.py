@@ -102,8 +102,8 @@ def test_decoding_goes_on_while_redis_does_not_answer(durable: RedisServer) -> N
         with running_worker(durable.url, step_seconds=0.005) as worker:
             wait_for(lambda: len(events(connection, job.id)) > 3)
             with frozen(durable):
-                stopped_at = worker.service.counters.tokens
-                wait_for(lambda: worker.service.counters.tokens > stopped_at + 100)
+                stopped_at = worker.decode_thread.counters.tokens
+                wait_for(lambda: worker.decode_thread.counters.tokens > stopped_at + 100)
             wait_for(lambda: is_over(job))
         assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
         # What waited went out at once.
@@ -116,14 +116,14 @@ def test_decoding_pauses_when_the_outbox_is_full_and_goes_on_when_it_is_not(
     with Redis.from_url(durable.url) as connection:
         jobs = [enqueue(connection, f"p{i}", max_completion_tokens=200) for i in range(3)]
         with running_worker(durable.url, step_seconds=0.002) as worker:
-            outbox = worker.service._outbox
+            outbox = worker.decode_thread._outbox
             wait_for(lambda: len(events(connection, jobs[0].id)) > 3)
             durable.kill()
             wait_for(lambda: not outbox.has_room)
-            produced = worker.service.counters.tokens
+            produced = worker.decode_thread.counters.tokens
             assert outbox.waiting < small_outbox + len(jobs)
             time.sleep(0.2)
-            assert worker.service.counters.tokens <= produced + len(jobs)
+            assert worker.decode_thread.counters.tokens <= produced + len(jobs)
             durable.start()
             wait_for(lambda: all_over(durable.url, jobs), 30)
             wait_for(lambda: outbox.waiting == 0)
@@ -138,7 +138,7 @@ def test_a_paused_worker_still_listens(durable: RedisServer, small_outbox: int) 
         with running_worker(durable.url, step_seconds=0.002) as worker:
             wait_for(lambda: len(events(connection, job.id)) > 3)
             durable.kill()
-            wait_for(lambda: not worker.service._outbox.has_room)
+            wait_for(lambda: not worker.decode_thread._outbox.has_room)
             worker.stop()
             worker.stop()
             worker.test_thread.join(20)

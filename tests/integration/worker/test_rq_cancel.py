@@ -14,7 +14,7 @@ from omlx_producer import cancel as cancel_module
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.errors import one_line
 from tests.helpers.fake_engine import BREAKS_PREPARE
-from tests.helpers.leases import claim, done, expire, failed, table, tokens
+from tests.helpers.leases import claim, commit, done, expire, failed, table, tokens
 from tests.helpers.workers import (
     enqueue,
     events,
@@ -123,7 +123,7 @@ def test_the_wish_ends_with_the_job_so_that_it_can_be_requeued(
     leases = table(connection)
     (claimed,) = claim(leases)
     cancel_unheard(job)
-    leases.commit(claimed, failed(job.id))
+    commit(leases, claimed, failed(job.id))
     assert connection.hget(job.key, STOP_FIELD) is None
     job.refresh()
     job.requeue()
@@ -136,7 +136,7 @@ def test_a_job_that_has_just_finished_is_not_marked(connection: Redis) -> None:
     leases = table(connection)
     (claimed,) = claim(leases)
     job.refresh()
-    leases.commit(claimed, done(job.id))
+    commit(leases, claimed, done(job.id))
     assert not cancel_module._mark(connection, job)
     assert connection.hget(job.key, STOP_FIELD) is None
     assert Producer(connection).cancel(job.id) == "over"

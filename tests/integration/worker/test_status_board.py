@@ -20,6 +20,7 @@ from omlx_producer.workers import (
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.engine.interface import Emission
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
@@ -54,7 +55,7 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         counters=counters,
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
-        pacing=None,
+        driver=DepthDriver.fixed(0),
         on_terminal=True,
         clock=clock,
     )

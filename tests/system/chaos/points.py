@@ -20,7 +20,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
-from omlx_worker.control import upkeep
+from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 
@@ -113,9 +113,9 @@ def _wrap_answers() -> None:
 
 
 def _wrap_calls() -> None:
-    claim, append, commit_many = LeaseTable.claim, LeaseTable.append, LeaseTable.commit_many
+    claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
     sweep, give_back, renew = LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew
-    end_through_rq = upkeep.end_through_rq
+    end_through_rq = rq_worker.end_through_rq
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
         waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self._queues)
@@ -138,7 +138,7 @@ def _wrap_calls() -> None:
     def commits(self: LeaseTable, endings: Any, **kwargs: Any) -> Any:
         reach("before-commit")
         with _waiting_at("commit-sent"):
-            verdicts = commit_many(self, endings, **kwargs)
+            verdicts = commit(self, endings, **kwargs)
         reach("after-commit")
         return verdicts
 
@@ -165,9 +165,9 @@ def _wrap_calls() -> None:
         with _waiting_at("in-rq-ending", every=True):
             end_through_rq(worker, *args)
 
-    LeaseTable.claim, LeaseTable.append, LeaseTable.commit_many = claims, appends, commits  # type: ignore[method-assign, assignment]
+    LeaseTable.claim, LeaseTable.append, LeaseTable.commit = claims, appends, commits  # type: ignore[method-assign, assignment]
     LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
-    upkeep.end_through_rq = ends
+    rq_worker.end_through_rq = ends
 
 
 def _expired(leases: LeaseTable) -> bool:

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from omlx_worker import build, cli  # noqa: E402
-from omlx_worker.control import worker as rq_worker  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
+from omlx_worker.queue import lease  # noqa: E402
 from omlx_worker.queue.quarantine import Quarantine  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
@@ -65,7 +65,7 @@ def work(orders: Orders) -> None:
     if orders.plant:
         plants.PLANTS[orders.plant]()
     # Schedules kill far more often than three times, and it is never a job's fault.
-    rq_worker.Quarantine = lambda _: Quarantine(1000, seconds=0.5)  # type: ignore[misc, assignment]
+    lease.Quarantine = lambda: Quarantine(1000, seconds=0.5)  # type: ignore[misc, assignment]
     if not orders.demo:
         build.load_engine = lambda _: points.watched(
             FakeEngine(orders.max_rows, orders.step_seconds)

@@ -152,7 +152,7 @@ def test_a_job_given_back_goes_on_where_it_stood_also_when_it_does_not_stream(
 
     with running_worker(redis_url) as second:
         wait_for(lambda: all(map(is_over, jobs)))
-        produced = second.service.counters.tokens
+        produced = second.decode_thread.counters.tokens
     usage = [job.return_value()["usage"]["completion_tokens"] for job in jobs]
     # A token may be in a stream twice counted: text held back for a stop token counts as one.
     assert sum(usage) - sum(progress) <= produced <= sum(usage) - sum(progress) + 3

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from redis import Redis
+from redis.client import Pipeline
 from rq import Worker
 from rq.utils import now, utcformat
 
@@ -90,17 +91,17 @@ def test_of_two_that_take_a_name_over_at_once_one_is_refused(
 ) -> None:
     leave_record(connection, pid=dead_process())
     late = newcomer(connection)
-    read, living = late._read, subprocess.Popen(["sleep", "60"])
+    read, living = Pipeline.hmget, subprocess.Popen(["sleep", "60"])
 
-    def read_then_be_overtaken(*args: object) -> list[bytes | None]:
-        values = read(*args)  # type: ignore[arg-type]
-        monkeypatch.setattr(late, "_read", read)
+    def read_then_be_overtaken(pipeline: Pipeline, *names: str) -> list[bytes | None]:
+        values = read(pipeline, *names)
+        monkeypatch.setattr(Pipeline, "hmget", read)
         early = newcomer(connection)
         early.register_birth()
         connection.hset(early.key, "pid", str(living.pid))
         return values
 
-    monkeypatch.setattr(late, "_read", read_then_be_overtaken)
+    monkeypatch.setattr(Pipeline, "hmget", read_then_be_overtaken)
     with living:
         with pytest.raises(NameTaken):
             late.register_birth()

@@ -64,23 +64,24 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write all figures here.",
 )
-def bench(report: Path | None, **options: Any) -> None:
+def bench(report: Path | None, model: str, tokens: int, laps: int, **options: Any) -> None:
     """Measure a model on this machine, beside mlx-lm. Needs no Redis.
 
     All sides take turns with the same prompts. Ctrl-C prints the figures so far.
     """
     try:
-        from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
+        from omlx_worker.bench.benchmark import BenchError, Benchmark
+        from omlx_worker.bench.laps import Plan
         from omlx_worker.engine.loader import ModelError
     except ImportError as error:
         fail(USAGE, f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
     logging.getLogger().setLevel(logging.WARNING)
     try:
-        benchmark = Benchmark(Options(**options))
+        benchmark = Benchmark(model, plan=Plan(laps, tokens), **options)
     except (BenchError, ModelError) as error:
         fail(USAGE, str(error))
     complete = _run(benchmark)
-    _tell(benchmark, report, complete)
+    _tell(benchmark, model, report, complete)
     if not complete:
         sys.exit(INTERRUPTED)
 
@@ -91,9 +92,8 @@ def _run(benchmark: Benchmark) -> bool:
 
     console = Console(stderr=True)
     try:
-        with console.status("loading") as status:
-            for number, done in enumerate(benchmark.run(), 1):
-                progress = f"{done}: {number} of {benchmark.laps_in_all} laps done"
+        with console.status("measuring") as status:
+            for progress in benchmark.run():
                 status.update(progress)
                 if not console.is_terminal:
                     click.echo(progress, err=True)
@@ -103,24 +103,24 @@ def _run(benchmark: Benchmark) -> bool:
     return True
 
 
-def _tell(benchmark: Benchmark, path: Path | None, complete: bool) -> None:
-    from omlx_worker.bench.machine import describe
-    from omlx_worker.bench.report import print_report
+def _tell(benchmark: Benchmark, model: str, path: Path | None, complete: bool) -> None:
+    from omlx_worker.bench.report import machine, print_report
+    from omlx_worker.bench.sides import AUTO
 
-    machine, model = describe(), benchmark.options.model
-    print_report(benchmark.figures, benchmark.chosen(), machine, f"{model}, {benchmark.dtype},")
+    where = machine()
+    print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},")
     if path is None:
         return
     report = {
         "what": "omlx-worker bench",
-        "model": benchmark.options.model,
+        "model": model,
         "dtype": benchmark.dtype,
         "weights": benchmark.weight_bytes,
         "command": " ".join(["omlx-worker", *sys.argv[1:]]),
         "complete": complete,
-        **machine,
+        **where,
         "decoding": [measured.to_json() for measured in benchmark.figures],
-        "auto": {str(rows): depth for rows, depth in benchmark.chosen().items()},
+        "auto": {str(m.rows): m.depth for m in benchmark.figures if m.side == AUTO and m.laps},
     }
     try:
         path.write_text(json.dumps(report, indent=1))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from omlx_producer.errors import one_line
-from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, GREEDY, Drafting, Side
+from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, Side, Step
 from omlx_worker.engine.interface import Sampling
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Plan:
     tokens: int = 32
     settle: int = 3
     learn: int = 80
-    sampling: Sampling = GREEDY
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
 @dataclass
@@ -43,6 +43,10 @@ class Measured:
         laps: tokens per second of all rows together, a lap each.
         ratios: of those to the same lap of `BatchGenerator`, or of the first side without it.
         steps, seconds, tokens: of all laps.
+        row_steps: steps, each counted once for every row.
+        judged: drafts at each place, the first one 0, in steps that accepted all before it.
+        kept: those of them that were accepted.
+        depths: steps by the largest number of drafts judged for a row.
         peak: most bytes in use while decoding, beyond those in use before the lap.
         failed: the error that ended this side's laps, if one did.
     """
@@ -50,61 +54,69 @@ class Measured:
     side: str
     rows: int
     context: int
-    sampling: Sampling = GREEDY
     laps: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
-    drafting: Drafting = field(default_factory=Drafting)
+    row_steps: int = 0
+    judged: Counter[int] = field(default_factory=Counter)
+    kept: Counter[int] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
     peak: int = 0
     failed: str = ""
 
-    @property
-    def tokens_per_second(self) -> float:
-        return statistics.median(self.laps)
+    def add(self, steps: Sequence[Step], seconds: float, peak: int) -> None:
+        """Count a lap."""
+        tokens = 0
+        for step in steps:
+            self.row_steps += len(step)
+            self.depths[max((drafted for drafted, _ in step), default=0)] += 1
+            for drafted, accepted in step:
+                tokens += 1 + accepted
+                self.judged.update(range(min(accepted + 1, drafted)))
+                self.kept.update(range(accepted))
+        self.laps.append(tokens / seconds)
+        self.steps += len(steps)
+        self.seconds += seconds
+        self.tokens += tokens
+        self.peak = max(self.peak, peak)
 
     @property
-    def ms_per_step(self) -> float:
-        return 1000 * self.seconds / self.steps
+    def accepted(self) -> list[float]:
+        """The share of drafts accepted at each place."""
+        return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]
 
     @property
-    def tokens_per_step(self) -> float:
-        """Of each row."""
-        return self.tokens / self.drafting.row_steps
+    def depth(self) -> int:
+        """The depth of most steps."""
+        return self.depths.most_common(1)[0][0]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as files in `docs/benchmarks/results` have them."""
-        flat = {**vars(self), **vars(self.drafting), "accepted": self.drafting.accepted}
-        del flat["drafting"], flat["sampling"]
-        for name in ("judged", "kept", "depths"):
-            flat[name] = dict(sorted(flat[name].items()))
-        rule = "ratio" if self.sampling.ratio else "coupled"
-        return {**flat, "temperature": self.sampling.temperature, "rule": rule}
+        return {**vars(self), "accepted": self.accepted}
 
 
-def lap(side: Side, prompts: Sequence[list[int]], into: Measured, settle: int, tokens: int) -> None:
-    """Run ``settle`` steps that do not count, then as many as make ``tokens`` tokens a row."""
+def lap(side: Side, prompts: Sequence[list[int]], plan: Plan) -> tuple[list[Step], float, int]:
+    """Run a side until its rows together have their tokens, the steps that settle it not counted.
+
+    Returns:
+        The steps, the seconds that they took, and the most bytes in use meanwhile beyond those
+        in use before.
+    """
     mx.clear_cache()
     held = mx.get_active_memory()
-    side.drafting = Drafting()
-    side.start(prompts, into.sampling)
-    for _ in range(settle):
-        side.step()
-    mx.reset_peak_memory()
-    side.drafting = into.drafting
-    produced = steps = 0
-    began = time.perf_counter()
-    while produced < tokens * len(prompts):
-        produced += side.step()
-        steps += 1
-    seconds = time.perf_counter() - began
-    into.laps.append(produced / seconds)
-    into.steps += steps
-    into.seconds += seconds
-    into.tokens += produced
-    into.peak = max(into.peak, mx.get_peak_memory() - held)
-    side.stop()
+    with closing(side.decode(prompts, plan.sampling)) as decoding:
+        for _ in range(plan.settle):
+            next(decoding)
+        mx.reset_peak_memory()
+        steps: list[Step] = []
+        left = plan.tokens * len(prompts)
+        began = time.perf_counter()
+        while left > 0:
+            step = next(decoding)
+            left -= len(step) + sum(accepted for _, accepted in step)
+            steps.append(step)
+        return steps, time.perf_counter() - began, mx.get_peak_memory() - held
 
 
 def in_turn(sides: Sequence[T], lap: int) -> list[T]:
@@ -125,28 +137,22 @@ def measure(
     Yields:
         The figures so far, and the side that ran, after each side's turn.
     """
-    setting = (len(prompts), len(prompts[0]), plan.sampling)
-    line = [Measured(side.name, *setting) for side in sides]
+    line = [Measured(side.name, len(prompts), len(prompts[0])) for side in sides]
+    base = next((measured for measured in line if measured.side == BATCH_GENERATOR), line[0])
+    warm = replace(plan, tokens=1)
+    learning = replace(warm, settle=plan.learn)
     for number in range(plan.laps + 1):
         for side, measured in in_turn(list(zip(sides, line, strict=True)), number):
             if measured.failed:
                 continue
             try:
                 if number:
-                    lap(side, prompts, measured, plan.settle, plan.tokens)
+                    measured.add(*lap(side, prompts, plan))
                 else:
                     # Compiles, and `auto` learns; not counted.
-                    steps = plan.learn if side.name == AUTO else plan.settle
-                    lap(side, prompts, Measured(side.name, *setting), steps, 1)
+                    lap(side, prompts, learning if side.name == AUTO else warm)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 measured.failed = one_line(f"{type(error).__name__}: {error}")
-                with suppress(RuntimeError, ValueError):
-                    side.stop()
-            _compare(line)
+            for each in line:
+                each.ratios = [a / b for a, b in zip(each.laps, base.laps, strict=False)]
             yield line, side.name
-
-
-def _compare(line: Sequence[Measured]) -> None:
-    base = next((measured for measured in line if measured.side == BATCH_GENERATOR), line[0])
-    for measured in line:
-        measured.ratios = [a / b for a, b in zip(measured.laps, base.laps, strict=False)]

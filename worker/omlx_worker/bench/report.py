@@ -1,11 +1,16 @@
-"""The figures of a benchmark as a table for people."""
+"""The report of a benchmark: the machine, and the figures as a table for people."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +19,7 @@ from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
 
 THEIRS = {BATCH_GENERATOR: "mlx-lm batch", STREAM: "mlx-lm stream"}
-COLUMNS = ("tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
+COLUMNS = ("rows", "", "tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
 
 
 def in_rows(count: int) -> str:
@@ -22,36 +27,43 @@ def in_rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def print_report(
-    figures: Sequence[Measured], chosen: Mapping[int, int], machine: Mapping[str, Any], model: str
-) -> None:
+def machine() -> dict[str, Any]:
+    """The machine, the device and the versions, for a file of results."""
+    device = mx.default_device()
+    name = mx.device_info().get("device_name", "") if device == mx.gpu else ""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "device": str(name) or f"{platform.machine()} processor",
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("mlx", "mlx-lm")},
+        },
+    }
+
+
+def print_report(figures: Sequence[Measured], where: Mapping[str, Any], model: str) -> None:
     """Print the figures so far on stdout."""
     console = Console()
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    console.print(f"{model} on {machine['device']}, {machine['system']}, {versions}")
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    console.print(f"{model} on {where['device']}, {where['system']}, {versions}")
     console.print(table_of(figures))
     for measured in figures:
         if measured.failed:
             console.print(f"{in_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
-    if chosen:
-        depths = ", ".join(f"{depth} for {in_rows(rows)}" for rows, depth in chosen.items())
-        console.print(f"auto drafts: {depths}")
 
 
 def table_of(figures: Sequence[Measured]) -> Table:
     """A table of at most 80 columns."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    table.add_column("rows", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
     for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = 0
-    for measured in figures:
-        if measured.laps:
-            if rows and measured.rows != rows:
-                table.add_section()
-            table.add_row("" if measured.rows == rows else str(measured.rows), *_cells(measured))
-            rows = measured.rows
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    measured_ones = (measured for measured in figures if measured.laps)
+    for rows, line in itertools.groupby(measured_ones, lambda measured: measured.rows):
+        for place, measured in enumerate(line):
+            table.add_row("" if place else str(rows), *_cells(measured))
+        table.add_section()
     return table
 
 
@@ -59,11 +71,11 @@ def _cells(measured: Measured) -> list[str]:
     ratio = f"{statistics.median(measured.ratios):.2f}" if measured.ratios else "-"
     return [
         _name(measured),
-        f"{measured.tokens_per_second:.0f}",
+        f"{statistics.median(measured.laps):.0f}",
         ratio,
-        f"{measured.ms_per_step:.2f}",
-        f"{measured.tokens_per_step:.2f}",
-        " ".join(f"{share:.2f}".lstrip("0") for share in measured.drafting.accepted),
+        f"{1000 * measured.seconds / measured.steps:.2f}",
+        f"{measured.tokens / measured.row_steps:.2f}",
+        " ".join(f"{share:.2f}".lstrip("0") for share in measured.accepted),
         f"{measured.peak / 2**20:.0f}",
     ]
 
@@ -72,6 +84,6 @@ def _name(measured: Measured) -> str:
     if measured.side in THEIRS:
         return THEIRS[measured.side]
     if measured.side == AUTO:
-        return f"auto: {measured.drafting.depth}" if measured.laps else AUTO
+        return f"auto: {measured.depth}" if measured.laps else AUTO
     depth = measured.side.removeprefix("K=")
     return "no drafts" if depth == "0" else f"{depth} draft{'s' * (depth != '1')}"

@@ -1,14 +1,13 @@
 """Sides of a benchmark: this engine's decoder at some depth, and mlx-lm's own generators.
 
-All have one interface: prompts in, then steps. No side stops at an end token, so each decodes the
-same number of rows from start to stop.
+No side stops at an end token, so each decodes the same number of rows throughout a lap.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,8 +16,8 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.depth.driver import Pacing
-from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.fixed import make_policy
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
@@ -29,110 +28,67 @@ FOREVER = 1 << 30
 CHUNK = 2048
 """Prompt tokens read at a time."""
 
-GREEDY = Sampling(temperature=0.0)
 BATCH_GENERATOR, STREAM = "BatchGenerator", "generate_step"
 AUTO = "auto"
 
+Step = list[tuple[int, int]]
+"""Of each row that a step produced tokens for: drafts judged and drafts accepted."""
 
-@dataclass
-class Drafting:
-    """Counts of steps and drafts.
-
-    Attributes:
-        row_steps: steps, each counted once for every row.
-        judged: drafts at each place, the first one 0, in steps that accepted all before it.
-        kept: those of them that were accepted.
-        depths: steps by the largest number of drafts judged for a row.
-    """
-
-    row_steps: int = 0
-    judged: Counter[int] = field(default_factory=Counter)
-    kept: Counter[int] = field(default_factory=Counter)
-    depths: Counter[int] = field(default_factory=Counter)
-
-    def add(self, steps: Sequence[RowStep]) -> None:
-        self.row_steps += len(steps)
-        for step in steps:
-            self.judged.update(range(min(step.accepted + 1, step.drafted)))
-            self.kept.update(range(step.accepted))
-        if steps:
-            self.depths[max(step.drafted for step in steps)] += 1
-
-    @property
-    def accepted(self) -> list[float]:
-        """The share of drafts accepted at each place."""
-        return [self.kept[place] / self.judged[place] for place in sorted(self.judged)]
-
-    @property
-    def depth(self) -> int:
-        """The depth of most steps."""
-        return self.depths.most_common(1)[0][0] if self.depths else 0
+PLAIN = (0, 0)
+"""A row in a step without drafts."""
 
 
 class Side(Protocol):
-    """Something that decodes.
-
-    Attributes:
-        drafting: counts the steps; a lap replaces it.
-    """
+    """Something that decodes."""
 
     name: str
-    drafting: Drafting
 
-    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        """Read prompts; afterwards every step yields tokens of every row."""
-
-    def step(self) -> int:
-        """Run a step and return the number of tokens it yielded."""
-
-    def stop(self) -> None:
-        """Remove all rows."""
+    def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
+        """A generator: reads the prompts, then yields steps. Closing it removes all rows."""
+        ...
 
 
 class DecoderSide:
-    """This project's decoder, at its own depth or at the depths that a policy chooses."""
+    """This project's decoder, at its own depth or at those up to it that `auto` chooses."""
 
-    def __init__(self, decoder: Decoder, name: str, policy: DepthPolicy | None = None) -> None:
-        self.name = name
-        self.drafting = Drafting()
+    def __init__(self, decoder: Decoder, *, auto: bool = False) -> None:
+        self.name = AUTO if auto else f"K={decoder.depth}"
         self._decoder = decoder
-        self._pacing = Pacing(policy or FixedPolicy(decoder.depth), decoder.depth)
-        self._clock = StepClock()
-        self._rows: list[str] = []
+        policy = make_policy("auto" if auto else "mtp", decoder.depth)
+        self._driver = DepthDriver(policy, decoder.depth)
 
-    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        for index, prompt in enumerate(prompts):
-            row = Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index))
-            self._decoder.add(row)
-            self._pacing.add(row)
-            self._rows.append(row.row_id)
-        for row_id in self._rows:
-            while self._decoder.prefill(row_id, CHUNK):
-                pass
-        self._clock.interrupt()
-        waiting = set(self._rows)
-        while waiting:
-            waiting -= {step.row_id for step in self._step()}
+    def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
+        rows = [
+            Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index))
+            for index, prompt in enumerate(prompts)
+        ]
+        try:
+            for row in rows:
+                self._driver.add(row)
+                self._decoder.add(row)
+                while self._decoder.prefill(row.row_id, CHUNK):
+                    pass
+            yield from self._steps([row.row_id for row in rows])
+        finally:
+            for row in rows:
+                self._decoder.remove(row.row_id)
+                self._driver.remove(row.row_id)
+            mx.synchronize()
 
-    def step(self) -> int:
-        return sum(len(step.tokens) for step in self._step())
-
-    def stop(self) -> None:
-        for row_id in self._rows:
-            self._decoder.remove(row_id)
-            self._pacing.remove(row_id)
-        self._rows = []
-        mx.synchronize()
-
-    def _step(self) -> list[RowStep]:
-        changes = self._decoder.changes
-        steps = self._decoder.step(self._pacing.before(self._rows, self._decoder.slots))
-        if self._decoder.changes != changes:
-            self._clock.traced()
-        seconds, alone = self._clock.step()
-        self._pacing.after([_as_emission(step) for step in steps], seconds if alone else None)
-        self.drafting.add(steps)
-        return steps
+    def _steps(self, ids: list[str]) -> Generator[Step]:
+        decoder, driver, clock = self._decoder, self._driver, StepClock()
+        waiting = set(ids)
+        while True:
+            changes = decoder.changes
+            steps = decoder.step(driver.before(ids, decoder.slots))
+            if decoder.changes != changes:
+                clock.traced()
+            seconds, alone = clock.step()
+            driver.after([_as_emission(step) for step in steps], seconds if alone else None)
+            if waiting:
+                waiting -= {step.row_id for step in steps}
+            else:
+                yield [(step.drafted, step.accepted) for step in steps]
 
 
 def _as_emission(step: RowStep) -> Emission:
@@ -146,35 +102,25 @@ class BatchGeneratorSide:
     name = BATCH_GENERATOR
 
     def __init__(self, network: nn.Module) -> None:
-        self.drafting = Drafting()
         self._network = network
-        self._generator: BatchGenerator | None = None
 
-    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        self._generator = BatchGenerator(
+    def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
+        made = BatchGenerator(
             self._network,
             max_tokens=FOREVER,
             sampler=make_sampler(sampling.temperature),
             completion_batch_size=len(prompts),
             prefill_batch_size=len(prompts),
         )
-        self._insert(self._generator, prompts)
-        while self.step() < len(prompts):
-            pass
+        with closing(made) as generator:
+            self._insert(generator, prompts)
+            while len(generator.next_generated()) < len(prompts):
+                pass
+            while True:
+                yield [PLAIN] * len(generator.next_generated())
 
     def _insert(self, generator: BatchGenerator, prompts: Sequence[list[int]]) -> None:
         generator.insert([list(prompt) for prompt in prompts])
-
-    def step(self) -> int:
-        assert self._generator is not None
-        tokens = len(self._generator.next_generated())
-        self.drafting.row_steps += tokens
-        return tokens
-
-    def stop(self) -> None:
-        if self._generator is not None:
-            self._generator.close()
-            self._generator = None
 
 
 class StreamSide:
@@ -183,22 +129,14 @@ class StreamSide:
     name = STREAM
 
     def __init__(self, network: nn.Module) -> None:
-        self.drafting = Drafting()
         self._network = network
-        self._stream: Iterator[Any] = iter(())
 
-    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+    def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         [prompt] = prompts
-        self._stream = self._generate(prompt, make_sampler(sampling.temperature))
-        self.step()
+        stream = self._generate(prompt, make_sampler(sampling.temperature))
+        next(stream)
+        for _ in stream:
+            yield [PLAIN]
 
     def _generate(self, prompt: list[int], sampler: Callable[[mx.array], mx.array]) -> Any:
         return generate_step(mx.array(prompt), self._network, max_tokens=FOREVER, sampler=sampler)
-
-    def step(self) -> int:
-        next(self._stream)
-        self.drafting.row_steps += 1
-        return 1
-
-    def stop(self) -> None:
-        self._stream = iter(())

@@ -1,10 +1,12 @@
-"""Claims jobs as there is room, and hands them to the decode thread.
+"""Claims jobs as there is room, hands them to the decode thread, and stops them.
 
 A job that does not fit waits in Redis, where it is safe and another worker may take it.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 from redis.exceptions import RedisError
@@ -13,10 +15,20 @@ from omlx_producer.outage import passes
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.job import ActiveJob
-from omlx_worker.messages import GivenBack, Reason
+from omlx_worker.messages import (
+    Admit,
+    DecodeMessage,
+    Drop,
+    Failed,
+    GivenBack,
+    Stopped,
+    TrafficMailbox,
+)
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+
+log = logging.getLogger("omlx_worker.worker")
 
 
 class Admission:
@@ -24,8 +36,8 @@ class Admission:
 
     Args:
         max_rows: rows in the batch at the same time.
-        admit: takes an admitted job.
-        end: takes a refused job and the reason.
+        submit: sends the decode thread a job to run or to drop.
+        traffic: where refused jobs go.
 
     Attributes:
         suspended: whether RQ has suspended all workers.
@@ -40,8 +52,8 @@ class Admission:
         budget: MemoryBudget,
         max_rows: int,
         *,
-        admit: Callable[[ActiveJob], None],
-        end: Callable[[Claim, Reason], None],
+        submit: Callable[[DecodeMessage], None],
+        traffic: TrafficMailbox,
     ) -> None:
         self.suspended = False
         self.served = False
@@ -50,8 +62,35 @@ class Admission:
         self._intake = intake
         self._budget = budget
         self._max_rows = max_rows
-        self._admit = admit
-        self._end = end
+        self._submit = submit
+        self._traffic = traffic
+        self._swept_at = float("-inf")
+
+    def stop(self, job_id: str) -> None:
+        """Stop a job on request."""
+        claim = self._leases.get(job_id)
+        if claim is None:
+            log.info("told to stop job %s, which does not run here", job_id)
+        else:
+            self._submit(Drop(claim, Stopped("the job was stopped on request")))
+
+    def fail_overdue(self) -> None:
+        """Fail the jobs that have used up their time."""
+        for claim in self._leases.jobs():
+            if sentence := claim.overdue:
+                self._submit(Drop(claim, Failed(sentence)))
+
+    def sweep(self) -> None:
+        """Put expired leases of other workers back into their queues, if it is time to."""
+        if time.monotonic() - self._swept_at < self._leases.seconds / 4:
+            return
+        for job_id in self._leases.sweep():
+            log.warning("the lease of job %s had expired; it is back in its queue", job_id)
+        self.postpone_sweep()
+
+    def postpone_sweep(self) -> None:
+        """After an outage all workers renew their leases before any of them sweeps."""
+        self._swept_at = time.monotonic()
 
     def take(self) -> bool:
         """Claim as many jobs as there is room for; returns whether there were any."""
@@ -70,13 +109,13 @@ class Admission:
             claim.urgent = planned.overdue and claim.queue == planned.queues[0]
             if not self._admit_or_end(claim):
                 for later in claims[index:]:
-                    self._end(later, GivenBack())
+                    self._traffic.put(Drop(later, GivenBack()))
                 break
         return bool(claims)
 
     def _admit_or_end(self, claim: Claim) -> bool:
         """Returns False for a job that does not fit into the memory now."""
-        prepared: ActiveJob | Reason
+        prepared: ActiveJob | Failed | Stopped | GivenBack
         try:
             prepared = self._intake.prepare(claim)
         except RedisError as error:
@@ -84,7 +123,7 @@ class Admission:
                 raise
             prepared = GivenBack()
         if not isinstance(prepared, ActiveJob):
-            self._end(claim, prepared)
+            self._traffic.put(Drop(claim, prepared))
             return True
         # Without later jobs of the same claim, which have no sizes yet.
         others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
@@ -95,7 +134,7 @@ class Admission:
         if others and not self._budget.fits([*beside, *claim.sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False
-        self._admit(prepared)
+        self._submit(Admit(prepared))
         return True
 
     def _may_pause(self, claim: Claim) -> bool:

@@ -23,6 +23,7 @@ from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPena
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
+from omlx_producer.outcome import write_stream_end
 from omlx_producer.protocol import FailedEvent
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.queue.claim import Claim
@@ -85,7 +86,7 @@ def end_through_rq(
             raise
         # RQ cannot read the job hash; the job may have been written by hand.
         log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
-        leases.commit(claim, ending, force=True)
+        leases.commit([(claim, ending)], force=True)
     finally:
         worker.execution = worker.on_ending = worker.fence = None
     leases.forget(claim)
@@ -106,8 +107,7 @@ def _succeed(
         return Ending("failed", event)
     if leases.renew([claim]):
         return ending
-    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
-    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    queue = _queue(worker, claim)
     ttl = job.get_result_ttl(worker.default_result_ttl)
     worker.on_ending = _announce(leases, job, ending, ttl)
     worker.handle_job_success(job, queue, queue.started_job_registry)
@@ -135,7 +135,7 @@ def _fail(
         return
     if stopped or not job.should_retry:
         worker.on_ending = _announce(leases, job, ending)
-    worker.handle_job_failure(job, worker.queue_of(claim), exc_string=ending.sentence)
+    worker.handle_job_failure(job, _queue(worker, claim), exc_string=ending.sentence)
     if not leases.renew([claim]):
         # RQ only logs errors here.
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
@@ -153,14 +153,25 @@ def _watch(pipeline: Pipeline, claim: Claim) -> None:
         raise LeaseGone
 
 
+def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
+    queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
+    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    return queue
+
+
 def _announce(
     leases: LeaseTable, job: Job, ending: Ending, ttl: int | None = None
 ) -> Callable[[Pipeline], None]:
-    """Adds the terminal event to the transaction that ends a job, or one of its repeats."""
+    """Adds the terminal event to the transaction that ends a job, or one of its repeats.
+
+    Args:
+        ttl: seconds until the result expires, if there is one.
+    """
     repeats = bool(job.repeats_left)
+    keep_for = ttl if ttl and ttl > 0 else leases.stream_ttl
 
     def write(pipeline: Pipeline) -> None:
-        leases.publish_end(pipeline, ending.event, ttl)
+        write_stream_end(pipeline, ending.event, keep_for=keep_for)
         if not repeats:
             pipeline.hdel(job.key, STOP_FIELD)
 

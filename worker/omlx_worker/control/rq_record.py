@@ -11,14 +11,13 @@ import socket
 import time
 from collections.abc import Callable
 from random import SystemRandom
-from types import FrameType
 from typing import Any
 from uuid import uuid4
 
 from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
-from rq import Queue, Worker
+from rq import Worker
 from rq.job import Job
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
@@ -28,7 +27,6 @@ from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
 from omlx_worker.messages import MainMailbox, Ring, StopJob
-from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import RUN_FIELDS
@@ -77,9 +75,6 @@ class RecordedWorker(Worker):
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
 
-    def queue_of(self, claim: Claim) -> Queue:
-        return next(queue for queue in self.queues if queue.name == claim.queue)
-
     def _set_connection(self, connection: Redis) -> Redis:
         """RQ raises the socket timeout for its blocking pops. This worker has none."""
         return connection
@@ -124,12 +119,9 @@ class RecordedWorker(Worker):
         if command == "stop-job":
             self._mailbox.put(StopJob(str(payload.get("job_id"))))
         elif command == "shutdown":
-            self.request_stop(signal.SIGINT, None)
+            self.request_stop(signal.SIGINT, None)  # type: ignore[no-untyped-call]
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
-
-    def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        raise NotImplementedError
 
     def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""
@@ -149,15 +141,14 @@ class RecordedWorker(Worker):
         self.connection.transaction(self._retire_predecessor, self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
 
-    def _retire_predecessor(self, pipeline: Pipeline) -> None:
+    def _retire_predecessor(self, pipeline: Any) -> None:
         """Delete the record of a dead worker.
 
         The record is watched: of two workers that start at once, only one succeeds.
         """
-        names = ("hostname", "pid", "last_heartbeat", "death")
-        host, pid, seen, death = (
-            value.decode() if value is not None else None for value in self._read(pipeline, names)
-        )
+        # A watched pipeline runs commands at once.
+        values = pipeline.hmget(self.key, "hostname", "pid", "last_heartbeat", "death")
+        host, pid, seen, death = (None if value is None else value.decode() for value in values)
         pipeline.multi()
         if seen is None or death is not None:
             return
@@ -172,11 +163,6 @@ class RecordedWorker(Worker):
             f"(process {pid} on {host}); give another, leave it out, or wait until it has been "
             f"silent for {SILENT_SECONDS:.0f} s"
         )
-
-    def _read(self, pipeline: Any, names: tuple[str, ...]) -> list[bytes | None]:
-        # A watched pipeline runs commands at once.
-        values: list[bytes | None] = pipeline.hmget(self.key, *names)
-        return values
 
     def show(self, leases: LeaseTable, suspended: bool) -> None:
         """Write state and current job if they have changed. The oldest job stands for all."""

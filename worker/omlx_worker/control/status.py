@@ -12,7 +12,7 @@ from redis import Redis
 from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.status")
@@ -40,7 +40,7 @@ class StatusBoard:
         counters: Counters,
         leases: LeaseTable,
         budget: MemoryBudget,
-        pacing: Pacing | None,
+        driver: DepthDriver,
         on_terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,7 +52,7 @@ class StatusBoard:
         self._counters = counters
         self._leases = leases
         self._budget = budget
-        self._pacing = pacing
+        self._driver = driver
         self._on_terminal = sys.stderr.isatty() if on_terminal is None else on_terminal
         self._clock = clock
         self._started_at = self._told_at = clock()
@@ -82,7 +82,7 @@ class StatusBoard:
         self._connection.hdel(workers_key(self._model_alias), self._name)
 
     def figures(self, state: str) -> WorkerFigures:
-        counters, pacing = self._counters, self._pacing
+        counters, driver = self._counters, self._driver
         held = self._leases.jobs()
         sizes = [(0, longest) for claim in held for _, longest in claim.sizes]
         tokens, prompt_tokens, acceptance = self._rates
@@ -96,13 +96,13 @@ class StatusBoard:
             max_rows=self._max_rows,
             waiting=counters.waiting,
             mode=self._mode,
-            depth=pacing.depth if pacing else 0,
-            reason=pacing.reason if pacing else "",
+            depth=driver.depth,
+            reason=driver.reason,
             acceptance=acceptance,
             tokens_per_second=tokens,
             prompt_tokens_per_second=prompt_tokens,
             tokens=counters.tokens,
-            mode_changes=pacing.transitions if pacing else 0,
+            mode_changes=driver.transitions,
             pauses=counters.pauses,
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,21 +23,17 @@ from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_chan
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
-from omlx_worker.control.upkeep import Upkeep
-from omlx_worker.decode.depth.driver import Pacing
-from omlx_worker.decode.scheduler import PATIENCE_SECONDS
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
 from omlx_worker.messages import (
-    Admit,
-    Close,
     Crashed,
     Drain,
-    Ended,
     MainMailbox,
     MainMessage,
     NeedsRQ,
@@ -47,7 +44,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
-from omlx_worker.queue.quarantine import MAX_CRASHES, Quarantine
+from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -66,68 +63,45 @@ class GenerationWorker(RecordedWorker):
 
     Args:
         make_engine: called once, on the decode thread.
-        make_pacing, prefill_chunk, patience, memory_limit: see `DecodeThread`.
-        mode: its name, for the worker's figures.
+        make_driver: see `DecodeThread`.
     """
 
     def __init__(
         self,
-        model_alias: str,
+        settings: WorkerSettings,
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        name: str | None = None,
-        make_pacing: Callable[[Engine], Pacing] | None = None,
-        lease_seconds: float = 30.0,
-        prefill_chunk: int = 2048,
-        patience: float = PATIENCE_SECONDS,
-        memory_limit: int | None = None,
-        mode: str = "mtp",
-        drain_timeout: float = 60.0,
-        redis_grace: float = 600.0,
-        stream_ttl: int = 86_400,
-        max_crashes: int = MAX_CRASHES,
+        make_driver: Callable[[Engine], DepthDriver] | None = None,
     ) -> None:
-        names = [queue_name(model_alias, priority) for priority in PRIORITIES]
+        names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
         super().__init__(
             names,
             connection=connection,
-            name=name,
-            bell=wake_channel(model_alias),
+            name=settings.name,
+            bell=wake_channel(settings.alias),
             mailbox=self._mailbox,
         )
-        self.model_alias = model_alias
-        self._mode = mode
-        self._drain_timeout = drain_timeout
-        self._redis_grace = redis_grace
+        self._settings = settings
         self._leases = LeaseTable(
             connection,
             self.name,
             names,
-            seconds=lease_seconds,
-            stream_ttl=stream_ttl,
+            seconds=settings.lease_seconds,
+            stream_ttl=settings.stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
-            quarantine=Quarantine(max_crashes),
         )
         self._traffic: TrafficMailbox = SimpleQueue()
         outbox = Outbox()
-        self.service = DecodeThread(
-            make_engine,
-            self._traffic,
-            self._mailbox,
-            make_pacing=make_pacing,
-            prefill_chunk=prefill_chunk,
-            patience=patience,
-            memory_limit=memory_limit,
-            outbox=outbox,
+        self.decode_thread = DecodeThread(
+            settings, make_engine, self._traffic, self._mailbox, outbox, make_driver=make_driver
         )
-        self._patience = patience
         self._publisher = Publisher(
-            self._leases, self._traffic, self._mailbox, self.service.submit, outbox
+            self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._upkeep = Upkeep(self, self._leases, self.service.submit)
+        self._endings: deque[NeedsRQ] = deque()
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -149,27 +123,27 @@ class GenerationWorker(RecordedWorker):
                 loading the model took time.
             Exception: what the engine raised when it was made, or when it broke.
         """
-        self._engine = self.service.start()
-        budget = self.service.budget
+        self._engine = self.decode_thread.start()
+        budget = self.decode_thread.budget
         self._admission = Admission(
             self._leases,
-            ClaimOrder([queue.name for queue in self.queues], self._patience),
-            Intake(self._engine, self.model_alias, self.connection, budget.objection),
+            ClaimOrder(self.queue_names(), self._settings.patience),
+            Intake(self._engine, self._settings.alias, self.connection, budget.objection),
             budget,
             self._engine.max_rows,
-            admit=lambda job: self.service.submit(Admit(job)),
-            end=lambda claim, reason: self._traffic.put(Ended(claim, reason)),
+            submit=self.decode_thread.submit,
+            traffic=self._traffic,
         )
         self._board = StatusBoard(
             self.connection,
-            self.model_alias,
+            self._settings.alias,
             self.name,
-            self._mode,
+            self._settings.mode,
             max_rows=self._engine.max_rows,
-            counters=self.service.counters,
+            counters=self.decode_thread.counters,
             leases=self._leases,
             budget=budget,
-            pacing=self.service.pacing,
+            driver=self.decode_thread.driver,
         )
         self._publisher.start()
         self._logging_level = logging_level
@@ -189,16 +163,16 @@ class GenerationWorker(RecordedWorker):
         if self._error is not None or self._signals.at_once:
             return False
         if self._signals.asked and self._drain_ends is None:
-            log.info("draining: running jobs have %.0f s to finish", self._drain_timeout)
-            self._drain_ends = time.monotonic() + self._drain_timeout
-            self.service.submit(Drain())
-        self._upkeep.fail_overdue()
+            log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
+            self._drain_ends = time.monotonic() + self._settings.drain_timeout
+            self.decode_thread.submit(Drain())
+        self._admission.fail_overdue()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
             pause = self._outage.failed(error)
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
-            self._upkeep.postpone_sweep()
+            self._admission.postpone_sweep()
             self._listen(pause)
             return self._drain_ends is None or time.monotonic() < self._drain_ends
         self._outage.answered()
@@ -214,21 +188,32 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         if self.beat():
-            self.connection.hset(MODELS_KEY, self.model_alias, self._engine.info.model_dump_json())
+            info = self._engine.info.model_dump_json()
+            self.connection.hset(MODELS_KEY, self._settings.alias, info)
         self._board.show(self._condition)
         return goes_on
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
-        self._upkeep.write_endings()
+        self._write_endings()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
-        self._upkeep.sweep()
+        self._admission.sweep()
         self.enqueue_due()
         taken = self._admission.take()
         self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
+
+    def _write_endings(self) -> None:
+        """Write the endings for RQ's handlers. One that Redis does not take waits for a later turn.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis does not take an ending.
+        """
+        while self._endings:
+            end_through_rq(self, self._leases, self._endings[0].claim, self._endings[0].ending)
+            self._endings.popleft()
 
     @property
     def _condition(self) -> str:
@@ -238,7 +223,7 @@ class GenerationWorker(RecordedWorker):
 
     def _check_grace(self) -> None:
         away = max(self._outage.seconds, self._publisher.outage.seconds)
-        if away > self._redis_grace and self._error is None:
+        if away > self._settings.redis_grace and self._error is None:
             self._error = RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
 
     # Messages
@@ -255,9 +240,9 @@ class GenerationWorker(RecordedWorker):
             case Ring():
                 pass
             case StopJob(job_id):
-                self._upkeep.stop(job_id)
+                self._admission.stop(job_id)
             case NeedsRQ():
-                self._upkeep.add_ending(message)
+                self._endings.append(message)
             case Crashed(error):
                 self._error = error
 
@@ -279,15 +264,15 @@ class GenerationWorker(RecordedWorker):
     def _shut_down(self) -> None:
         """End both threads and give back the remaining jobs."""
         at_once = self._signals.at_once
-        self.service.submit(Stop())
-        if not self.service.join(0.5 if at_once else STOP_SECONDS):
+        self.decode_thread.submit(Stop())
+        if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
             log.warning("the engine is still busy; ending without it")
-            self._traffic.put(Close())
+            self._traffic.put(Stop())
         self._publisher.join(0.5 if at_once else STOP_SECONDS)
         if not at_once:
             self._listen(0)
         try:
-            self._upkeep.write_endings()
+            self._write_endings()
             self._leases.give_back(self._leases.jobs())
             self._board.sign_off()
             if self.birth_date is not None:
@@ -295,4 +280,4 @@ class GenerationWorker(RecordedWorker):
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
-        log.info("in total: %s", self.service.counters)
+        log.info("in total: %s", self.decode_thread.counters)

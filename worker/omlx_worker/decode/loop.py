@@ -13,7 +13,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.decode.scheduler import (
     PATIENCE_SECONDS,
@@ -46,7 +46,7 @@ class DecodeLoop:
     """Rows from their admission to their last token.
 
     Args:
-        pacing: decides how deep steps draft; without it, as deep as rows may.
+        driver: decides how deep steps draft.
         chunks: how many prompt tokens are read at a time.
         patience: see `Scheduler`.
     """
@@ -57,13 +57,13 @@ class DecodeLoop:
         budget: MemoryBudget,
         counters: Counters,
         *,
-        pacing: Pacing | None,
+        driver: DepthDriver,
         chunks: ChunkSize,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.counters = counters
         self._engine = engine
-        self._pacing = pacing
+        self._driver = driver
         self._chunks = chunks
         self._scheduler = Scheduler(engine.max_rows, chunks, budget, patience=patience)
         self._clock = StepClock()
@@ -126,9 +126,8 @@ class DecodeLoop:
         began = time.monotonic()
         self._clock.chunk()
         if joins:
+            self._driver.add(row.resumed)
             self._engine.add(row.resumed)
-            if self._pacing:
-                self._pacing.add(row.resumed)
         left = self._engine.prefill(row.row_id, tokens)
         self.counters.prompt_tokens += tokens
         self._scheduler.read(row, left, time.monotonic() - began)
@@ -145,12 +144,8 @@ class DecodeLoop:
     def _step(self) -> list[Emission]:
         scheduler, engine = self._scheduler, self._engine
         rows = scheduler.decoding
-        depths = None
-        if self._pacing:
-            ids = [row.row_id for row in rows]
-            depths = self._pacing.before(
-                ids, engine.slots, scheduler.coming, reading=scheduler.reading
-            )
+        ids = [row.row_id for row in rows]
+        depths = self._driver.before(ids, engine.slots, scheduler.coming)
         changes = engine.changes
         try:
             emissions = engine.step(depths)
@@ -173,14 +168,10 @@ class DecodeLoop:
     def _time(self, emissions: Sequence[Emission]) -> None:
         """Tell those who learn from it how long the step took."""
         seconds, alone = self._clock.step()
-        turns = False
-        if self._pacing:
-            self._pacing.after(emissions, seconds if alone else None)
-            turns = self._pacing.changes_depth
+        self._driver.after(emissions, seconds if alone else None)
         depth = max((emission.drafted for emission in emissions), default=0)
-        self._chunks.stepped(None if turns else seconds, depth)
+        self._chunks.stepped(None if self._driver.changes_depth else seconds, depth)
 
     def _forget(self, row: DecodeRow) -> None:
         self._scheduler.remove(row)
-        if self._pacing:
-            self._pacing.remove(row.row_id)
+        self._driver.remove(row.row_id)

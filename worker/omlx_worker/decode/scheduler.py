@@ -129,11 +129,6 @@ class Scheduler:
             return 0
         return len(reading) + min(self.waiting, self._max_rows - self.joined)
 
-    @property
-    def reading(self) -> bool:
-        """Whether a prompt is being read between the steps."""
-        return bool(self._in(Stage.READING))
-
     def add(self, row: DecodeRow) -> None:
         """Let a row wait for its turn."""
         row.arrival, row.left, row.since = self._arrivals, row.length, self._clock()

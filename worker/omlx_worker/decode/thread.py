@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -16,22 +17,19 @@ from omlx_producer.errors import one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
-from omlx_worker.decode.scheduler import PATIENCE_SECONDS
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.interface import Emission, Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
-    Cancel,
-    Close,
     Crashed,
     DecodeMailbox,
     DecodeMessage,
     Drain,
-    Ended,
+    Drop,
     Failed,
     GivenBack,
     Lost,
@@ -41,6 +39,7 @@ from omlx_worker.messages import (
     Stop,
     TrafficMailbox,
 )
+from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.decode.thread")
 
@@ -62,39 +61,31 @@ class DecodeThread:
         make_engine: called on the decode thread.
         traffic: where emissions and endings go.
         main: told when this thread cannot go on.
-        make_pacing: makes what decides how deep the engine's steps draft; without it, as deep
-            as rows may.
-        prefill_chunk: prompt tokens read between two decode steps, at most.
-        patience: see `omlx_worker.decode.scheduler.Scheduler`.
-        memory_limit: bytes for weights and caches; by default what the engine proposes.
+        make_driver: makes what decides how deep the engine's steps draft; by default as deep as
+            rows may.
         outbox: counts what is not written yet; while it is full, no step runs.
     """
 
     def __init__(
         self,
+        settings: WorkerSettings,
         make_engine: Callable[[], Engine],
         traffic: TrafficMailbox,
         main: MainMailbox,
+        outbox: Outbox,
         *,
-        make_pacing: Callable[[Engine], Pacing] | None = None,
-        prefill_chunk: int = 2048,
-        patience: float = PATIENCE_SECONDS,
-        memory_limit: int | None = None,
-        outbox: Outbox | None = None,
+        make_driver: Callable[[Engine], DepthDriver] | None = None,
     ) -> None:
         self.counters = Counters()
+        self._settings = settings
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_pacing = make_pacing
-        self._prefill_chunk = prefill_chunk
-        self._patience = patience
-        self._memory_limit = memory_limit
-        self._outbox = outbox or Outbox()
+        self._make_driver = make_driver or (lambda engine: DepthDriver.fixed(engine.max_depth))
+        self._outbox = outbox
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
-        self._made = threading.Event()
-        self._error: BaseException | None = None
+        self._made: Future[Engine] = Future()
         self._stopped = False
         self._failures = 0
         self._active: dict[str, ActiveJob] = {}
@@ -108,10 +99,7 @@ class DecodeThread:
             whatever ``make_engine`` raised.
         """
         self._thread.start()
-        self._made.wait()
-        if self._error is not None:
-            raise self._error
-        return self._engine
+        return self._made.result()
 
     def submit(self, message: DecodeMessage) -> None:
         self._mailbox.put(message)
@@ -126,23 +114,22 @@ class DecodeThread:
     def _run(self) -> None:
         try:
             self._engine = engine = self._make_engine()
-            limit = self._memory_limit or engine.memory_budget
+            limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
-            self.pacing = self._make_pacing(engine) if self._make_pacing else None
+            self.driver = self._make_driver(engine)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,
                 self.counters,
-                pacing=self.pacing,
-                chunks=ChunkSize(self._prefill_chunk),
-                patience=self._patience,
+                driver=self.driver,
+                chunks=ChunkSize(self._settings.prefill_chunk),
+                patience=self._settings.patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)
-            self._error = error
+            self._made.set_exception(error)
             return
-        finally:
-            self._made.set()
+        self._made.set_result(engine)
         try:
             while not self._stopped:
                 self._act()
@@ -151,9 +138,8 @@ class DecodeThread:
             self._main.put(Crashed(error))
         finally:
             self._give_back_all()
-            self._traffic.put(Close())
-            if self.pacing:
-                self.pacing.rest(for_good=True)
+            self._traffic.put(Stop())
+            self.driver.save()
             self._close_engine()
 
     def _act(self) -> None:
@@ -170,9 +156,8 @@ class DecodeThread:
             self._blame(failure)
             return
         if emissions is None:
-            if self.pacing:
-                self.pacing.rest()
-            self._obey(self._mailbox.get())
+            if not self.driver.idle():
+                self._obey(self._mailbox.get())
         elif emissions:
             self._report(emissions)
 
@@ -185,7 +170,7 @@ class DecodeThread:
         match message:
             case Admit(job):
                 self._admit(job)
-            case Cancel(claim, reason):
+            case Drop(claim, reason):
                 running = self._active.get(claim.id)
                 if running is not None and running.claim is claim:
                     self._end(running, reason)
@@ -229,7 +214,7 @@ class DecodeThread:
     def _end(self, job: ActiveJob, reason: Reason) -> None:
         del self._active[job.id]
         self._loop.drop(job.rows)
-        self._traffic.put(Ended(job.claim, reason))
+        self._traffic.put(Drop(job.claim, reason))
 
     def _close_engine(self) -> None:
         try:
@@ -242,6 +227,6 @@ class DecodeThread:
             while True:
                 message = self._mailbox.get_nowait()
                 if isinstance(message, Admit):
-                    self._traffic.put(Ended(message.job.claim, GivenBack()))
+                    self._traffic.put(Drop(message.job.claim, GivenBack()))
         for job in list(self._active.values()):
             self._end(job, GivenBack())

@@ -23,16 +23,15 @@ from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
-    Cancel,
-    Close,
     Crashed,
-    Ended,
+    Drop,
     Failed,
     GivenBack,
     Lost,
     MainMailbox,
     NeedsRQ,
     Stepped,
+    Stop,
     Stopped,
     TrafficMailbox,
     TrafficMessage,
@@ -52,7 +51,7 @@ class Publisher:
     Args:
         mailbox: of this thread.
         main: takes jobs that RQ's handlers must end.
-        cancel: sends the decode thread a job to drop.
+        drop: tells the decode thread of a job to drop.
 
     Attributes:
         outage: of this thread's calls.
@@ -63,7 +62,7 @@ class Publisher:
         leases: LeaseTable,
         mailbox: TrafficMailbox,
         main: MainMailbox,
-        cancel: Callable[[Cancel], None],
+        drop: Callable[[Drop], None],
         outbox: Outbox,
     ) -> None:
         self.outage = Outage()
@@ -71,8 +70,8 @@ class Publisher:
         self._leases = leases
         self._mailbox = mailbox
         self._main = main
-        self._cancel = cancel
-        self._jobs: dict[str, ActiveJob] = {}
+        self._drop_rows = drop
+        self._jobs: dict[Claim, ActiveJob] = {}
         self._by_row: dict[str, ActiveJob] = {}
         self._closed = False
         self._give_up = threading.Event()
@@ -115,7 +114,7 @@ class Publisher:
 
     def _work(self, messages: list[TrafficMessage]) -> None:
         moved: dict[str, ActiveJob] = {}
-        ended: list[Ended] = []
+        dropped: list[Drop] = []
         for message in messages:
             match message:
                 case Admit(job):
@@ -125,21 +124,16 @@ class Publisher:
                         if owner := self._by_row.get(emission.row_id):
                             owner.feed(emission)
                             moved[owner.id] = owner
-                case Ended(claim, _):
-                    ended.append(message)
+                case Drop(claim, _):
+                    dropped.append(message)
                     moved.pop(claim.id, None)
-                case Close():
+                case Stop():
                     self._closed = True
         self._append([(job, _event(job)) for job in moved.values()])
-        self._finish(
-            [
-                (job.claim, finished(job))
-                for job in moved.values()
-                if job.finished and self._has(job)
-            ]
-        )
-        self._give_back([end.claim for end in ended if isinstance(end.reason, GivenBack)])
-        self._end(ended)
+        over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
+        self._finish([(job.claim, finished(job)) for job in over])
+        self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])
+        self._end(dropped)
         for message in messages:
             if isinstance(message, Stepped):
                 self._outbox.remove(message.emissions)
@@ -147,11 +141,8 @@ class Publisher:
             self._renew()
 
     def _admit(self, job: ActiveJob) -> None:
-        self._jobs[job.id] = job
+        self._jobs[job.claim] = job
         self._by_row.update((row.row_id, job) for row in job.rows)
-
-    def _has(self, job: ActiveJob) -> bool:
-        return self._jobs.get(job.id) is job
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
         """Publish events; None only checks the lease."""
@@ -184,16 +175,14 @@ class Publisher:
     def _start_over(self, claim: Claim) -> None:
         """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
         log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
-        self._cancel(Cancel(claim, Lost()))
-        self._drop(claim)
+        self._drop_rows(Drop(claim, Lost()))
+        self._forget(claim)
         self._insist(lambda: self._leases.give_back([claim]))
 
     def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
-        log.warning("job %s failed: %s", claim.id, sentence)
-        event = FailedEvent(job_id=claim.id, n=self._sent(claim), error=sentence)
-        self._cancel(Cancel(claim, Lost()))
-        self._finish([(claim, Ending("failed", event))])
+        self._drop_rows(Drop(claim, Lost()))
+        self._end([Drop(claim, Failed(sentence))])
 
     def _renew(self) -> None:
         self._renewed_at = time.monotonic()
@@ -205,8 +194,8 @@ class Publisher:
 
     def _lose(self, claim: Claim, status: str) -> None:
         """Drop a job whose lease is gone."""
-        self._cancel(Cancel(claim, Lost()))
-        self._drop(claim)
+        self._drop_rows(Drop(claim, Lost()))
+        self._forget(claim)
         if not self._leases.holds(claim):
             return
         log.warning("job %s is no longer this worker's (%s); dropping it", claim.id, status)
@@ -217,23 +206,22 @@ class Publisher:
                 log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
         self._leases.forget(claim)
 
-    def _end(self, ended: Sequence[Ended]) -> None:
+    def _end(self, dropped: Sequence[Drop]) -> None:
         endings = []
-        for end in ended:
-            match end.reason:
+        for drop in dropped:
+            claim = drop.claim
+            job = self._jobs.get(claim)
+            sent = job.sent if job else claim.streamed
+            match drop.reason:
                 case Failed(sentence, retry):
-                    log.warning("job %s failed: %s", end.claim.id, sentence)
-                    event = FailedEvent(
-                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
-                    )
-                    endings.append((end.claim, Ending("failed", event, retry=retry)))
+                    log.warning("job %s failed: %s", claim.id, sentence)
+                    failed = FailedEvent(job_id=claim.id, n=sent, error=sentence)
+                    endings.append((claim, Ending("failed", failed, retry=retry)))
                 case Stopped(sentence):
-                    cancelled = CancelledEvent(
-                        job_id=end.claim.id, n=self._sent(end.claim), error=sentence
-                    )
-                    endings.append((end.claim, Ending("stopped", cancelled)))
+                    cancelled = CancelledEvent(job_id=claim.id, n=sent, error=sentence)
+                    endings.append((claim, Ending("stopped", cancelled)))
                 case GivenBack() | Lost():
-                    self._drop(end.claim)
+                    self._forget(claim)
         self._finish(endings)
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
@@ -241,9 +229,8 @@ class Publisher:
 
         That includes jobs that do not publish their tokens as they come.
         """
-        jobs = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
-        mine = [job for job in jobs if job.claim in claims]
-        progress = [(job, event) for job in mine if (event := job.take_event())]
+        jobs = [self._jobs[claim] for claim in claims if claim in self._jobs]
+        progress = [(job, event) for job in jobs if (event := job.take_event())]
         self._append(progress)
         held = [claim for claim in claims if self._leases.holds(claim)]
         if held:
@@ -251,27 +238,23 @@ class Publisher:
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
         for claim, _ in endings:
-            self._drop(claim)
+            self._forget(claim)
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
         if not held:
             return
-        verdicts = self._insist(lambda: self._leases.commit_many(held))
+        verdicts = self._insist(lambda: self._leases.commit(held))
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.NEEDS_RQ:
                 self._main.put(NeedsRQ(claim, ending))
             elif verdict is Commit.LOST:
                 log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
 
-    def _sent(self, claim: Claim) -> int:
-        job = self._jobs.get(claim.id)
-        return job.sent if job is not None and job.claim is claim else claim.streamed
-
-    def _drop(self, claim: Claim) -> None:
-        job = self._jobs.get(claim.id)
-        if job is not None and job.claim is claim:
-            del self._jobs[claim.id]
-            for row in job.rows:
-                self._by_row.pop(row.row_id, None)
+    def _forget(self, claim: Claim) -> None:
+        job = self._jobs.pop(claim, None)
+        for row in job.rows if job else ():
+            # A later claim of the same job has rows with the same ids.
+            if self._by_row.get(row.row_id) is job:
+                del self._by_row[row.row_id]
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Repeat a call until Redis answers it."""

@@ -1,4 +1,4 @@
-"""The engine that the service drives: a decoder of tokens, and each row's text on top of it."""
+"""The engine that the service drives: a decoder for tokens, and the text of each row."""
 
 from __future__ import annotations
 
@@ -11,43 +11,24 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.footprint import budget, keep_within
-from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.engine.interface import Emission, Row, Rows
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.text import RowText, decode_faithfully
 
 
-class Decoder(Protocol):
+class Decoder(Rows, Protocol):
     """Rows to tokens: the ragged batch, or mlx-lm's `BatchGenerator` for any other model."""
 
     @property
-    def depth(self) -> int: ...
+    def depth(self) -> int:
+        """The most drafts of a step; 0 without a head."""
+        ...
 
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def changes(self) -> int: ...
-
-    def add(self, row: Row) -> None: ...
-
-    def prefill(self, row_id: str, tokens: int) -> int: ...
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]: ...
-
-    def suspend(self, row_id: str) -> bool: ...
-
-    def resume(self, row_id: str) -> None: ...
-
-    def suspended_bytes(self, row_id: str) -> int: ...
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int: ...
-
-    def remove(self, row_id: str) -> None: ...
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
+        """Like `Engine.step`, in tokens."""
+        ...
 
 
 class DecodingEngine:
@@ -65,28 +46,18 @@ class DecodingEngine:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prompter = prompter
-        self._info = info
-        self._max_rows = max_rows
-        self._budget = budget()
+        self.info = info
+        self.max_rows = max_rows
+        self.max_depth = decoder.depth
+        self.weight_bytes = decoder.weight_bytes
+        self.memory_budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
 
     @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
     def identity(self) -> str:
         device = mx.device_info().get("device_name", mx.default_device())
-        return f"{self._info.model}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
-
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
-
-    @property
-    def max_depth(self) -> int:
-        return self._decoder.depth
+        return f"{self.info.model}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         return self._prompter.rows(request, job_id)
@@ -135,16 +106,8 @@ class DecodingEngine:
     def suspended_bytes(self, row_id: str) -> int:
         return self._decoder.suspended_bytes(row_id)
 
-    @property
-    def memory_budget(self) -> int:
-        return self._budget
-
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
-
-    @property
-    def weight_bytes(self) -> int:
-        return self._decoder.weight_bytes
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         return self._decoder.bytes_for(rows, alone=alone)
@@ -158,7 +121,7 @@ class DecodingEngine:
         del self._decoder
         self._rows.clear()
         self._ended.clear()
-        # MLX aborts the process if a thread's streams are still at work when it exits.
+        # MLX aborts the process if a thread exits while its streams still have work.
         mx.synchronize()
         mx.clear_streams()
 

@@ -1,4 +1,4 @@
-"""The memory that rows take on the device, computed from shapes, and the memory available."""
+"""The memory that rows take on the device, computed from shapes, and the memory budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE = 512
 
 
 ROWS_SHARE = 0.9
-"""Of Metal's recommended working set; the rest is for intermediate results of a prompt chunk."""
+"""Share of Metal's recommended working set; the rest is for results of a prefill chunk."""
 
 _CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
 
@@ -45,8 +45,8 @@ def keep_within(limit: int) -> None:
     """Set the limits of MLX's allocator.
 
     Free buffers kept for reuse are limited to an eighth of the budget and to 4 GiB, because
-    layouts change and a buffer of one fits few others. Nothing fails that would have worked:
-    beyond the limit MLX returns kept buffers and waits for work in flight before it submits more.
+    layouts change and a buffer of one layout fits few others. No allocation fails because of the
+    limits: beyond them MLX frees kept buffers and waits for work in flight.
 
     Args:
         limit: bytes for everything.
@@ -56,7 +56,7 @@ def keep_within(limit: int) -> None:
 
 
 def _free() -> int:
-    """Memory that the system could give out without swapping."""
+    """Memory that the system can give out without swapping."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

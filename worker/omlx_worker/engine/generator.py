@@ -1,10 +1,9 @@
-"""The decoder of every other model that mlx-lm can load: its own `BatchGenerator`, no drafts."""
+"""The decoder for families without a ragged form: mlx-lm's `BatchGenerator`, without drafts."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,15 +12,15 @@ from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.footprint import GeneratorFootprint
 from omlx_worker.engine.interface import Row
-from omlx_worker.engine.ragged.sampling import Draw, Plan, Sampled, params, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
 
 
 class _RowSampler:
-    """One row's sampler, called by mlx-lm once a token: same noise and filters as in the batch.
+    """One row's sampler, called by mlx-lm once a token. Noise and filters are those of the batch.
 
     Attributes:
-        draws: what was drawn, oldest first, until its token comes back from the generator.
+        draws: samples whose tokens the generator has not returned yet, oldest first.
     """
 
     def __init__(self, row: Row) -> None:
@@ -33,7 +32,7 @@ class _RowSampler:
         self._counts: mx.array | None = None
 
     def __call__(self, logits: mx.array) -> mx.array:
-        """Sample from ``[1, V]``; the normalisation that mlx-lm applied changes nothing."""
+        """Sample from ``[1, V]``. mlx-lm passes log-probabilities, which sample like logits."""
         if self._plan.penalties and self._counts is None:
             empty = mx.zeros((logits.shape[-1],), mx.int32)
             self._counts = empty.at[self._history].add(1)[None, None]
@@ -47,12 +46,6 @@ class _RowSampler:
         return token
 
 
-@dataclass(frozen=True, slots=True)
-class _Inserted:
-    row: Row
-    sampler: _RowSampler | None
-
-
 class GeneratorDecoder:
     """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
 
@@ -64,10 +57,10 @@ class GeneratorDecoder:
         )
         self._footprint = GeneratorFootprint(model)
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        # The generator wires memory when it is made, which this worker leaves to its user.
+        # Making a generator wires memory; this undoes it. Whether to wire is the user's choice.
         self._generator.close()
         self._waiting: dict[str, Row] = {}
-        self._inserted: dict[int, _Inserted] = {}
+        self._inserted: dict[int, tuple[Row, _RowSampler | None]] = {}
 
     @property
     def slots(self) -> int:
@@ -87,20 +80,19 @@ class GeneratorDecoder:
         sampler = None if greedy else _RowSampler(row)
         left = row.max_tokens - len(row.generated)
         [uid] = self._generator.insert([row.history], [left], samplers=[sampler])
-        self._inserted[uid] = _Inserted(row, sampler)
+        self._inserted[uid] = (row, sampler)
         return 0
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
         steps = []
         for response in self._generator.next_generated():
-            inserted = self._inserted[response.uid]
+            row, sampler = self._inserted[response.uid]
             if response.finish_reason is not None:
                 del self._inserted[response.uid]
-            row = inserted.row
-            if inserted.sampler is None:
+            if sampler is None:
                 sampled = Sampled(response.token)
             else:
-                sampled = inserted.sampler.draws.popleft().read().at(row, 0)
+                sampled = ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)
             steps.append(RowStep(row.row_id, [sampled]))
         return steps
 
@@ -122,8 +114,8 @@ class GeneratorDecoder:
     def remove(self, row_id: str) -> None:
         if self._waiting.pop(row_id, None) is not None:
             return
-        for uid, inserted in self._inserted.items():
-            if inserted.row.row_id == row_id:
+        for uid, (row, _) in self._inserted.items():
+            if row.row_id == row_id:
                 del self._inserted[uid]
                 self._generator.remove([uid])
                 return

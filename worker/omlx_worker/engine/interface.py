@@ -1,8 +1,8 @@
-"""What the service and an engine say to each other. This module imports no MLX.
+"""The interface between the service and an engine. This module imports no MLX.
 
-The service prepares rows from requests on any thread, then drives one engine from one thread:
-``add``, ``prefill`` until nothing is left of the prompt, then ``step`` again and again. A row
-leaves by itself with the `Emission` that carries its finish reason, or by ``remove``.
+The service prepares rows from requests on any thread. One thread then drives the engine: ``add``,
+``prefill`` until the prompt is read, then ``step`` repeatedly. A row leaves with the `Emission`
+that carries its finish reason, or by ``remove``.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Row:
         max_tokens: at least 1, and fits the context together with the prompt.
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
-        depth: drafts a step, at most; 0 for none, None for what the engine does anyway.
-        generated: what an interrupted or paused run has produced already, oldest first. It is
-            read after the prompt, counts towards ``max_tokens`` and penalties, and is not
+        depth: most drafts a step; 0 for none, None for the engine's own limit.
+        generated: tokens that an interrupted or paused run has produced, oldest first. They are
+            read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
     """
 
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def history(self) -> list[int]:
-        """Every token there is, the last of them not yet in any cache."""
+        """Prompt and generated tokens. The last one is not in any cache yet."""
         return [*self.prompt, *self.generated]
 
     @property
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def longest(self) -> int:
-        """Tokens that the row may come to."""
+        """The most tokens that the row can have, prompt included."""
         return len(self.prompt) + self.max_tokens
 
 
@@ -100,10 +100,10 @@ class Emission:
     Attributes:
         tokens: committed token ids, without the stop token that ended the row.
         text: text that is final: never half a character, never part of a stop string.
-        logprobs: one a token, where asked for.
+        logprobs: one per token; None if the row did not ask for them.
         finish_reason: set once, with the row's last emission.
         drafted: drafts that the step judged for the row.
-        accepted: how many of them it accepted, always the first ones.
+        accepted: how many of them it accepted: a prefix of the drafts.
     """
 
     row_id: str
@@ -115,9 +115,98 @@ class Emission:
     accepted: int = 0
 
 
-class Engine(Protocol):
-    """A model that decodes many rows at once. Only `prepare`, `text_of` and
-    `bytes_for` may be called from any thread."""
+class Rows(Protocol):
+    """The part of the interface that an engine shares with its decoder.
+
+    Only `bytes_for` may be called from any thread.
+    """
+
+    @property
+    def slots(self) -> int:
+        """Rows that a step computes, empty ones included; 0 while there are none."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """How often steps were traced or rows moved so far; either makes the next steps slow."""
+        ...
+
+    def add(self, row: Row) -> None:
+        """Take a row in; its prompt is not yet read.
+
+        An interrupted row continues after its ``generated`` tokens. Text that they left
+        incomplete is emitted with the tokens that complete it. If they already end the row, the
+        next `step` emits its finish reason and no token.
+        """
+        ...
+
+    def prefill(self, row_id: str, tokens: int) -> int:
+        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
+
+        Returns:
+            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
+            from the next step.
+        """
+        ...
+
+    def suspend(self, row_id: str) -> bool:
+        """Take a decoding row out of the batch and keep everything needed to resume it.
+
+        The next `step` still emits what the step in flight yields for the row, even if no row is
+        left to decode. That may finish the row.
+
+        Returns:
+            False if the row is not decoding or the decoder cannot suspend rows. The row can
+            instead be removed and added again with its ``generated`` tokens.
+        """
+        ...
+
+    def resume(self, row_id: str) -> None:
+        """Put a suspended row back. It decodes from the next step as if it had never left.
+
+        Raises:
+            KeyError: if no such row is suspended.
+        """
+        ...
+
+    def suspended_bytes(self, row_id: str) -> int:
+        """The memory that a suspended row holds; 0 for any other."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights."""
+        ...
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        """The most bytes that rows take while they decode together, without the weights.
+
+        Included are bodies rounded up to their buckets, empty slots, and the copies that exist
+        while a batch grows, for every order in which rows grow and leave. Suspended rows are not
+        included, nor are intermediate results of a prefill chunk: `memory_budget` leaves room
+        for those.
+
+        Args:
+            rows: for each row the tokens left to read (`Row.length`, or 0 once it decodes) and
+                the most it can have (`Row.longest`).
+            alone: count a new batch. By default rows are in the present batch, whose slots and
+                bodies stay for a while after rows have left.
+        """
+        ...
+
+    def remove(self, row_id: str) -> None:
+        """Drop a row at any point, suspended or not; unknown ids are ignored.
+
+        Nothing more is emitted for it.
+        """
+        ...
+
+
+class Engine(Rows, Protocol):
+    """A model that decodes many rows at once.
+
+    Only `prepare`, `text_of` and `bytes_for` may be called from any thread.
+    """
 
     @property
     def info(self) -> ModelInfo:
@@ -151,68 +240,15 @@ class Engine(Protocol):
         """The text that a row's ``generated`` tokens have made final. From any thread."""
         ...
 
-    @property
-    def slots(self) -> int:
-        """Rows that a step computes, empty ones included; 0 while there are none."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """How often steps were traced or rows moved so far; either makes the next steps slow."""
-        ...
-
-    def add(self, row: Row) -> None:
-        """Take a row in; its prompt is not yet read.
-
-        A row that was interrupted goes on where it stood: what is emitted is what follows its
-        ``generated`` tokens, text included that they left half finished. Where those end the
-        row already, the next `step` emits its finish reason and no token.
-        """
-        ...
-
-    def prefill(self, row_id: str, tokens: int) -> int:
-        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
-
-        Returns:
-            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
-            from the next step.
-        """
-        ...
-
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         """Run one decode step for all rows whose prompts are read.
 
         Args:
-            depths: how many tokens to draft for rows now, for a later step to judge; rows not
-                named get as many as they may have.
+            depths: how many tokens to draft for each row, for a later step to judge; rows not
+                named get their limit.
 
         Emissions may lag one step behind. Rows whose finish reason is set have left.
         """
-        ...
-
-    def suspend(self, row_id: str) -> bool:
-        """Take a decoding row out of the batch and keep all that it needs to go on.
-
-        What the step in flight still yields for it is emitted by the next `step`, even when no
-        row is left to decode, and may finish it.
-
-        Returns:
-            False where that cannot be done: the row is not decoding, or the model runs on a
-            decoder that cannot. It can then be removed, and added again with what it has
-            ``generated``.
-        """
-        ...
-
-    def resume(self, row_id: str) -> None:
-        """Put a suspended row back: it decodes from the next step, as if it had never left.
-
-        Raises:
-            KeyError: if no such row is suspended.
-        """
-        ...
-
-    def suspended_bytes(self, row_id: str) -> int:
-        """The memory that a suspended row holds; 0 for any other."""
         ...
 
     @property
@@ -221,39 +257,12 @@ class Engine(Protocol):
         ...
 
     def keep_within(self, limit: int) -> None:
-        """Respect a budget, in bytes for everything, also in what is kept for reuse.
+        """Limit the memory of weights, rows and buffers kept for reuse to ``limit`` bytes.
 
-        Called once and before any row is added. It makes nothing fail.
-        """
-        ...
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the model's weights."""
-        ...
-
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """Bytes that rows will take at most, while they decode together, besides the weights.
-
-        Bodies rounded up to their buckets, empty slots, and the copies that are alive while a
-        batch grows are included, in whatever order rows grow and leave; what a chunk of prefill
-        computes in passing is not, for which `memory_budget` leaves room, nor are suspended rows.
-
-        Args:
-            rows: of each, how many tokens are yet to be read (`Row.length`, or 0 once it
-                decodes), and how many it may come to (`Row.longest`).
-            alone: in a batch of their own. By default they are in the one there is, whose slots
-                and bodies stay for a while when rows have left.
-        """
-        ...
-
-    def remove(self, row_id: str) -> None:
-        """Drop a row at any point, suspended or not; unknown ids are ignored.
-
-        Nothing more is emitted for it.
+        Called once, before any row is added. No allocation fails because of it.
         """
         ...
 
     def close(self) -> None:
-        """Wait for the device and let go of the model. The last call, from the same thread."""
+        """Wait for the device and drop the model. The last call, from the same thread."""
         ...

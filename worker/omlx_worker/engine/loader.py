@@ -1,4 +1,4 @@
-"""From a model's name to an engine: checkpoint, tokenizer, precision, and the decoder it gets."""
+"""Loads a model by its name: checkpoint, tokenizer, precision, and a decoder for its family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.prompts import Prompter, SamplingDefaults
+from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def load_engine(
     Args:
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
-        depth: drafts a step, at most, where the model has an MTP head.
+        depth: most drafts a step; needs a model with an MTP head.
         ratio: judge the drafts of requests without a seed by the ratio rule.
 
     Raises:
@@ -59,13 +59,15 @@ def load_engine(
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
     )
-    prompter = Prompter(tokenizer, info, vocabulary, _sampling_defaults(path), ratio=ratio)
+    wishes = path / "generation_config.json"
+    defaults = sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
+    prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio)
     decoder = decoder_of(network, max_rows, depth)
     return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
 def resolve(model: str) -> Path:
-    """The directory of a model's files, downloaded first where needed."""
+    """The directory of a model's files, downloaded first if it is a repository."""
     if model == DEMO:
         with as_file(files("omlx_worker") / "demo_model") as path:
             return path
@@ -88,7 +90,7 @@ def resolve(model: str) -> Path:
 
 
 def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
-    """Load network, tokenizer and config from a directory; float32 where there is no GPU."""
+    """Load network, tokenizer and config from a directory; in float32 without a GPU."""
     _fit_to_machine()
     try:
         network, config = load_model(path, get_model_classes=_classes_with_head)
@@ -121,13 +123,8 @@ def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
     return GeneratorDecoder(network, max_rows)
 
 
-def _sampling_defaults(path: Path) -> SamplingDefaults:
-    config = path / "generation_config.json"
-    return SamplingDefaults.from_config(json.loads(config.read_text()) if config.exists() else {})
-
-
 def _fit_to_machine() -> None:
-    """MLX on a CPU compiles fused kernels with the system's compiler; do without if need be."""
+    """Turn `mx.compile` off on a CPU without a C++ compiler, which it needs there."""
     if mx.default_device() == mx.cpu and not (shutil.which("g++") or shutil.which("c++")):
         log.warning("no C++ compiler found: steps run unfused, which is slower on a CPU")
         mx.disable_compile()

@@ -1,10 +1,9 @@
-"""Requests to rows: chat templates, tokens, limits and defaults, checked before any decoding."""
+"""Turns requests into rows: chat templates, tokens, limits and defaults, all checked here."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -19,24 +18,17 @@ from omlx_producer.protocol import (
 from omlx_worker.engine.interface import Row, Sampling
 
 
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """What a request that leaves a field out gets: the model's wish, else OpenAI's default."""
+def sampling_defaults(config: dict[str, Any]) -> Sampling:
+    """What a request that leaves a field out gets: the model's value, else OpenAI's.
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SamplingDefaults:
-        """Read a model's ``generation_config.json``; ``do_sample: false`` means greedy."""
-        names = cls.__dataclass_fields__
-        given = {name: config[name] for name in names if config.get(name) is not None}
-        if config.get("do_sample") is False:
-            given["temperature"] = 0.0
-        return cls(**given)
+    Args:
+        config: the model's ``generation_config.json``; ``do_sample: false`` means greedy.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return Sampling(**given)
 
 
 class Prompter:
@@ -51,7 +43,7 @@ class Prompter:
         tokenizer: TokenizerWrapper,
         info: ModelInfo,
         vocabulary: int,
-        defaults: SamplingDefaults,
+        defaults: Sampling,
         *,
         ratio: bool = False,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Tokens to text, as they come: never half a character, never part of a stop string."""
+"""Streams tokens as text: never half a character, never part of a stop string."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from omlx_worker.engine.interface import Row
 
 
 class _FaithfulDetokenizer(BPEStreamingDetokenizer):
-    """mlx-lm's byte-level detokenizer, but for the first space of a completion and byte 0.
+    """mlx-lm's byte-level detokenizer with two corrections.
 
-    mlx-lm 0.32.2 drops the former and takes the latter for no byte at all.
+    It keeps the first space of a completion, and it decodes byte 0. mlx-lm 0.32.2 does neither.
     """
 
     def _maybe_trim_space(self, current_text: str) -> str:
@@ -48,8 +48,8 @@ class Piece:
 class RowText:
     """Follows one row: detokenizes, holds back what may become a stop string, ends the row.
 
-    A stop string ends the row with the text before it; a stop token ends it and is not part of
-    it; the token limit ends it with everything held back released, save half a character.
+    A stop string ends the row with the text before it. A stop token ends it and is not part of
+    it. At the token limit all text that was held back is released, except half a character.
     """
 
     def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:

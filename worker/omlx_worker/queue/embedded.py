@@ -22,6 +22,11 @@ from redis.exceptions import RedisError
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
+# A slow reader of tokens is disconnected; it reads what it missed from the stream.
+_OPTIONS = """
+    --bind 127.0.0.1 --appendonly yes --appendfsync everysec
+    --client-output-buffer-limit pubsub 64mb 16mb 60
+"""
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- & server=$!
@@ -107,20 +112,8 @@ class EmbeddedRedis:
         )
 
     def _command(self) -> list[str]:
-        options = {
-            "bind": "127.0.0.1",
-            "port": str(self.port),
-            "dir": str(self.folder.resolve()),
-            "appendonly": "yes",
-            "appendfsync": "everysec",
-            "save": "",
-            # A slow reader of tokens is disconnected; it reads what it missed from the stream.
-            "client-output-buffer-limit": "pubsub 64mb 16mb 60",
-        }
-        return [
-            find_server(),
-            *(part for key, value in options.items() for part in _flag(key, value)),
-        ]
+        place = ["--port", str(self.port), "--dir", str(self.folder.resolve())]
+        return [find_server(), *place, *_OPTIONS.split(), "--save", ""]
 
     def _wait_until_ready(self, log: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -136,10 +129,6 @@ class EmbeddedRedis:
                 time.sleep(0.02)
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ServerError(f"the embedded Redis server does not start; its log ends with: {last}")
-
-
-def _flag(key: str, value: str) -> list[str]:
-    return [f"--{key}", *(value.split() or [""])]
 
 
 def find_server() -> str:

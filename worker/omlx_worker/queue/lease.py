@@ -19,7 +19,6 @@ from rq.job import Job
 from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
     CancelledEvent,
-    TerminalEvent,
     TokensEvent,
     events_key,
     tokens_channel,
@@ -45,7 +44,6 @@ class LeaseTable:
         queues: names, best first.
         on_free: called on any thread after a job has left the table.
         on_stop: called on any thread, once for each job that is to be stopped.
-        quarantine: of jobs whose workers have died.
     """
 
     def __init__(
@@ -58,16 +56,15 @@ class LeaseTable:
         stream_ttl: int = STREAM_TTL,
         on_free: Callable[[], None] = lambda: None,
         on_stop: Callable[[Claim], None] = lambda _: None,
-        quarantine: Quarantine | None = None,
     ) -> None:
         self.connection = connection
         self.seconds = seconds
         self.worker_name = worker_name
         self._queues = list(queues)
-        self._stream_ttl = stream_ttl
+        self.stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
-        self._quarantine = quarantine or Quarantine()
+        self._quarantine = Quarantine()
         self._lock = threading.Lock()
         self._jobs: dict[str, Claim] = {}
         # A claim without an answer yet. The next call repeats it.
@@ -154,35 +151,29 @@ class LeaseTable:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
             stream has later entries, ``behind`` if the server has lost its end.
         """
-        args: list[str | float] = [self._stream_ttl, events_key(""), tokens_channel("")]
+        args: list[str | float] = [self.stream_ttl, events_key(""), tokens_channel("")]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
             ids = (f"{event.since}-0", event.stream_id) if event else ("", "")
             args += [*job.lease, *ids, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
-    def commit(self, job: Claim, ending: Ending, *, force: bool = False) -> Commit:
-        """End a job if its lease holds, and drop it from the table.
-
-        Args:
-            force: end it even if it has dependents or callbacks that RQ should serve.
-        """
-        (verdict,) = self.commit_many([(job, ending)], force=force)
-        return verdict
-
-    def commit_many(
+    def commit(
         self, endings: Sequence[tuple[Claim, Ending]], *, force: bool = False
     ) -> list[Commit]:
-        """End many jobs in one round trip, each independently.
+        """End jobs whose leases hold, each independently, and drop them from the table.
 
         A call that raised may be repeated; nothing is done twice.
+
+        Args:
+            force: end them even if they have dependents or callbacks that RQ should serve.
         """
         here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
         verdicts = {}
         if here:
             args: list[str | int] = [
                 self.worker_name,
-                self._stream_ttl,
+                self.stream_ttl,
                 int(force),
                 events_key(""),
                 tokens_channel(""),
@@ -194,15 +185,6 @@ class LeaseTable:
                 if verdicts[job] is not Commit.NEEDS_RQ:
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
-
-    def publish_end(self, pipeline: Pipeline, event: TerminalEvent, ttl: int | None = None) -> None:
-        """Write the terminal event of a job that `commit` does not end.
-
-        Args:
-            ttl: seconds until the result expires, if there is one.
-        """
-        keep_for = ttl if ttl and ttl > 0 else self._stream_ttl
-        write_stream_end(pipeline, event, keep_for=keep_for)
 
     def tell_cancelled(self, job_id: str) -> None:
         """Write the terminal event of a job that somebody else cancelled, if it has none.
@@ -216,9 +198,8 @@ class LeaseTable:
             status = pipeline.hget(job_key, "status")
             pipeline.multi()
             if status == b"canceled" and not over:
-                self.publish_end(
-                    pipeline, CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
-                )
+                event = CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
+                write_stream_end(pipeline, event, keep_for=self.stream_ttl)
 
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))

@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from omlx_worker.bench import benchmark
-from omlx_worker.bench.benchmark import BenchError, Benchmark, Options
-from omlx_worker.bench.laps import Measured, in_turn, lap
-from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Drafting
+from omlx_worker.bench.benchmark import BenchError, Benchmark
+from omlx_worker.bench.laps import Measured, Plan, in_turn, lap, measure
+from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Step
 from omlx_worker.cli import main
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.ragged.sampling import Sampled
-from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.loader import decoder_of, load
 from tests.helpers.checkpoints import write_llama, write_qwen
 
 QUICK = ("--context", "8", "--tokens", "3", "--laps", "1")
@@ -64,7 +63,10 @@ def test_every_depth_and_auto_are_measured_beside_mlx_lm(tiny: Path, tmp_path: P
     assert sides_of(told, 2) == ["BatchGenerator", *own]
     assert told["complete"]
     assert set(told["auto"]) == {"1", "2"}
-    assert set(told["auto"].values()) <= {0, 1, 2, 3}
+    for figures in told["decoding"]:
+        if figures["side"] == AUTO:
+            depths = {int(depth): steps for depth, steps in figures["depths"].items()}
+            assert depths[told["auto"][str(figures["rows"])]] == max(depths.values())
     assert told["weights"] > 0
     assert {"device", "system", "cores", "versions", "command", "dtype"} <= set(told)
 
@@ -79,7 +81,7 @@ def test_figures_add_up(tiny: Path, tmp_path: Path) -> None:
         assert figures["tokens"] == figures["row_steps"] + sum(figures["kept"].values())
         assert figures["peak"] > 0
         assert figures["failed"] == ""
-        assert sum(figures["depths"].values()) in (0, figures["steps"])
+        assert sum(figures["depths"].values()) == figures["steps"]
 
 
 def test_the_table_fits_80_columns_and_progress_goes_to_stderr(tiny: Path) -> None:
@@ -90,8 +92,6 @@ def test_the_table_fits_80_columns_and_progress_goes_to_stderr(tiny: Path) -> No
     assert " ".join(head.split()) == "rows tok/s x mlx-lm ms/step tok/step accepted MiB"
     for name in ("mlx-lm batch", "mlx-lm stream", "no drafts", "1 draft", "auto: "):
         assert any(name in line for line in lines), name
-    assert lines[-1].startswith("auto drafts: ")
-    assert lines[-1].endswith(" for 1 row")
     assert "10 of 10 laps done" in result.stderr
     assert "laps done" not in result.stdout
 
@@ -137,18 +137,18 @@ def test_wrong_options_are_refused(arguments: list[str], said: str) -> None:
 def test_rows_that_do_not_fit_are_refused_with_how_many_would(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Options(model=str(tiny), rows=(2, 64), depths=(0,))
-    weights = Benchmark(wanted).weight_bytes
+    plan = Plan()
+    weights = Benchmark(str(tiny), (2, 64), (0,), 64, plan).weight_bytes
     monkeypatch.setattr(benchmark, "budget", lambda: weights + 8 * 2**20)
     with pytest.raises(
         BenchError, match=r"--rows: 64 rows of up to .* measure at most (\d+)$"
     ) as e:
-        Benchmark(wanted)
+        Benchmark(str(tiny), (2, 64), (0,), 64, plan)
     most = int(str(e.value).rpartition(" ")[2])
     assert 2 <= most < 64
-    Benchmark(Options(model=str(tiny), rows=(most,), depths=(0,)))
+    Benchmark(str(tiny), (most,), (0,), 64, plan)
     with pytest.raises(BenchError, match=f"--rows: {most + 1} rows"):
-        Benchmark(Options(model=str(tiny), rows=(most + 1,), depths=(0,)))
+        Benchmark(str(tiny), (most + 1,), (0,), 64, plan)
 
 
 def test_a_model_that_leaves_no_room_is_refused_too(
@@ -156,21 +156,23 @@ def test_a_model_that_leaves_no_room_is_refused_too(
 ) -> None:
     monkeypatch.setattr(benchmark, "budget", lambda: 1)
     with pytest.raises(BenchError, match="take a smaller model or --context"):
-        Benchmark(Options(model=str(tiny), rows=(1,)))
+        Benchmark(str(tiny), (1,), None, 64, Plan())
 
 
 def test_an_interrupt_prints_what_there_is(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, starts = DecoderSide.start, []
+    decode, laps = DecoderSide.decode, []
 
-    def interrupted(side: DecoderSide, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        starts.append(side.name)
-        if starts.count("K=0") > 2:
+    def interrupted(
+        side: DecoderSide, prompts: Sequence[list[int]], sampling: Sampling
+    ) -> Generator[Step]:
+        laps.append(side.name)
+        if laps.count("K=0") > 2:
             raise KeyboardInterrupt
-        start(side, prompts, sampling)
+        yield from decode(side, prompts, sampling)
 
-    monkeypatch.setattr(DecoderSide, "start", interrupted)
+    monkeypatch.setattr(DecoderSide, "decode", interrupted)
     report = tmp_path / "report.json"
     arguments = ("--rows", "2", "--depths", "0", "--laps", "3", "--json", str(report))
     result = bench(tiny, *arguments)
@@ -188,7 +190,7 @@ def test_a_side_that_fails_says_why_and_the_others_go_on(
     def fail(side: BatchGeneratorSide, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         raise ValueError("this family\ncannot be batched")
 
-    monkeypatch.setattr(BatchGeneratorSide, "start", fail)
+    monkeypatch.setattr(BatchGeneratorSide, "decode", fail)
     report = tmp_path / "report.json"
     result = bench(tiny, "--rows", "2", "--depths", "0", "--json", str(report))
     assert result.exit_code == 0
@@ -205,53 +207,63 @@ class Counted:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.drafting = Drafting()
 
-    def start(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+    def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         self.calls.append("start")
-
-    def step(self) -> int:
-        self.calls.append("step")
-        one, two = [Sampled(1)], [Sampled(1), Sampled(2)]
-        self.drafting.add([RowStep("a", one, 1), RowStep("b", two, 1)])
-        return 3
-
-    def stop(self) -> None:
-        self.calls.append("stop")
+        try:
+            while True:
+                self.calls.append("step")
+                yield [(1, 0), (1, 1)]
+        finally:
+            self.calls.append("stop")
 
 
 def test_a_lap_counts_what_comes_after_it_has_settled_until_every_row_has_its_tokens() -> None:
     side, measured = Counted(), Measured("counted", 2, 1)
-    lap(side, [[1], [2]], measured, settle=2, tokens=5)
+    measured.add(*lap(side, [[1], [2]], Plan(tokens=5, settle=2)))
     assert side.calls == ["start", *["step"] * 6, "stop"]
-    assert (measured.steps, measured.tokens, measured.drafting.row_steps) == (4, 12, 8)
-    assert measured.tokens_per_step == 1.5
-    assert measured.drafting.accepted == [0.5]
-    assert measured.drafting.depth == 1
+    assert (measured.steps, measured.tokens, measured.row_steps) == (4, 12, 8)
+    assert measured.accepted == [0.5]
+    assert measured.depth == 1
+
+
+def test_a_side_that_fails_in_a_lap_keeps_the_figures_of_its_whole_laps() -> None:
+    class Failing(Counted):
+        def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
+            steps = super().decode(prompts, sampling)
+            for number, step in enumerate(steps):
+                if number > 3 and self.calls.count("start") > 2:
+                    raise RuntimeError("no memory")
+                yield step
+
+    plan = Plan(laps=3, tokens=5, settle=2)
+    *_, ([measured], _) = measure([Failing()], [[1], [2]], plan)
+    assert measured.failed == "RuntimeError: no memory"
+    assert (len(measured.laps), measured.steps, measured.tokens) == (1, 4, 12)
 
 
 def test_what_is_accepted_at_a_place_is_a_share_of_what_was_before_it() -> None:
-    drafting = Drafting()
-    for accepted in (0, 1, 3, 3):
-        drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), 3)])
-    assert drafting.accepted == [3 / 4, 2 / 3, 2 / 2]
+    measured = Measured("K=3", 1, 1)
+    measured.add([[(3, accepted)] for accepted in (0, 1, 3, 3)], 1.0, 0)
+    assert measured.accepted == [3 / 4, 2 / 3, 2 / 2]
 
 
 def test_steps_without_drafts_say_nothing_of_what_is_accepted() -> None:
-    drafting = Drafting()
-    for drafted, accepted in ((1, 1), (0, 0), (2, 1), (0, 0)):
-        drafting.add([RowStep("a", [Sampled(0)] * (1 + accepted), drafted)])
-    assert drafting.accepted == [1.0, 0.0]
-    assert drafting.depths == {0: 2, 1: 1, 2: 1}
+    measured = Measured("auto", 1, 1)
+    measured.add([[(1, 1)], [(0, 0)], [(2, 1)], [(0, 0)]], 1.0, 0)
+    assert measured.accepted == [1.0, 0.0]
+    assert measured.depths == {0: 2, 1: 1, 2: 1}
 
 
-def test_auto_chooses_what_it_took_most_steps_at(tiny: Path) -> None:
-    options = Options(model=str(tiny), rows=(1,), depths=(AUTO,), context=8, tokens=3, laps=1)
-    measuring = Benchmark(options)
-    for _ in measuring.run():
-        pass
-    auto = measuring.figures[-1]
-    assert measuring.chosen() == {1: auto.drafting.depths.most_common(1)[0][0]}
+def test_a_side_removes_its_rows_at_the_end_of_a_lap(tiny: Path) -> None:
+    network, _, _ = load(tiny)
+    decoder = decoder_of(network, max_rows=2, depth=1)
+    side = DecoderSide(decoder)
+    for _ in range(2):
+        steps = side.decode([[1, 2, 3], [4, 5, 6]], Sampling(temperature=0.0))
+        assert len(next(steps)) == 2
+        steps.close()
+    assert decoder.step({}) == []
 
 
 def test_the_worker_starts_without_the_benchmark_and_without_mlx() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import Pacing
+from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import Decision, FixedPolicy, RowView, StepReport
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
@@ -42,11 +42,12 @@ def row(name: str, level: int, prompt: int, tokens: int) -> list[DecodeRow]:
 def decoding(
     engine: FakeEngine,
     limit: int,
-    pacing: Pacing | None = None,
+    driver: DepthDriver | None = None,
     chunks: ChunkSize | None = None,
 ) -> DecodeLoop:
     budget = MemoryBudget(limit, 0, a_byte_a_token)
-    return DecodeLoop(engine, budget, Counters(), pacing=pacing, chunks=chunks or ChunkSize(512))
+    driver, chunks = driver or DepthDriver.fixed(0), chunks or ChunkSize(512)
+    return DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
 
 
 def act_until(decoding: DecodeLoop, condition: Callable[[], bool]) -> None:
@@ -97,7 +98,7 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
         def observe(self, report: StepReport) -> None:
             told.append(report.seconds is not None)
 
-    worker = decoding(Traced(), limit=1000, pacing=Pacing(Listening(0), 0))
+    worker = decoding(Traced(), limit=1000, driver=DepthDriver(Listening(0), 0))
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]
@@ -108,44 +109,30 @@ class Asked(FixedPolicy):
 
     def __init__(self, *, flips: bool = False) -> None:
         super().__init__(0)
-        self.asked: list[tuple[int, int, bool]] = []
+        self.asked: list[tuple[int, int]] = []
         self._flips = flips
 
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,
+        slots: int,
         coming: int = 0,
-        *,
-        reading: bool = False,
     ) -> Decision:
-        self.asked.append((len(rows), coming, reading))
+        self.asked.append((len(rows), coming))
         if self._flips and len(self.asked) == 4:
             return Decision(1, {"a": 1}, "as told")
-        return super().choose(rows, slots, coming, reading=reading)
+        return super().choose(rows, slots, coming)
 
 
 def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     policy, engine = Asked(), FakeEngine(max_rows=3)
-    worker = decoding(engine, limit=10_000, pacing=Pacing(policy, 0))
+    worker = decoding(engine, limit=10_000, driver=DepthDriver(policy, 0))
     for name in "abcd":
         worker.add(row(name, DEFAULT, prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)
-    expected = [(rows, coming, False) for rows, coming in ((1, 2), (2, 1), (3, 0), (3, 0), (3, 0))]
-    assert policy.asked == expected, "and the fourth has no place yet"
-
-
-def test_the_policy_is_told_that_a_prompt_is_being_read() -> None:
-    policy = Asked()
-    pacing = Pacing(policy, 0)
-    worker = decoding(FakeEngine(max_rows=2), limit=10_000, pacing=pacing, chunks=ChunkSize(8))
-    worker.add(row("a", DEFAULT, prompt=3, tokens=20))
-    worker.add(row("b", DEFAULT, prompt=20, tokens=20))
-    act_until(worker, lambda: len(policy.asked) == 6)
-    reading = [asked for _, _, asked in policy.asked]
-    assert not reading[0]
-    assert any(reading)
-    assert not reading[-1]
+    assert policy.asked == [(1, 2), (2, 1), (3, 0), (3, 0), (3, 0)], (
+        "and the fourth has no place yet"
+    )
 
 
 def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
@@ -154,8 +141,8 @@ def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> N
             told.append(seconds is not None)
 
     told: list[bool] = []
-    pacing = Pacing(Asked(flips=True), 1)
-    worker = decoding(FakeEngine(max_rows=1), limit=1000, pacing=pacing, chunks=Pace(8))
+    driver = DepthDriver(Asked(flips=True), 1)
+    worker = decoding(FakeEngine(max_rows=1), limit=1000, driver=driver, chunks=Pace(8))
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]

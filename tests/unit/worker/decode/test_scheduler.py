@@ -105,17 +105,6 @@ def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None
     assert coming == [3, 2, 0, 2, 1, 0], "nobody while two pieces of a prompt are left, or no place"
 
 
-def test_a_prompt_is_being_read_from_its_first_piece_to_its_last() -> None:
-    rows = Rows(2)
-    rows.add("short", 1)
-    rows.add("long", 20)
-    assert not rows.scheduler.reading
-    seen = [rows.scheduler.reading for _ in range(9) if rows.told() == ["decode"]]
-    assert seen[0] is False
-    assert seen.count(True) == 2
-    assert seen[-1] is False
-
-
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     rows = Rows()
     rows.add("a", 1)

@@ -7,17 +7,17 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from pydantic import ByteSize
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
+from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
-    Cancel,
-    Close,
     Crashed,
     Drain,
-    Ended,
+    Drop,
     Failed,
     GivenBack,
     Lost,
@@ -26,6 +26,7 @@ from omlx_worker.messages import (
     Stopped,
 )
 from omlx_worker.queue.claim import Claim
+from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_STEP, FakeEngine, expected
 
 
@@ -36,7 +37,10 @@ class Bench:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
-        self.service = DecodeThread(lambda: self.engine, self.traffic, self.main, prefill_chunk=8)
+        settings = WorkerSettings(prefill_chunk=8)
+        self.decode_thread = DecodeThread(
+            settings, lambda: self.engine, self.traffic, self.main, Outbox()
+        )
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -46,7 +50,7 @@ class Bench:
         claim = Claim(job_id, "omlx-1", f"omlx:m:{queue}", 0.0, 0, b"", None, False)
         rows = self.engine.prepare(request, job_id)
         job = self.jobs[job_id] = ActiveJob(claim, request, rows, streams=True)
-        self.service.submit(Admit(job))
+        self.decode_thread.submit(Admit(job))
         return job
 
     def read(self) -> Any:
@@ -66,21 +70,21 @@ class Bench:
                 return message
 
     def run_out(self) -> list[Any]:
-        self.service.submit(Stop())
+        self.decode_thread.submit(Stop())
         messages = []
-        while not isinstance(message := self.read(), Close):
+        while not isinstance(message := self.read(), Stop):
             messages.append(message)
-        assert self.service.join(5)
+        assert self.decode_thread.join(5)
         return messages
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench(step_seconds=0.002)
-    made.service.start()
+    made.decode_thread.start()
     yield made
-    made.service.submit(Stop())
-    assert made.service.join(5)
+    made.decode_thread.submit(Stop())
+    assert made.decode_thread.join(5)
 
 
 def test_a_job_is_announced_before_anything_about_it(bench: Bench) -> None:
@@ -98,8 +102,8 @@ def test_rows_that_join_and_leave_at_different_times_come_out_whole(bench: Bench
         bench.until(Stepped)
     for job in jobs:
         assert (job.choices[0].tokens, job.choices[0].text) == expected(job.rows[0].request)
-    assert bench.service.counters.tokens == sum(job.tokens for job in jobs)
-    assert 1 < bench.service.counters.mean_batch <= 8
+    assert bench.decode_thread.counters.tokens == sum(job.tokens for job in jobs)
+    assert 1 < bench.decode_thread.counters.mean_batch <= 8
 
 
 def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
@@ -107,7 +111,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        DecodeThread(fail, SimpleQueue(), SimpleQueue()).start()
+        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue(), Outbox()).start()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
@@ -115,21 +119,22 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
     engine = FakeEngine()
-    service = DecodeThread(lambda: engine, SimpleQueue(), SimpleQueue(), memory_limit=limit)
+    settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
+    decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue(), Outbox())
 
-    service.start()
-    service.submit(Stop())
+    decode_thread.start()
+    decode_thread.submit(Stop())
 
-    assert service.join(5)
-    assert engine.kept_within == service.budget.limit == kept
+    assert decode_thread.join(5)
+    assert engine.kept_within == decode_thread.budget.limit == kept
 
 
 def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=5000)
     other = bench.admit("b", max_completion_tokens=5000)
     bench.until(Stepped)
-    bench.service.submit(Cancel(job.claim, Stopped("enough")))
-    assert bench.until(Ended) == Ended(job.claim, Stopped("enough"))
+    bench.decode_thread.submit(Drop(job.claim, Stopped("enough")))
+    assert bench.until(Drop) == Drop(job.claim, Stopped("enough"))
     for _ in range(5):
         message = bench.read()
         assert {emission.row_id for emission in message.emissions} == {other.rows[0].row_id}
@@ -139,16 +144,16 @@ def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:
 def test_cancelling_a_job_of_an_earlier_claim_does_nothing(bench: Bench) -> None:
     job = bench.admit("a", max_completion_tokens=30)
     earlier = Claim("a", "omlx-0", "omlx:m:default", 0.0, 0, b"", None, False)
-    bench.service.submit(Cancel(earlier, Lost()))
+    bench.decode_thread.submit(Drop(earlier, Lost()))
     while not job.finished:
-        assert not isinstance(bench.until(Stepped), Ended)
+        assert not isinstance(bench.until(Stepped), Drop)
 
 
 def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
     first = bench.admit("a", max_completion_tokens=5000)
     bench.until(Stepped)
     second = bench.admit("a", max_completion_tokens=5)
-    assert bench.until(Ended) == Ended(first.claim, Lost())
+    assert bench.until(Drop) == Drop(first.claim, Lost())
     assert bench.read() == Admit(second)
     while not second.finished:
         bench.until(Stepped)
@@ -156,13 +161,13 @@ def test_a_job_claimed_again_replaces_its_earlier_run(bench: Bench) -> None:
 
 def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
     bench = Bench(max_rows=2, step_seconds=0.002)
-    bench.service.start()
+    bench.decode_thread.start()
     jobs = [bench.admit(f"j{i}", max_completion_tokens=20) for i in range(4)]
     bench.until(Stepped)
     bench.until(Stepped)
-    bench.service.submit(Drain())
-    given_back = [bench.until(Ended), bench.until(Ended)]
-    assert given_back == [Ended(job.claim, GivenBack()) for job in jobs[2:]]
+    bench.decode_thread.submit(Drain())
+    given_back = [bench.until(Drop), bench.until(Drop)]
+    assert given_back == [Drop(job.claim, GivenBack()) for job in jobs[2:]]
     while not (jobs[0].finished and jobs[1].finished):
         bench.until(Stepped)
     assert bench.run_out() == []
@@ -170,18 +175,18 @@ def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
 
 def test_stopping_gives_everything_back() -> None:
     bench = Bench(max_rows=2, step_seconds=0.002)
-    bench.service.start()
+    bench.decode_thread.start()
     jobs = [bench.admit(f"j{i}", max_completion_tokens=5000) for i in range(4)]
     bench.until(Stepped)
-    ended = [message for message in bench.run_out() if isinstance(message, Ended)]
-    assert ended == [Ended(job.claim, GivenBack()) for job in jobs]
+    ended = [message for message in bench.run_out() if isinstance(message, Drop)]
+    assert ended == [Drop(job.claim, GivenBack()) for job in jobs]
     assert bench.engine.states == {}
 
 
 def test_higher_queues_go_first() -> None:
     bench = Bench(max_rows=1)
     jobs = [bench.admit("b", queue="bulk"), bench.admit("d"), bench.admit("h", queue="high")]
-    bench.service.start()
+    bench.decode_thread.start()
     order: list[str] = []
     while not all(job.finished for job in jobs):
         emissions = bench.until(Stepped).emissions
@@ -193,7 +198,7 @@ def test_higher_queues_go_first() -> None:
 def test_an_error_on_a_prompt_fails_that_job_alone(bench: Bench) -> None:
     good = bench.admit("good", max_completion_tokens=40)
     bad = bench.admit("bad", prompt=BREAKS_PREFILL)
-    ended = bench.until(Ended)
+    ended = bench.until(Drop)
     assert ended.claim is bad.claim
     assert ended.reason == Failed("the engine failed on this job: RuntimeError: out of memory")
     while not good.finished:
@@ -208,8 +213,8 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
         bench.admit("bad", BREAKS_STEP),
         bench.admit("w"),
     )
-    bench.service.start()
-    assert {bench.until(Ended).claim.id, bench.until(Ended).claim.id} == {"hit", "bad"}
+    bench.decode_thread.start()
+    assert {bench.until(Drop).claim.id, bench.until(Drop).claim.id} == {"hit", "bad"}
     while not waiting.finished:
         bench.until(Stepped)
     assert hit.claim.id == "hit"
@@ -220,19 +225,19 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
 def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
     bench = Bench(max_rows=1)
     jobs = [bench.admit(f"j{i}", BREAKS_STEP) for i in range(5)]
-    bench.service.start()
-    reasons = [bench.until(Ended).reason for _ in jobs]
+    bench.decode_thread.start()
+    reasons = [bench.until(Drop).reason for _ in jobs]
     assert [type(reason) for reason in reasons] == [Failed] * 3 + [GivenBack] * 2
     assert isinstance(bench.main.get(timeout=5), Crashed)
-    assert isinstance(bench.read(), Close)
-    assert bench.service.join(5)
+    assert isinstance(bench.read(), Stop)
+    assert bench.decode_thread.join(5)
 
 
 def test_the_engine_is_given_up_with_the_reason() -> None:
     bench = Bench(max_rows=1)
     for number in range(3):
         bench.admit(f"j{number}", BREAKS_STEP)
-    bench.service.start()
+    bench.decode_thread.start()
     error = bench.main.get(timeout=5).error
     assert isinstance(error, EngineBroken)
     assert "the device was lost" in str(error)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
-from omlx_worker.engine.prompts import Prompter, SamplingDefaults
+from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from tests.helpers.decoding import Loaded
 
 INFO = ModelInfo(model="tiny", context_length=64, longest_token=1)
@@ -17,7 +18,7 @@ INFO = ModelInfo(model="tiny", context_length=64, longest_token=1)
 
 @pytest.fixture
 def prompter(qwen: Loaded) -> Prompter:
-    return Prompter(qwen.tokenizer, INFO, 257, SamplingDefaults())
+    return Prompter(qwen.tokenizer, INFO, 257, Sampling())
 
 
 def ask(**fields: Any) -> GenerationRequest:
@@ -47,7 +48,7 @@ def test_the_token_limit_is_cut_to_the_room_the_prompt_leaves(
     prompter: Prompter, qwen: Loaded
 ) -> None:
     roomy_info = ModelInfo(model="tiny", context_length=10_000, longest_token=1)
-    roomy = Prompter(qwen.tokenizer, roomy_info, 257, SamplingDefaults())
+    roomy = Prompter(qwen.tokenizer, roomy_info, 257, Sampling())
 
     assert prompter.rows(ask(prompt="x" * 60), "job")[0].max_tokens == 4
     assert prompter.rows(ask(prompt="x" * 60, max_tokens=99), "job")[0].max_tokens == 4
@@ -97,7 +98,7 @@ def test_template_arguments_that_clash_with_the_templates_own_are_refused(
 
 
 def test_fields_left_out_take_the_models_wishes_then_openais_defaults(qwen: Loaded) -> None:
-    wishes = SamplingDefaults.from_config({"temperature": 0.6, "top_k": 20, "do_sample": True})
+    wishes = sampling_defaults({"temperature": 0.6, "top_k": 20, "do_sample": True})
     prompter = Prompter(qwen.tokenizer, INFO, 257, wishes)
 
     [row] = prompter.rows(ask(prompt="a", top_k=0), "job")
@@ -106,8 +107,8 @@ def test_fields_left_out_take_the_models_wishes_then_openais_defaults(qwen: Load
 
 
 def test_a_model_that_says_do_not_sample_is_greedy_by_default() -> None:
-    assert SamplingDefaults.from_config({"do_sample": False}).temperature == 0.0
-    assert SamplingDefaults.from_config({}).temperature == 1.0
+    assert sampling_defaults({"do_sample": False}).temperature == 0.0
+    assert sampling_defaults({}).temperature == 1.0
 
 
 def test_a_model_without_a_chat_template_asks_for_a_prompt(tmp_path: Path, qwen: Loaded) -> None:
@@ -120,7 +121,7 @@ def test_a_model_without_a_chat_template_asks_for_a_prompt(tmp_path: Path, qwen:
     del config["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", **QWEN_TEXT}))
-    prompter = Prompter(load_tokenizer(tmp_path), INFO, 257, SamplingDefaults())
+    prompter = Prompter(load_tokenizer(tmp_path), INFO, 257, Sampling())
 
     with pytest.raises(InvalidRequest, match="has no chat template; send a prompt"):
         prompter.rows(ask(messages=[{"role": "user", "content": "x"}]), "job")

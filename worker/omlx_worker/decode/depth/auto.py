@@ -1,231 +1,259 @@
-"""The `auto` policy: the draft depth that yields the most tokens per second, as far as is known.
+"""The `auto` policy: drafts as deep as yields the most tokens per second, as far as is known.
 
-Before every step it weighs each depth K by
-
-    (rows + drafts that they accept on average at K) / seconds of a step at K
-
-and stays with the depth it has until what a better one would have gained adds up to the price of
-a change. Now and then another depth is tried; see `omlx_worker.decode.depth.depth_trials`.
+A depth K yields (rows + drafts accepted at K) / (seconds of a step at K). Seconds are those of the
+calibration grid, refreshed by steps; acceptance is each row's own, with the model's as prior. The
+depth changes once the gains forgone add up to `CHANGE` steps. Now and then another is probed.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
+import math
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from omlx_worker.decode.depth.acceptance_rates import AcceptanceRates
-from omlx_worker.decode.depth.costs import Cell, StepCosts, context_bucket, slots_for
-from omlx_worker.decode.depth.decisions import Decision, RowView, StepReport
-from omlx_worker.decode.depth.depth_trials import DepthTrial, DepthTrials
-from omlx_worker.decode.depth.outlook import Outlook
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport, bucket_of, slots_for
 
-log = logging.getLogger(__name__)
+# Durations are in steps, shares are of the depth in use.
+MARGIN, CHANGE = 0.005, 0.4  # gains that count, and the sum of them that changes the depth
+PROBE, ALIKE = 6, 3  # steps of a probe; timings of one depth in a row whose median counts
+INTERVAL = 48  # between probes with as many slots, at least
+BUDGET = 0.005  # share of the time that probes may cost
+SAVINGS, DEBT = 10.0, 6.0  # the most that is saved for probes, or owed
+OVERHEAD = 1.0  # price of a probe besides its steps, in steps
+GAIN, FAST_GAIN = 0.2, 0.5  # weight of a timing in use, and of one that is probed or jumps
+JUMP = 0.15  # log change of a cost that is no noise; other depths are then probed on credit
+SURE = 16  # timings after which the depth in use moves all depths of its cell
+GUESS = 0.08  # cost of a draft where nothing is known
+ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
+PRIOR = 4.0  # drafts that the model's record counts for in a row's
+RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
 
-MARGIN = 0.005
-"""Share by which a depth must beat the current one before its gains are counted."""
 
-CHANGE = 0.4
-"""Price of a change of depth, in steps."""
+@dataclass(slots=True)
+class _Cost:
+    """A depth's log seconds less its cell's shift, and the cell's shift and step when timed."""
 
-HOLD = 8
-"""Steps, prompts being read between them, for which nobody drafts deeper than when a row was about
-to join: more are likely to, and each time that drafting begins the head has to catch up."""
+    log: float
+    shift: float
+    count: int = SURE
+    step: int = 0
 
-FILE_VERSION = 2
+
+class Cell:
+    """Costs at one number of slots and context bucket. All depths move with ``shift``."""
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+        self.depths: dict[int, _Cost] = {}
+        self._last, self._recent = -1, deque[float](maxlen=ALIKE)
+
+    def seconds(self, depth: int) -> float:
+        return math.exp(self.depths[depth].log + self.shift)
+
+    def put(self, depth: int, seconds: float) -> None:
+        self.depths[depth] = _Cost(math.log(seconds) - self.shift, self.shift)
+
+    def observe(self, depth: int, seconds: float, step: int, *, in_use: bool) -> None:
+        """Take in the time of a step. Outliers are no median; a jump is three that agree."""
+        if depth != self._last:
+            self._last, self._recent = depth, deque(maxlen=ALIKE)
+        self._recent.append(math.log(seconds))
+        if len(self._recent) < ALIKE:
+            return
+        low, middle, high = (log - self.shift for log in sorted(self._recent))
+        cost = self.depths.setdefault(depth, _Cost(middle, self.shift, ALIKE))
+        cost.step, cost.count = step, cost.count + 1
+        jumps = low - cost.log > JUMP or high - cost.log < -JUMP
+        gain = FAST_GAIN if jumps or not in_use else max(1 / cost.count, GAIN)
+        off = middle - cost.log if jumps else max(-JUMP, min(middle - cost.log, JUMP))
+        if in_use and cost.count > SURE:
+            self.shift += gain * off
+        else:
+            cost.log += gain * off
+        cost.shift = self.shift
+
+
+class _Record:
+    """Drafts judged and accepted at each position, folded in now and then; ``expected`` of 0, 1,
+    ... drafts."""
+
+    def __init__(self, depth: int) -> None:
+        self.tries, self.hits = [0.0] * depth, [0.0] * depth
+        self.expected = [0.0] * (depth + 1)
+        self.news, self._tried, self._hit = 0, [0] * (depth + 1), [0] * (depth + 1)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.news += 1
+        self._tried[drafted if accepted == drafted else accepted + 1] += 1
+        self._hit[accepted] += 1
+
+    def fold(self, memory: float) -> None:
+        tried = hit = self.news = 0
+        for position in reversed(range(len(self.tries))):
+            tried, hit = tried + self._tried[position + 1], hit + self._hit[position + 1]
+            self.tries[position] = self.tries[position] * memory**tried + tried
+            self.hits[position] = self.hits[position] * memory**tried + hit
+        self._tried, self._hit = [0] * len(self._tried), [0] * len(self._hit)
+
+
+@dataclass(slots=True)
+class _Size:
+    """With so many slots: the depth in use, gains forgone, steps since a probe, and the probe."""
+
+    depth: int | None = None
+    reason: str = "nothing is known yet"
+    regret: float = 0.0
+    wait: int = 0
+    probed: int = 0
+    left: int = 0
 
 
 class AutoPolicy:
-    """Measures what steps cost and what rows accept, and drafts as deep as pays.
-
-    Args:
-        max_depth: drafts a row and step, at most.
-
-    Attributes:
-        transitions: changes of the depth in use.
-    """
+    """Drafts as deep as pays. ``cells`` has costs by slots and context bucket, ``model`` the drafts
+    of all rows."""
 
     def __init__(self, max_depth: int) -> None:
-        self._max_depth = max_depth
-        self._costs = StepCosts()
-        self._rates = AcceptanceRates(max_depth)
-        self._settled = 0
-        self._settled_with: dict[int, tuple[int, str]] = {}
-        self._reason = "nothing is known yet"
-        self._regret = 0.0
-        self._trials = DepthTrials()
-        self._timed = True
-        self._held = self._hold = 0
         self.transitions = 0
+        self.model = _Record(max_depth)
+        self._max_depth = max_depth
+        self.cells: defaultdict[tuple[int, int], Cell] = defaultdict(Cell)
+        self._sizes = defaultdict[int, _Size](_Size)
+        self._rows: dict[str, _Record] = {}
+        self._limits: dict[str, int] = {}
+        self._totals: list[float] = []
+        self._decisions: dict[tuple[int, str, bool], Decision] = {}
+        self._credit, self._timed, self._step = OVERHEAD + 1.0, True, 0
 
-    @property
-    def trials(self) -> int:
-        """Times that another depth was measured."""
-        return self._trials.count
-
-    def choose(
-        self,
-        rows: Sequence[RowView],
-        slots: int | None = None,
-        coming: int = 0,
-        *,
-        reading: bool = False,
-    ) -> Decision:
-        """How deep to draft in the next step.
-
-        Args:
-            rows: those that decode.
-            slots: the batch's, where known; they outnumber the rows for a while as rows leave.
-            coming: rows that join one by one, each after another step.
-            reading: whether prompts are read between the steps.
-        """
-        self._rates.keep(row.row_id for row in rows)
-        limits = {
-            row.row_id: min(row.limit, self._max_depth)
-            for row in rows
-            if row.limit > 0 and not self._rates.rests(row.row_id)
-        }
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
+        """See `DepthPolicy`. Nobody drafts while more rows join than decode."""
+        self._step += 1
+        limits = {row.row_id: min(row.limit, self._max_depth) for row in rows if row.limit > 0}
+        if limits != self._limits or self._step % INTERVAL == 0:
+            self._keep(limits)
         top = max(limits.values(), default=0)
-        if top == 0:
-            self._trials.stop()
-            return Decision(0, {}, "no row drafts")
-        cell = (slots_for(slots or len(rows)), context_bucket(max(row.context for row in rows)))
-        outlook = self._take_up(self._look(cell, len(rows), limits, top), cell)
-        if coming:
-            self._trials.stop()
-            depth = self._until_joined(outlook, cell, len(rows), coming)
-            self._held, self._hold = depth, HOLD
-            return self._decide(depth, limits, f"{coming} more rows join", passing=True)
-        self._hold = max(0, self._hold - 1) if reading else 0
-        if self._hold and self._held < outlook.current:
-            self._trials.stop()
-            return self._decide(self._held, limits, "prompts are read", passing=True)
-        self._trials.earn(outlook)
-        trial = self._try(cell, outlook)
-        if trial:
-            depth, reason = trial.depth, trial.reason
-        else:
-            self._settle(outlook, cell[0])
-            depth, reason = min(self._settled, top), self._reason
-        return self._decide(depth, limits, reason, passing=trial is not None)
+        if top == 0 or coming > len(rows):
+            return self._decide(0, "rows join" if top else "no row drafts", passing=top > 0)
+        slots = slots_for(slots)
+        cell, seconds = self._look_up(slots, max([row.context for row in rows]), top)
+        speeds = [(len(rows) + self._totals[k]) / seconds[k] for k in range(top + 1)]
+        best, size = speeds.index(max(speeds)), self._sizes[slots]
+        if size.depth is None and best in cell.depths and len(cell.depths) > 1:
+            size.depth, size.reason = best, f"depth {best}: the best when last measured"
+        current = min(size.depth or 0, top)
+        size.wait += 1
+        self._credit = min(self._credit + BUDGET, SAVINGS)
+        if not size.left and self._timed:
+            self._begin(size, cell, current, speeds, seconds)
+        if size.left:
+            size.left -= 1
+            depth = min(size.probed, top)
+            return self._decide(depth, f"measuring depth {depth}", passing=True)
+        gain = speeds[best] / speeds[current] - 1
+        size.regret = max(0.0, size.regret + gain - MARGIN)
+        if best != current and size.regret > CHANGE:
+            if current in cell.depths:
+                cell.depths[current].shift = math.inf  # in doubt: it may have met a bad moment
+            size.reason = f"depth {best}: {gain:+.0%} against depth {current}"
+            size.depth, size.regret, current = best, 0.0, best
+            self.transitions += 1
+        return self._decide(current, size.reason)
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
         for row_id, drafted, accepted in report.outcomes:
-            self._rates.observe(row_id, drafted, accepted)
-        tokens = sum(1 + outcome.accepted for outcome in report.outcomes)
-        self._trials.stepped(report.seconds, tokens)
-        self._timed = report.seconds is not None and not report.turns
-        if report.seconds is None or report.changes_depth:
-            return
-        slots = slots_for(report.rows)
-        self._trials.measured(slots, report.depth)
-        self._costs.observe((slots, context_bucket(report.context)), report.depth, report.seconds)
+            if drafted:
+                self.model.add(drafted, accepted)
+            if drafted and (record := self._rows.get(row_id)):
+                record.add(drafted, accepted)
+                if 4 * record.news >= record.tries[0]:
+                    self._expect(record, self._limits[row_id])
+        self._timed = report.seconds is not None
+        if report.seconds:
+            slots = slots_for(report.slots)
+            in_use = report.depth == self._sizes[slots].depth
+            cell = self.cells[slots, bucket_of(report.context)]
+            cell.observe(report.depth, report.seconds, self._step, in_use=in_use)
 
-    def save(self, path: Path, key: str) -> None:
-        """Write what is known to a small file, for the same model, device and software only.
+    def _look_up(self, slots: int, context: int, top: int) -> tuple[Cell, list[float]]:
+        """The cell, and seconds of a step at each depth. One unknown here costs what it does in
+        other contexts, else with other slots, moved as much as one known in both; else a guess."""
+        bits, bucket = slots.bit_length(), bucket_of(context)
+        cell = self.cells[slots, bucket]
+        known = {depth: cell.seconds(depth) for depth in cell.depths}
+        if len(known) <= top:
+            others = [(abs(s.bit_length() - bits), abs(b - bucket), s, b) for s, b in self.cells]
+            for far, _, *key in sorted(others)[1:]:
+                other = self.cells[key[0], key[1]]
+                shared = min(known.keys() & other.depths.keys(), default=None)
+                move = 1.0 if shared is None else known[shared] / other.seconds(shared)
+                for depth in other.depths.keys() - known.keys():
+                    known[depth] = move * other.seconds(depth)
+                    if not far:
+                        cell.put(depth, known[depth])
+            known.setdefault(0, min(known.values(), default=1.0))
+            for depth in range(1, top + 1):
+                known.setdefault(depth, known[depth - 1] * (1 + GUESS))
+        return cell, [known[depth] for depth in range(top + 1)]
 
-        Args:
-            key: names all three.
-        """
-        known = {
-            "version": FILE_VERSION,
-            "key": key,
-            "costs": self._costs.to_json(),
-            "acceptance": self._rates.to_json(),
-        }
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(known))
-        part.replace(path)
+    def _begin(
+        self, size: _Size, cell: Cell, current: int, speeds: list[float], seconds: list[float]
+    ) -> None:
+        """Begin a probe: of the shallowest unknown depth that would win if it cost no more than
+        shallower ones; else, if one is due and paid for, of a depth in doubt or long not timed."""
+        least, urgency, prices = 0.0, dict[int, float](), [0.0] * len(speeds)
+        best = max((speeds[k] for k in cell.depths if k < len(speeds)), default=0.0)
+        for depth, speed in enumerate(speeds):
+            cost = cell.depths.get(depth)
+            if cost is None:
+                if not least or speed * seconds[depth] / least > best:
+                    urgency = {depth: 0.0}
+                    break
+                continue
+            least = seconds[depth]
+            share = min(speed / speeds[current], 1.0)
+            price = PROBE * seconds[depth] / seconds[current] * (1 - share) + OVERHEAD
+            prices[depth] = price = min(price, SAVINGS)
+            doubtful = abs(cell.shift - cost.shift) > JUMP
+            paid = self._credit >= price or (doubtful and self._credit > -DEBT)
+            if depth != current and paid and size.wait >= INTERVAL:
+                urgency[depth] = (1e9 if doubtful else self._step - cost.step) * share**4
+        if urgency:
+            size.probed = max(urgency, key=urgency.__getitem__)
+            size.left = PROBE + (size.probed not in cell.depths)
+            self._credit -= prices[size.probed]
+            size.wait = 0
 
-    def load(self, path: Path, key: str) -> bool:
-        """Take up what an earlier run knew; anything wrong with the file leaves all as it was.
+    def _keep(self, limits: dict[str, int]) -> None:
+        """Make sure of these rows and forget all others."""
+        self._limits, self._decisions, self._totals = limits, {}, [0.0] * (self._max_depth + 1)
+        self.model.fold(MODEL_MEMORY)
+        rows, self._rows = self._rows, {}
+        for row_id, limit in limits.items():
+            record = self._rows[row_id] = rows.get(row_id) or _Record(self._max_depth)
+            record.expected = [0.0] * (self._max_depth + 1)
+            self._expect(record, limit)
 
-        Returns:
-            Whether there was something to take up.
-        """
-        try:
-            known: Any = json.loads(path.read_text())
-            if (known["version"], known["key"]) != (FILE_VERSION, key):
-                log.info("%s is about another model, device or version: measuring anew", path)
-                return False
-            costs = StepCosts.from_json(known["costs"])
-            self._rates.restore(known["acceptance"])
-        except FileNotFoundError:
-            return False
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            log.warning("cannot use %s (%s): measuring anew", path, error)
-            return False
-        self._costs = costs
-        return True
+    def _expect(self, record: _Record, limit: int) -> None:
+        """Work out a row's expectations from its record and the model's."""
+        record.fold(ROW_MEMORY)
+        before, record.expected = record.expected, [0.0]
+        general, rate, reach = 1.0, 1.0, 1.0
+        for position in range(self._max_depth):
+            last, default = general, general * RATES[position > 0]
+            tries, hits = self.model.tries[position], self.model.hits[position]
+            general = (2 * PRIOR * default + hits) / (2 * PRIOR + tries)
+            prior = min(rate * general / max(last, 1e-6), 1.0)
+            tries, hits = record.tries[position], record.hits[position]
+            rate = (PRIOR * prior + hits) / (PRIOR + tries)
+            reach *= rate if position < limit else 0.0
+            record.expected.append(record.expected[-1] + reach)
+        for depth, value in enumerate(record.expected):
+            self._totals[depth] += value - before[depth]
 
-    @staticmethod
-    def _decide(depth: int, limits: dict[str, int], reason: str, *, passing: bool) -> Decision:
-        depths = {row_id: min(limit, depth) for row_id, limit in limits.items() if depth}
-        return Decision(depth, depths, reason, passing)
-
-    def _until_joined(self, outlook: Outlook, cell: Cell, rows: int, coming: int) -> int:
-        """The depth that costs least while rows join, each of which waits for a step to pass.
-
-        Time is worth what all of them together will make of it, which those that are there cannot
-        make good. So drafts that do not pay for all do not for some; that is known better, for
-        there seldom is time to measure how long steps with so few rows take.
-        """
-        whole = rows + coming
-        seconds = self._costs.estimate((slots_for(whole), cell[1]), len(outlook.speeds) - 1)
-        tokens = [outlook.tokens(depth) for depth in range(len(outlook.speeds))]
-        speeds = [made * whole / rows / time for made, time in zip(tokens, seconds, strict=True)]
-        worth = max(speeds)
-        gains = [made - worth * time for made, time in zip(tokens, outlook.seconds, strict=True)]
-        return max(range(speeds.index(worth) + 1), key=gains.__getitem__)
-
-    def _look(self, cell: Cell, rows: int, limits: dict[str, int], top: int) -> Outlook:
-        accepted = self._rates.accepted(limits.items(), top)
-        seconds = self._costs.estimate(cell, top)
-        speeds = [(rows + extra) / time for extra, time in zip(accepted, seconds, strict=True)]
-        return Outlook(speeds, seconds, min(self._settled, top))
-
-    def _take_up(self, outlook: Outlook, cell: Cell) -> Outlook:
-        """Go on with the depth that was last used with so many slots.
-
-        With a number not met in this run it is the best, if that and another have been measured.
-        """
-        slots, best = cell[0], outlook.best
-        if slots not in self._settled_with:
-            known = self._costs.known(cell)
-            if best in known and len(known) > 1:
-                self._settled, self._reason = best, f"depth {best}: the best when last measured"
-            self._settled_with[slots] = self._settled, self._reason
-        self._settled, self._reason = self._settled_with[slots]
-        return replace(outlook, current=min(self._settled, len(outlook.speeds) - 1))
-
-    def _settle(self, outlook: Outlook, slots: int) -> None:
-        """Change the depth once the gains forgone add up to the price of a change."""
-        best = outlook.best
-        gain = outlook.share(best) - 1
-        self._regret = max(0.0, self._regret + gain - MARGIN)
-        if best != outlook.current and self._regret > CHANGE:
-            self._trials.left(slots, outlook.current)
-            self._reason = f"depth {best}: {gain:+.0%} against depth {self._settled}"
-            self._settled = best
-            self._settled_with[slots] = best, self._reason
-            self._regret = 0.0
-            self.transitions += 1
-
-    def _try(self, cell: Cell, outlook: Outlook) -> DepthTrial | None:
-        """The trial that is going on or begins now, if any; one that showed a better depth is acted
-        upon at once."""
-        trial, ended = self._trials.go_on(cell, len(outlook.speeds))
-        if ended:
-            changes = ended.depth == outlook.best and outlook.share(ended.depth) > 1 + MARGIN
-            self._trials.judge(ended, outlook, changes=changes)
-            if changes:
-                self._regret = max(self._regret, CHANGE)
-        # Where prompts are read between the steps, nothing could be learnt.
-        if trial is None and self._timed:
-            trial = self._trials.begin(cell, outlook, self._costs.known(cell))
-        return trial
+    def _decide(self, depth: int, reason: str, *, passing: bool = False) -> Decision:
+        key = (depth, reason, passing)
+        if key not in self._decisions:
+            depths = {row_id: min(k, depth) for row_id, k in self._limits.items()} if depth else {}
+            self._decisions[key] = Decision(depth, depths, reason, passing)
+        return self._decisions[key]

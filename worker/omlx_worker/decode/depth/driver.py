@@ -9,29 +9,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.fixed import Decision, DepthPolicy, Outcome, RowView, StepReport
-from omlx_worker.decode.depth.knowledge import Knowledge
+from omlx_worker.decode.depth.calibration import Calibration
+from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row
 
 log = logging.getLogger("omlx_worker.decode.depth.driver")
 
 
-class Pacing:
+class DepthDriver:
     """Asks a policy before each step, and reports to it after.
 
     Args:
-        knowledge: where the policy keeps what it has measured, if it measures.
+        depth: drafts a row and step, at most.
+        calibration: runs while there is nothing else to do, where the policy learns from it.
 
     Attributes:
         transitions: how often drafting began or ended while rows were being decoded.
-        changes_depth: whether the depth changed around the step that was heard of last.
+        changes_depth: whether the depth changed in the step that was reported last or the next.
     """
 
-    def __init__(self, policy: DepthPolicy, depth: int, knowledge: Knowledge | None = None) -> None:
+    def __init__(
+        self, policy: DepthPolicy, depth: int, calibration: Calibration | None = None
+    ) -> None:
         self.transitions = 0
         self.changes_depth = False
         self._policy = policy
-        self._knowledge = knowledge
+        self._calibration = calibration
         self._depth = depth
         self._contexts: dict[str, int] = {}
         self._limits: dict[str, int] = {}
@@ -40,6 +44,11 @@ class Pacing:
         self._drafting: bool | None = None
         self._slots = 0
         self._context = 0
+
+    @classmethod
+    def fixed(cls, depth: int) -> DepthDriver:
+        """One whose rows always draft as deep as they may."""
+        return cls(FixedPolicy(depth), depth)
 
     @property
     def depth(self) -> int:
@@ -51,13 +60,19 @@ class Pacing:
         """Why that deep."""
         return self._decision.reason if self._decision else ""
 
-    def rest(self, *, for_good: bool = False) -> None:
-        """There is nothing to do now, or never again: time to keep what was measured."""
-        if self._knowledge:
-            self._knowledge.save(at_once=for_good)
+    def idle(self) -> bool:
+        """There is no job: run one calibration step. Returns whether more of them are due."""
+        return self._calibration is not None and self._calibration.step()
+
+    def save(self) -> None:
+        """Keep what was measured for the next start."""
+        if self._calibration:
+            self._calibration.save(at_once=True)
 
     def add(self, row: Row) -> None:
-        """A row is about to join."""
+        """A row is about to join, before the engine knows of it."""
+        if self._calibration:
+            self._calibration.give_way()
         self._contexts[row.row_id] = row.length
         self._limits[row.row_id] = self._depth if row.depth is None else min(self._depth, row.depth)
 
@@ -68,20 +83,17 @@ class Pacing:
         if not self._contexts:
             self._drafting = None
 
-    def before(
-        self, rows: Sequence[str], slots: int, coming: int = 0, *, reading: bool = False
-    ) -> dict[str, int]:
+    def before(self, rows: Sequence[str], slots: int, coming: int = 0) -> dict[str, int]:
         """How many tokens to draft for each of these rows in the step that comes now.
 
         Args:
             slots: of the batch as the step before it left it, the one whose outcome is read next.
             coming: rows that join right after this step, one by one.
-            reading: whether prompts are read between the steps.
         """
         self._slots = slots
         views = [RowView(row, self._limits[row], self._contexts[row]) for row in rows]
         self._context = max((view.context for view in views), default=0)
-        decision = self._policy.choose(views, slots, coming, reading=reading)
+        decision = self._policy.choose(views, slots, coming)
         self._dispatched, self._decision = self._decision, decision
         self._announce(self._decision, len(rows))
         return {row: self._decision.depths.get(row, 0) for row in rows}
@@ -97,24 +109,20 @@ class Pacing:
                 self._contexts[emission.row_id] += len(emission.tokens)
         if not emissions:
             return
+        depth = max(emission.drafted for emission in emissions)
+        now, before = self._decision, self._dispatched
+        # A step drafts for the next: either change takes time that neither depth takes.
+        self.changes_depth = before is not None and (
+            before.depth != depth or (now is not None and now.depth != before.depth)
+        )
         report = StepReport(
-            seconds=seconds,
-            rows=self._slots,
-            depth=max(emission.drafted for emission in emissions),
+            seconds=None if self.changes_depth else seconds,
+            slots=self._slots,
+            depth=depth,
             context=self._context,
             outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
-            drafted=self._dispatched.depth if self._dispatched else None,
-            turns=self._turns,
         )
-        self.changes_depth = report.changes_depth
         self._policy.observe(report)
-
-    @property
-    def _turns(self) -> bool:
-        """Whether the step dispatched last drafts otherwise than the one heard of now."""
-        if self._decision is None or self._dispatched is None:
-            return False
-        return self._decision.depth != self._dispatched.depth
 
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:

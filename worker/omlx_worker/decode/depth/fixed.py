@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.decisions import Decision, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 
 __all__ = [
     "AutoPolicy",
@@ -31,17 +31,15 @@ class DepthPolicy(Protocol):
     """Asked before every step; told about every step once its outcome is read."""
 
     transitions: int
-    """Changes of the depth in use, short trials of another one not included."""
+    """Changes of the depth in use; probes of another one are not counted."""
 
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,
+        slots: int,
         coming: int = 0,
-        *,
-        reading: bool = False,
     ) -> Decision:
-        """How deep to draft in the next step, for these rows, before so many more join."""
+        """How deep to draft in the next step, for these rows, before ``coming`` more join."""
         ...
 
     def observe(self, report: StepReport) -> None:
@@ -60,10 +58,8 @@ class FixedPolicy:
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,  # noqa: ARG002
+        slots: int,  # noqa: ARG002
         coming: int = 0,  # noqa: ARG002
-        *,
-        reading: bool = False,  # noqa: ARG002
     ) -> Decision:
         return decide(rows, self._depth, self._reason)
 
@@ -83,10 +79,8 @@ class HybridPolicy:
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,  # noqa: ARG002
+        slots: int,  # noqa: ARG002
         coming: int = 0,  # noqa: ARG002
-        *,
-        reading: bool = False,  # noqa: ARG002
     ) -> Decision:
         if rows and (len(rows) == 1) != self._alone:
             self.transitions += self._alone is not None

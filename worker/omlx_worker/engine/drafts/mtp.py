@@ -2,6 +2,7 @@
 
 The head predicts token ``t + 2`` from the backbone's hidden state at ``t``, taken AFTER its
 final norm (the tensor that the output projection scores), and the embedding of token ``t + 1``.
+With the state before the norm the head drafts too, but fewer drafts are accepted.
 Source: the names and shapes of published checkpoints, and the two inputs' order in ``mtp.fc``.
 """
 
@@ -31,14 +32,7 @@ _PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 class MTPHead(nn.Module):
-    """One full-attention decoder layer over a mix of an embedding and a hidden state.
-
-    Attributes:
-        takes_normed: whether ``hidden`` is the last layer's output after the final norm, as in
-            this family, or before it, as in DeepSeek's. The wrong one decodes, but accepts less.
-    """
-
-    takes_normed = True
+    """One full-attention decoder layer over a mix of an embedding and a hidden state."""
 
     def __init__(self, args: Any, layer: type[nn.Module]) -> None:
         super().__init__()
@@ -83,7 +77,7 @@ def text_model(model: Any) -> Any:
 class _WithHead:
     """Mixed into mlx-lm's model classes: keeps the head's weights through `sanitize`.
 
-    A head is kept where a checkpoint has all of its weights, promised in the config or not.
+    A head is kept if the checkpoint has all of its weights, whatever the config promises.
     """
 
     def __init__(self, args: Any) -> None:
@@ -93,7 +87,7 @@ class _WithHead:
 
     def sanitize(self, weights: Weights) -> Weights:
         head, backbone = _apart(weights)
-        # mlx-lm's own sign, for Qwen3.5, of a checkpoint in Hugging Face's form.
+        # mlx-lm's own test, for Qwen3.5, of whether a checkpoint is in Hugging Face's form.
         raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
         converted: Weights = super().sanitize(backbone)  # type: ignore[misc]
         head = fold_experts(head)
@@ -128,7 +122,7 @@ class Qwen3NextWithHead(_WithHead, Qwen3Next):
 
 
 def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
-    """The class that keeps the MTP head, or the class itself where its family has none."""
+    """The class that keeps the MTP head, or the class itself if its family has none."""
     kept = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
     return kept.get(model_class, model_class)
 
@@ -168,11 +162,11 @@ def fold_experts(weights: Weights) -> Weights:
 
 
 def _faults(head: MTPHead, weights: Weights) -> list[str]:
-    """What keeps these weights, quantised in part or not at all, from being the head's."""
+    """Why these weights, quantised or not, cannot be the head's; empty if they can."""
     wanted = {f"mtp.{name}": value.shape for name, value in tree_flatten(head.parameters())}
     for path in [name.removesuffix(".weight") for name in wanted]:
         if f"{path}.scales" in weights:
-            # How a quantised matrix is packed along its last axis is mlx-lm's to know.
+            # The packing along the last axis is mlx-lm's own, so it is not compared.
             rows = wanted[f"{path}.weight"][:-1]
             affine = weights[f"{path}.scales"].dtype != mx.uint8
             for part in ("weight", "scales", "biases")[: 3 if affine else 2]:

@@ -4,11 +4,11 @@ A few lanes of a warp hold one row of a head's state, ``Dk`` numbers, in registe
 the accepted positions of the last window, run this one, and write the state where it is
 committed: after the first position of a decoding window, after the last of a prompt's.
 
-On CUDA a decoding window overwrites the state it was given. MLX has no word for that, but a new
-state for every step, with one step dispatched ahead, means three of them at the peak, and states
-are most of what short rows hold. No two lanes touch the same numbers, and a step depends on the
-one before it through its tokens, so nothing reads a state that is being written. Code outside the
-step waits for the step first, as `Seats.drain` does.
+On CUDA a decoding window overwrites the state it was given, although MLX does not know it. A new
+state for every step would mean three of them at the peak, because one step is dispatched ahead, and
+states are most of the memory of short rows. It is safe: no two lanes touch the same numbers, and a
+step needs the tokens of the step before it, so no step reads a state that another one writes. Code
+outside the step first waits for it, in `omlx_worker.engine.ragged.slots`.
 
 CUDA uses it by default. Metal has the same body; it has NOT been run there and is off unless
 asked for, see `omlx_worker.engine.kernels.device.for_metal`.

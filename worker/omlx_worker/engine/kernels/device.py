@@ -18,7 +18,7 @@ from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import DeltaRule
 from omlx_worker.engine.kernels.metal import products as plain
 from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Project
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ class Kernels:
 
     Attributes:
         rule: the gated delta rule.
-        net_inputs: makes a net's inputs from its module and its family's projections.
+        net_inputs: makes a net's inputs from mlx-lm's module.
         product: makes a `Product` of a layer.
         fuse: makes one `Product` of layers that share an input; None if they stay apart.
     """
 
     rule: DeltaRule = field(default_factory=PlainRule)
-    net_inputs: Callable[[Any, Project], NetOperations] = NetOperations
+    net_inputs: Callable[[Any], NetOperations] = NetOperations
     product: Callable[..., plain.Product] = plain.product
     fuse: Callable[..., plain.Product | None] = plain.apart
 
@@ -52,7 +52,7 @@ def for_device(dk: int, dv: int) -> Kernels:
 
 
 def for_metal(dk: int, dv: int) -> Kernels:
-    """mlx-lm's kernel; ``OMLX_QUEUE_METAL_KERNEL=1`` asks for `DeltaKernel`, NOT yet run there."""
+    """mlx-lm's kernel; with ``OMLX_QUEUE_METAL_KERNEL=1`` `DeltaKernel`, NOT yet run on Metal."""
     asked = os.environ.get("OMLX_QUEUE_METAL_KERNEL") == "1"
     if asked and _fits("OMLX_QUEUE_METAL_KERNEL", dk, dv, *delta_kernel.MULTIPLES):
         return Kernels(rule=DeltaKernel("metal"))
@@ -71,7 +71,7 @@ def for_cuda(dk: int, dv: int) -> Kernels:
 
 
 def _fits(whose: str, dk: int, dv: int, keys: int, values: int) -> bool:
-    """Whether a kernel takes heads of these sizes, multiples of what it needs; warns if not."""
+    """Whether these sizes are multiples of what a kernel needs; warns if they are not."""
     fits = dk % keys == 0 and dv % values == 0
     if not fits:
         log.warning(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.nn as nn
 from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
@@ -11,14 +9,7 @@ from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.kernels.device import Kernels
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
-from omlx_worker.engine.models.qwen3_next import RaggedQwen3Next
 from omlx_worker.engine.models.ragged_model import RaggedModel
-
-_FAMILIES: dict[type[nn.Module], Callable[..., RaggedModel]] = {
-    Qwen35: RaggedQwen35,
-    Qwen35Moe: RaggedQwen35,
-    Qwen3Next: RaggedQwen3Next,
-}
 
 
 def as_ragged(
@@ -30,7 +21,6 @@ def as_ragged(
         drafts: whether to use its MTP head, if it has one.
         kernels: the implementations of its layers; by default the device's.
     """
-    for family, ragged in _FAMILIES.items():
-        if isinstance(network, family):
-            return ragged(network, drafts=drafts, kernels=kernels)
+    if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
+        return RaggedQwen35(network, drafts=drafts, kernels=kernels)
     return None

@@ -11,7 +11,6 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from omlx_worker.engine.kernels.delta_rule import Kept
 from omlx_worker.engine.kernels.device import Kernels
-from omlx_worker.engine.kernels.metal.net_inputs import Project
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
@@ -24,11 +23,11 @@ class Layer:
         module: mlx-lm's, whose weights and norms it uses.
     """
 
-    def __init__(self, module: Any, kernels: Kernels, project: Project) -> None:
+    def __init__(self, module: Any, kernels: Kernels) -> None:
         self.module = module
         self._mixer: Attention | DeltaNet
         if module.is_linear:
-            self._mixer = DeltaNet(module.linear_attn, kernels, project)
+            self._mixer = DeltaNet(module.linear_attn, kernels)
         else:
             self._mixer = Attention(module.self_attn, kernels)
         self._mlp = MLP(module.mlp, kernels)
@@ -110,12 +109,12 @@ class Attention:
 
 
 class DeltaNet:
-    """A recurrent layer; mlx-lm's `GatedDeltaNet`."""
+    """A recurrent layer; mlx-lm's `GatedDeltaNet` or `Qwen3NextGatedDeltaNet`."""
 
-    def __init__(self, module: Any, kernels: Kernels, project: Project) -> None:
+    def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
         self._rule = kernels.rule
-        self._inputs = kernels.net_inputs(module, project)
+        self._inputs = kernels.net_inputs(module)
         self._out = kernels.product(module.out_proj)
 
     def __call__(

@@ -1,4 +1,4 @@
-"""The Qwen3.5 family, dense and mixture of experts, as ragged windows over per-row caches.
+"""Qwen3.5, dense and mixture of experts, and Qwen3-Next as ragged windows over per-row caches.
 
 mlx-lm's modules and weights are used: projections, experts, norms, rope. Only the forwards of
 attention and of the gated delta net are this project's own (`omlx_worker.engine.models.layers`),
@@ -17,31 +17,19 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.drafts.mtp import text_model
 from omlx_worker.engine.kernels.device import Kernels, for_device
-from omlx_worker.engine.kernels.metal.net_inputs import Projected
 from omlx_worker.engine.models.layers import Layer
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 
 
-def projected_apart(module: Any, x: mx.array) -> Projected:
-    """The projections of mlx-lm's `GatedDeltaNet`: one product each."""
-    gate = module.in_proj_z(x).reshape(*x.shape[:2], module.num_v_heads, module.head_v_dim)
-    return module.in_proj_qkv(x), gate, module.in_proj_a(x), module.in_proj_b(x)
-
-
 class RaggedQwen35:
-    """A `RaggedModel` around a loaded ``qwen3_5`` model.
-
-    Hidden states carry, after what `logits` scores, what the head takes, where that is another
-    tensor (`MTPHead.takes_normed`): ``hidden`` in the shapes below is then twice the model's.
+    """A `RaggedModel` around a loaded ``qwen3_5``, ``qwen3_5_moe`` or ``qwen3_next`` model.
 
     Args:
         drafts: whether to use the model's MTP head, if it has one.
         kernels: the implementations of its layers; by default the device's.
     """
-
-    _project = staticmethod(projected_apart)
 
     def __init__(
         self, model: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
@@ -57,10 +45,10 @@ class RaggedQwen35:
         self._scores = kernels.product(
             self._text.model.embed_tokens if tied else self._text.lm_head
         )
-        self._layers = [Layer(layer, kernels, self._project) for layer in self._text.layers]
+        self._layers = [Layer(layer, kernels) for layer in self._text.layers]
         self._head_layers: list[Layer] = []
         if self._head is not None:
-            self._head_layers = [Layer(x, kernels, self._project) for x in self._head.layers]
+            self._head_layers = [Layer(layer, kernels) for layer in self._head.layers]
             self._mix = kernels.product(self._head.fc)
         self.vocabulary: int = self._args.vocab_size
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
@@ -83,13 +71,13 @@ class RaggedQwen35:
         for layer, cache in zip(self._layers, caches, strict=False):
             x = layer.read(x, cache)
         if self._head is not None:
-            hidden = self._taken(self._outputs(x, self._text.model.norm))
+            hidden = self._text.model.norm(x)
             # Nothing takes the output, so only the head's keys and values are computed.
             behind = len(self._layers)
             self._head(self._text.model.embed_tokens(following), hidden, caches[behind:])
 
     def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
-        """What each layer's `write` takes from a prompt's caches."""
+        """A prompt's caches in the form that each layer's `write` takes."""
         return [
             []
             if cache.empty()
@@ -108,7 +96,7 @@ class RaggedQwen35:
     def _new_cache(self, layer: Any, slots: int, capacity: int) -> LayerCache:
         if not layer.is_linear:
             heads, dim = self._args.num_key_value_heads, self._args.head_dim
-            return AttentionCache.empty(slots, heads, capacity, dim, dim, self.dtype)
+            return AttentionCache.empty(slots, heads, capacity, dim, self.dtype)
         net = layer.linear_attn
         kept = net.conv_kernel_size - 1
         return RecurrentCache(
@@ -141,7 +129,8 @@ class RaggedQwen35:
         hidden = self._text.model.embed_tokens(tokens)
         for layer, cache in zip(self._layers, caches, strict=False):
             hidden = layer(hidden, cache, window, accepted)
-        return self._outputs(hidden, self._text.model.norm)
+        normed: mx.array = self._text.model.norm(hidden)
+        return normed
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
@@ -157,23 +146,13 @@ class RaggedQwen35:
         """
         assert self._head is not None
         embedded = self._text.model.embed_tokens(tokens)
-        x = self._mix(self._head.inputs(embedded, self._taken(hidden)))
+        x = self._mix(self._head.inputs(embedded, hidden))
         behind = caches[len(self._layers) :]
         for layer, cache in zip(self._head_layers, behind, strict=True):
             x = layer(x, cache, window, None)
-        return self._outputs(x, self._head.norm)
+        drafted: mx.array = self._head.norm(x)
+        return drafted
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
-        return self._scores(hidden[..., : self._args.hidden_size])
-
-    def _outputs(self, x: mx.array, norm: nn.Module) -> mx.array:
-        """What `logits` scores of the last layer's output, and then what the head takes of it."""
-        normed: mx.array = norm(x)
-        if self._head is None or self._head.takes_normed:
-            return normed
-        return mx.concatenate([normed, x], axis=-1)
-
-    def _taken(self, hidden: mx.array) -> mx.array:
-        """The part of hidden states that the head takes."""
-        return hidden[..., -self._args.hidden_size :]
+        return self._scores(hidden)

@@ -78,20 +78,9 @@ class AttentionCache:
         self.bodies = list(zip(bodies[::2], bodies[1::2], strict=True))
 
     @classmethod
-    def empty(
-        cls, slots: int, heads: int, capacity: int, key_dim: int, value_dim: int, dtype: mx.Dtype
-    ) -> Self:
-        def zeros(length: int, dim: int) -> mx.array:
-            return mx.zeros((slots, heads, length, dim), dtype)
-
-        return cls(
-            [
-                zeros(TAIL, key_dim),
-                zeros(TAIL, value_dim),
-                zeros(capacity, key_dim),
-                zeros(capacity, value_dim),
-            ]
-        )
+    def empty(cls, slots: int, heads: int, capacity: int, dim: int, dtype: mx.Dtype) -> Self:
+        lengths = (TAIL, TAIL, capacity, capacity)
+        return cls([mx.zeros((slots, heads, length, dim), dtype) for length in lengths])
 
     @property
     def arrays(self) -> list[mx.array]:

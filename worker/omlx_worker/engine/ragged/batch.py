@@ -1,11 +1,10 @@
 """The ragged batch: rows in slots, with and without drafts, decoded by one compiled step.
 
-A row is its committed tokens, whose keys, values and recurrent state are in the caches, and one
-pending token that is not: the last prompt token at first, later the token sampled last. A step
-runs one forward over every row's window, the pending token and the drafts after it; see
-`omlx_worker.engine.ragged.step`. Cursors, pending tokens and drafts stay on the device. A step is
-dispatched before the last one is read: the host reads once per step, one step late, and until
-then knows only bounds of every cursor.
+A row is its committed tokens, which are in the caches, and one pending token, which is not: the
+last prompt token at first, then the token sampled last. A step runs one forward over every row's
+window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`. Cursors,
+pending tokens and drafts stay on the device. A step is dispatched before the last one is read: the
+host reads once per step, one step late, and until then knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
 plan, not per join; `omlx_worker.engine.ragged.slots` says which row has which slot. A suspended
@@ -14,8 +13,9 @@ row leaves the batch with all its arrays and can be resumed later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 
@@ -25,10 +25,17 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import TAIL, Spans, spans_of
 from omlx_worker.engine.ragged.buffers import Snapshot
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
-from omlx_worker.engine.ragged.programs import Programs
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
-from omlx_worker.engine.ragged.step import CompiledStep, RowStep, Verdict, compiled, fit
+from omlx_worker.engine.ragged.step import RowStep, Step, Verdict, compiled, fit
+
+MOST_STEPS = 48
+"""Compiled steps that are kept; the least recently used go.
+
+MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
+dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
+one or two traces (1.3 on average where rows come and go and depths change).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,13 @@ class _Flight:
     """A dispatched step whose outcome is not read yet.
 
     Attributes:
-        rows: with their indices in the verdict; their slots may have changed since.
+        rows: with their indices in the outcome; their slots may have changed since.
+        outcome: what `Verdict` reads.
     """
 
     rows: list[tuple[int, Slot]]
     width: int
-    verdict: Verdict
+    outcome: list[mx.array]
 
 
 class Batch:
@@ -50,11 +58,14 @@ class Batch:
     Attributes:
         depth: drafts per row and step, at most; a row may have a lower limit.
         reads: how many outcomes the host has read.
+        traces: how many times a step was compiled for a new bucket or plan.
     """
 
     def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         self.depth = depth if model.drafts else 0
         self.reads = 0
+        self.traces = 0
+        self.weight_bytes = model.weight_bytes
         self._model = model
         self._slots = Slots(model)
         self._buffers = self._slots.buffers
@@ -63,7 +74,7 @@ class Batch:
         self._plan = Plan()
         self._params: Params = {}
         self._depths: Mapping[str, int] = {}
-        self._steps: Programs[tuple[Plan, int, Spans], CompiledStep] = Programs()
+        self._steps = lru_cache(MOST_STEPS)(self._compiled)
         self._in_flight: _Flight | None = None
 
     @property
@@ -75,9 +86,8 @@ class Batch:
         return self._buffers.layout
 
     @property
-    def traces(self) -> int:
-        """How many times a step was compiled for a new bucket or plan."""
-        return self._steps.traces
+    def changes(self) -> int:
+        return self.traces + self.drains
 
     @property
     def drains(self) -> int:
@@ -122,7 +132,7 @@ class Batch:
         return suspended[1].nbytes if suspended else 0
 
     def leave(self, row_id: str) -> None:
-        """Drop a row, suspended or not, and what the step in flight samples for it."""
+        """Drop a row, suspended or not, and the samples of the step in flight for it."""
         if row_id in self._suspended:
             slot, _ = self._suspended.pop(row_id)
             slot.left = True
@@ -145,10 +155,10 @@ class Batch:
         return self._read(landed) if landed else []
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """The most that the batch may hold; see `omlx_worker.engine.interface.Engine`."""
+        """See `omlx_worker.engine.interface.Rows`."""
         prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
         needs = [longest for _, longest in rows]
-        # Rows use the present layout while it suffices, then the smallest one.
+        # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
         return prompts + max(self._footprint.of_batch(layout) for layout in layouts)
 
@@ -166,22 +176,22 @@ class Batch:
             self._slots.fold()
         if self._slots.changed:
             self._replan()
-        step = self._step_for(self._plan, depth)
-        verdict, buffers.state, written = step(buffers.state, self._params, buffers.arrays)
+        step = self._steps(self._plan, depth, spans_of(buffers.caches))
+        outcome, buffers.state, written = step(buffers.state, self._params, buffers.arrays)
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
         rows = self._slots.taken
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(verdict.arrays, buffers.state, written)
-        return _Flight(rows, width, verdict)
+        mx.async_eval(outcome, buffers.state, written)
+        return _Flight(rows, width, outcome)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
         if all(slot.left for _, slot in flight.rows):
             return []
         self.reads += 1
-        verdict = flight.verdict.read()
+        verdict = Verdict(flight.outcome)
         steps = []
         for index, slot in flight.rows:
             if slot.left:
@@ -196,11 +206,11 @@ class Batch:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _step_for(self, plan: Plan, depth: int) -> CompiledStep:
-        def build(on_trace: Callable[[], None]) -> CompiledStep:
-            return compiled(self._model, plan, depth, on_trace)
+    def _compiled(self, plan: Plan, depth: int, _spans: Spans) -> Step:
+        return compiled(self._model, plan, depth, self._traced)
 
-        return self._steps.get((plan, depth, spans_of(self._buffers.caches)), build)
+    def _traced(self) -> None:
+        self.traces += 1
 
     # Between steps.
 

@@ -66,7 +66,7 @@ class Buffers:
         mx.eval(self.arrays, self.state)
 
     def clear(self) -> None:
-        """Let go of every array."""
+        """Drop every array."""
         self.caches, self.state, self.layout = [], {}, ()
 
     def arrange(self, layout: Layout, moves: Sequence[int | None]) -> None:
@@ -94,7 +94,7 @@ class Buffers:
                 self.state[name] = self.state[name] * taken
         self.layout = layout
         self.settle()
-        # Freed buffers of old shapes would pile up in a worker that runs for days.
+        # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
         mx.clear_cache()
 
     def _make(self, layout: Layout) -> None:
@@ -112,7 +112,7 @@ class Buffers:
             self.state[name] = mx.zeros(full, dtype)
 
     def write(self, slot: int, row: Snapshot) -> None:
-        """Write a row to a free slot; drafts as far as the state has room for them."""
+        """Write a row to a free slot, with as many of its drafts as the state has room for."""
         state = self.state
         for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
             if part:

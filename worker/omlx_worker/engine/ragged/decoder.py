@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,11 @@ import mlx.core as mx
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
-from omlx_worker.engine.ragged.step import RowStep
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A row whose history is being read, except the last token, which the first step reads."""
+    """A row whose history is being read. The first step reads the last token."""
 
     row: Row
     history: list[int]
@@ -28,25 +26,12 @@ class _Reading:
         return len(self.history) - 1 - self.done
 
 
-class RaggedDecoder:
-    """A `Decoder` over one ragged batch."""
+class RaggedDecoder(Batch):
+    """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it."""
 
     def __init__(self, model: RaggedModel, depth: int = 0) -> None:
-        self._model = model
+        super().__init__(model, depth)
         self._reading: dict[str, _Reading] = {}
-        self.batch = Batch(model, depth)
-
-    @property
-    def depth(self) -> int:
-        return self.batch.depth
-
-    @property
-    def slots(self) -> int:
-        return self.batch.slots
-
-    @property
-    def changes(self) -> int:
-        return self.batch.traces + self.batch.drains
 
     def add(self, row: Row) -> None:
         self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
@@ -64,29 +49,10 @@ class RaggedDecoder:
         if reading.left == 0:
             del self._reading[row_id]
             prompt = self._model.prompt_arrays(reading.caches) if reading.done else []
-            self.batch.join(reading.row, prompt)
+            self.join(reading.row, prompt)
             return 0
         return reading.left
 
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
-        return self.batch.step(depths)
-
-    def suspend(self, row_id: str) -> bool:
-        return self.batch.suspend(row_id)
-
-    def resume(self, row_id: str) -> None:
-        self.batch.resume(row_id)
-
-    def suspended_bytes(self, row_id: str) -> int:
-        return self.batch.suspended_bytes(row_id)
-
-    @property
-    def weight_bytes(self) -> int:
-        return self._model.weight_bytes
-
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        return self.batch.bytes_for(rows, alone=alone)
-
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:
-            self.batch.leave(row_id)
+            self.leave(row_id)

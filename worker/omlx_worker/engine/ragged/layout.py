@@ -6,10 +6,10 @@ length class. Classes are four times apart; all lengths below `FIRST_LIMIT` are 
 a shared body costs next to nothing there. The slots of a group are a power of two and capacities
 repeat, so a batch meets few shapes.
 
-Capacities double at first. Above `FIRST_LIMIT` they grow by eighths of the power of two below,
-so a long row holds at most an eighth more than it needs. A body is copied once per eighth, which
-is at least the `TAIL` tokens between two folds. Every step reads the body once, so even at the
-smallest eighth the copies are less than a hundredth of what the steps read.
+Capacities double at first. Above `FIRST_LIMIT` they grow by eighths of the power of two below, so
+a long row holds at most an eighth more than it needs. A growing row copies its body once an eighth.
+The smallest eighth is the `TAIL` tokens between two folds, and every step reads the body once, so
+the copies are less than a hundredth of what the steps read.
 
 Pure Python: positions and slots, no arrays.
 """

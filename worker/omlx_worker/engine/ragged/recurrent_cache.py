@@ -63,12 +63,8 @@ class RecurrentCache:
         kept = self.kept[0].shape[1] if self.kept else 1
         if kept == width == 1:
             # Its only position is committed already.
-            self.forget()
+            self.kept = []
         self.kept = [widened(array, widest if kept > width else width) for array in self.kept]
-
-    def forget(self) -> None:
-        """Drop the kept inputs: no draft of the last window can be accepted any more."""
-        self.kept = []
 
     def clear(self, slot: int) -> None:
         """Make a slot the empty history."""

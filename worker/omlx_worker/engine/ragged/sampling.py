@@ -7,7 +7,7 @@ tokens above some log-probability, so together they are one threshold and their 
 matter. Tokens tied with the threshold are kept.
 
 Sampling adds Gumbel noise and takes the largest (the Gumbel-max trick, exact up to float32).
-The noise is a function of the row's seed, the position and the token id and of nothing else,
+The noise depends on the row's seed, the position and the token id alone,
 so a seeded row draws the same tokens in every batch, slot and step.
 """
 
@@ -28,7 +28,7 @@ Params = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class Plan:
-    """What the rows of a batch need computed. Static: each plan has its own compiled step.
+    """The computations that the rows of a batch need. Each plan has its own compiled step.
 
     Attributes:
         noise: some row has a temperature.
@@ -69,7 +69,7 @@ class Draw:
 
     Attributes:
         tokens: ``[S, W]`` int32.
-        logprobs: ``[S, W]`` float32, of the tokens, after penalties and before filters; empty
+        logprobs: ``[S, W]`` float32, of the tokens, after penalties and before filters; None
             unless the plan asks for it.
         top_tokens, top_logprobs: ``[S, W, MAX_TOP_LOGPROBS]``, likeliest first; likewise.
     """
@@ -83,11 +83,6 @@ class Draw:
     def arrays(self) -> list[mx.array]:
         parts = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
         return [part for part in parts if part is not None]
-
-    def read(self) -> ReadDraw:
-        """Wait for the device and copy the draw to the host."""
-        parts: list[Any] = [part.tolist() for part in self.arrays]
-        return ReadDraw(*parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +102,12 @@ class ReadDraw:
     logprobs: list[list[float]] | None = None
     top_tokens: list[list[list[int]]] | None = None
     top_logprobs: list[list[list[float]]] | None = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array]) -> ReadDraw:
+        """Wait for the device and copy a draw's arrays to the host."""
+        parts: list[Any] = [array.tolist() for array in arrays]
+        return cls(*parts)
 
     def at(self, row: Row, index: int, column: int = 0) -> Sampled:
         """The draw of the row at this index of the batch, at one position of its window."""

@@ -1,4 +1,4 @@
-"""The slots of a batch: which row has which, and when slots are added, dropped or rearranged.
+"""The slots of a batch: which row has which slot, and when the layout changes.
 
 A row takes a slot when it joins and frees it when it leaves. Slots move only between steps, with
 the pipeline drained: when a joining row finds none, when a row has outgrown its group at a fold,
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Buffers, Snapshot
-from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of
+from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of, unmoved
 
 SHRINK_AFTER = 32
-"""Steps with twice the slots or capacity that rows need before the batch shrinks: hysteresis.
-With eight times as many it shrinks after a seventh of that."""
+"""Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).
+A larger excess shrinks sooner: eight times the need after a seventh of these steps."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """What the host knows of a row.
+    """A row in the batch, as far as the host knows it.
 
     Attributes:
-        cursor: an upper bound; exact once every dispatched step is read.
-        remaining: an upper bound of the tokens still wanted; likewise.
+        cursor: tokens in the cache, at most; exact once every dispatched step is read.
+        remaining: tokens still wanted, at most; likewise.
     """
 
     row: Row
@@ -46,7 +46,7 @@ class Slots:
 
     Attributes:
         rows: the row of each slot, None for an empty one.
-        changed: whether rows have come, gone or moved; the caller resets it.
+        changed: whether rows have joined, left or moved; the caller resets it.
         drains: how many times the pipeline was drained.
     """
 
@@ -67,7 +67,7 @@ class Slots:
         return next((index for index, slot in self.taken if slot.row.row_id == row_id), None)
 
     def at(self, index: int) -> Slot:
-        """The row of a slot that is taken."""
+        """The row of a taken slot."""
         slot = self.rows[index]
         assert slot is not None
         return slot
@@ -138,12 +138,11 @@ class Slots:
 
     def _arrange(self, layout: Layout, indices: Sequence[int], rows: Seated) -> None:
         """Change to a layout in which these rows have these slots."""
-        stays = all(old in (None, new) for (old, _), new in zip(rows, indices, strict=True))
-        if layout == self.buffers.layout and stays:
-            return
         moves: list[int | None] = [None] * slots_of(layout)
         for (old, _), new in zip(rows, indices, strict=True):
             moves[new] = old
+        if layout == self.buffers.layout and unmoved(moves, len(moves)):
+            return
         self.buffers.arrange(layout, moves)
         self.rows = [None if old is None else self.rows[old] for old in moves]
         self.changed = True

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -41,8 +42,7 @@ _OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
-Outcome = tuple[list[mx.array], State, Arrays]
-Step = Callable[[State, Params, Arrays], Outcome]
+Step = Callable[[State, Params, Arrays], tuple[list[mx.array], State, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +63,19 @@ class RowStep:
         return len(self.tokens) - 1
 
 
-@dataclass(frozen=True)
 class Verdict:
-    """A step's outcome on the device.
+    """A step's outcome on the host, from the arrays that it returned. Waits for the device."""
 
-    Attributes:
-        counts: ``[S, 2]`` int32: drafts judged and drafts accepted of each row.
-        draw: ``[S, W]``; a row's first ``accepted + 1`` tokens are committed.
-    """
-
-    counts: mx.array
-    draw: Draw
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [self.counts, *self.draw.arrays]
-
-    def read(self) -> ReadVerdict:
-        """Wait for the device and copy the outcome to the host."""
-        counts: list[list[int]] = self.counts.tolist()  # type: ignore[assignment]
-        return ReadVerdict(counts, self.draw.read())
-
-
-CompiledStep = Callable[[State, Params, Arrays], tuple[Verdict, State, Arrays]]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadVerdict:
-    """A `Verdict` on the host."""
-
-    counts: list[list[int]]
-    draw: ReadDraw
+    def __init__(self, outcome: Sequence[mx.array]) -> None:
+        counts, *drawn = outcome
+        # [S, 2]: drafts judged and drafts accepted of each row.
+        self._counts: Any = counts.tolist()
+        self._draw = ReadDraw.of(drawn)
 
     def at(self, row: Row, index: int) -> RowStep:
         """What the step added to the row at this index of the batch."""
-        drafted, accepted = self.counts[index]
-        tokens = [self.draw.at(row, index, column) for column in range(accepted + 1)]
+        drafted, accepted = self._counts[index]
+        tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
         return RowStep(row.row_id, tokens, drafted)
 
 
@@ -107,26 +84,24 @@ def compiled(
     plan: Plan,
     depth: int,
     on_trace: Callable[[], None],
-) -> CompiledStep:
+) -> Step:
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
+
+    It takes the state, the rows' settings and every layer's arrays. It returns what `Verdict`
+    reads, the new state, and the arrays that each layer wrote.
 
     Args:
         on_trace: called on every trace, that is, for every new bucket of shapes.
     """
 
-    def step(state: State, params: Params, layers: Arrays) -> Outcome:
+    def step(state: State, params: Params, layers: Arrays) -> tuple[list[mx.array], State, Arrays]:
         on_trace()
         caches = model.wrap(layers)
-        verdict, after = advance(model, caches, state, params, plan, depth)
-        return verdict.arrays, after, [cache.written for cache in caches]
+        counts, draw, after = advance(model, caches, state, params, plan, depth)
+        return [counts, *draw.arrays], after, [cache.written for cache in caches]
 
     fused: Step = mx.compile(step)
-
-    def run(state: State, params: Params, layers: Arrays) -> tuple[Verdict, State, Arrays]:
-        (counts, *drawn), after, written = fused(state, params, layers)
-        return Verdict(counts, Draw(*drawn)), after, written
-
-    return run
+    return fused
 
 
 def advance(
@@ -136,8 +111,13 @@ def advance(
     params: Params,
     plan: Plan,
     depth: int,
-) -> tuple[Verdict, State]:
-    """Judge the drafts in the state, commit what was accepted, and draft for the next step."""
+) -> tuple[mx.array, Draw, State]:
+    """Judge the drafts in the state, commit what was accepted, and draft for the next step.
+
+    Returns:
+        ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
+        which a row's first ``accepted + 1`` are committed; and the new state.
+    """
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
     cursors, body_lengths = state["cursors"], state["body_lengths"]
     tokens = state["pending"][:, None]
@@ -149,7 +129,7 @@ def advance(
     if width == 1 and not depth:
         for cache in caches:
             if isinstance(cache, RecurrentCache):
-                cache.forget()
+                cache.kept = []  # no draft of the last window can be accepted any more
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)
@@ -192,18 +172,17 @@ def advance(
     elif model.drafts:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.draft(emitted, hidden, caches, window)
-    verdict = Verdict(mx.stack([offered, accepted], axis=1), report(target, emitted, plan))
-    return verdict, after
+    return mx.stack([offered, accepted], axis=1), report(target, emitted, plan), after
 
 
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:
     """The state of the last step, in the shapes of a step that drafts ``depth`` tokens.
 
-    A step is traced for every shape it meets: how many drafts it judges and how many positions it
-    may replay. Left as they are, each pair of depths adds two traces and a short probe of another
-    depth five, which takes as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
-    or padded to ``depth``, and kept inputs are padded to the width of such a step or, if more may
-    be replayed, of the deepest. A change of depth wastes the drafts that are cut.
+    A step is traced for every shape: how many drafts it judges, and how many positions it may
+    replay. Without this function each pair of depths adds two traces, and a short probe of another
+    depth adds five, which take as long as a dozen steps (32 layers, NVIDIA H200). So drafts are cut
+    or padded to ``depth``. Kept inputs are padded to the width of such a step; if they are wider,
+    to that of the deepest step. A change of depth wastes the drafts that are cut.
 
     Args:
         state: without drafts, the step's window is one token.
@@ -226,8 +205,8 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:
     """Token counts of the history before each position's sample, ``[S, W, V]``.
 
-    ``counts`` include the window's first token, which is pending and so already history. Each
-    draft after it counts from its own position on.
+    ``counts`` already include the window's first token, the pending one. Each draft after it counts
+    from its own position on.
     """
     drafts = tokens[:, 1:, None] == mx.arange(counts.shape[-1])
     seen = mx.cumsum(drafts.astype(counts.dtype), axis=1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.fixed import DepthPolicy, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.fixed import DepthPolicy
+from omlx_worker.decode.depth.records import Outcome, RowView, StepReport
 
 
 def rows(*limits: int) -> list[RowView]:
@@ -15,28 +16,31 @@ def feed(
     policy: DepthPolicy,
     steps: int,
     seconds: Sequence[float],
-    accepted: dict[str, int],
-    limits: Sequence[int] = (3, 3),
-    catch_up: float = 0.0,
-) -> list[dict[str, int]]:
-    """Drive a policy with an engine that always takes as long and accepts as many.
+    accepted: Sequence[int],
+    limits: Sequence[int] | None = None,
+    *,
+    noise: Sequence[float] = (1.0,),
+    timed: bool = True,
+) -> list[int]:
+    """Drive a policy with an engine of fixed step times, by depth, and acceptance, by row.
 
     Args:
-        catch_up: seconds that a step takes longer that drafts when the one before it did not.
+        noise: factors of the step times, in turn.
+
+    Returns:
+        The depths chosen.
     """
-    made, pending = [], dict[str, int]()
-    for _ in range(steps):
-        batch = rows(*limits)
-        depths = policy.choose(batch).depths
-        window = max(pending.values(), default=0)
+    batch = rows(*(limits or [3] * len(accepted)))
+    chosen = [0, 0]
+    for step in range(steps):
+        chosen.append(policy.choose(batch, len(batch)).depth)
+        before, window, drafted = chosen[-3:]
         outcomes = [
-            Outcome(row.row_id, k, min(k, accepted[row.row_id]))
-            for row in batch
-            for k in [pending.get(row.row_id, 0)]
+            Outcome(row.row_id, k, min(k, most))
+            for row, most in zip(batch, accepted, strict=True)
+            for k in [min(window, row.limit)]
         ]
-        drafted = max(depths.values(), default=0)
-        took = seconds[window] + (catch_up if drafted and not window else 0.0)
-        policy.observe(StepReport(took, len(batch), window, 100, outcomes, drafted))
-        pending = depths
-        made.append(depths)
-    return made
+        took = seconds[window] * noise[step % len(noise)]
+        steady = timed and before == window == drafted
+        policy.observe(StepReport(took if steady else None, len(batch), window, 100, outcomes))
+    return chosen[2:]

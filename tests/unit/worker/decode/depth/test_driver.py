@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from omlx_worker.decode.depth.driver import Pacing
-from omlx_worker.decode.depth.fixed import Decision, RowView, StepReport, make_policy
+from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.fixed import make_policy
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.engine.interface import Emission, Row, Sampling
 
 
@@ -24,10 +25,8 @@ class Scripted:
     def choose(
         self,
         rows: Sequence[RowView],
-        slots: int | None = None,
+        slots: int,
         coming: int = 0,
-        *,
-        reading: bool = False,
     ) -> Decision:
         self.seen.append(rows)
         depth = self._depths.pop(0)
@@ -47,66 +46,76 @@ def emitted(name: str, tokens: int, drafted: int) -> Emission:
 
 
 def test_every_row_is_named_and_keeps_its_own_limit() -> None:
-    pacing = Pacing(Scripted(3, 3), depth=4)
+    driver = DepthDriver(Scripted(3, 3), depth=4)
     for member in (row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)):
-        pacing.add(member)
+        driver.add(member)
 
-    depths = pacing.before(["free", "none", "one", "many"], slots=4)
+    depths = driver.before(["free", "none", "one", "many"], slots=4)
 
     assert depths == {"free": 3, "none": 0, "one": 1, "many": 3}
 
 
-def test_a_report_speaks_of_the_step_that_has_landed() -> None:
-    policy = Scripted(2, 1, 0, 0)
-    pacing = Pacing(policy, depth=2)
-    pacing.add(row("a"))
-    pacing.before(["a"], slots=1)
-    pacing.after([], 0.01)
-    pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 1, 0)], 0.01)
-    pacing.before(["a"], slots=1)
-    pacing.after([emitted("a", 3, 2)], 0.01)
+def run(driver: DepthDriver, drafted: Sequence[int | None]) -> list[bool]:
+    """Steps of one row, each with the drafts that the one read meanwhile judged; None reads none.
 
-    first, second = policy.reports
-    assert (first.depth, first.drafted) == (0, 2)
-    assert (second.depth, second.drafted) == (2, 1)
-    assert [tuple(outcome) for outcome in second.outcomes] == [("a", 2, 2)]
+    Returns:
+        After each, whether the depth changed.
+    """
+    driver.add(row("a"))
+    changed = []
+    for judged in drafted:
+        driver.before(["a"], slots=1)
+        driver.after([] if judged is None else [emitted("a", judged + 1, judged)], 0.01)
+        changed.append(driver.changes_depth)
+    return changed
+
+
+def test_a_report_is_of_the_step_that_was_read() -> None:
+    policy = Scripted(2, 2, 2)
+    run(DepthDriver(policy, depth=2), [None, 0, 2])
+
+    assert [report.depth for report in policy.reports] == [0, 2]
+    assert [tuple(outcome) for outcome in policy.reports[1].outcomes] == [("a", 2, 2)]
     assert [views[0].context for views in policy.seen] == [5, 5, 6]
 
 
-def test_a_step_around_which_the_depth_changes_is_known_as_one() -> None:
-    pacing = Pacing(Scripted(2, 2, 2, 0, 0, 0), depth=2)
-    pacing.add(row("a"))
-    pacing.before(["a"], slots=1)
-    pacing.after([], 0.01)
-    changing = []
-    for judged in (0, 2, 2, 0, 0):
-        pacing.before(["a"], slots=1)
-        pacing.after([emitted("a", 1, judged)], 0.01)
-        changing.append(pacing.changes_depth)
+def test_a_step_around_which_the_depth_changes_has_no_time() -> None:
+    policy = Scripted(2, 2, 2, 0, 0, 0)
+    changed = run(DepthDriver(policy, depth=2), [None, 0, 2, 2, 2, 0])
 
-    assert changing == [True, False, True, False, False]
+    assert changed == [False, True, False, True, True, False]
+    assert [report.seconds for report in policy.reports] == [None, 0.01, None, None, 0.01]
+
+
+def test_the_time_of_a_mixed_step_is_not_reported() -> None:
+    policy = Scripted(1, 1)
+    driver = DepthDriver(policy, depth=1)
+    driver.add(row("a"))
+    for seconds in (0.01, None):
+        driver.before(["a"], slots=1)
+        driver.after([emitted("a", 2, 1)], seconds)
+    assert policy.reports[-1].seconds is None
 
 
 def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pacing = Pacing(make_policy("hybrid", 3), depth=3)
+    driver = DepthDriver(make_policy("hybrid", 3), depth=3)
     with caplog.at_level(logging.INFO):
-        pacing.add(row("a"))
+        driver.add(row("a"))
         for _ in range(3):
-            assert pacing.before(["a"], slots=1) == {"a": 3}
-        pacing.add(row("b"))
+            assert driver.before(["a"], slots=1) == {"a": 3}
+        driver.add(row("b"))
         for _ in range(3):
-            assert pacing.before(["a", "b"], slots=2) == {"a": 0, "b": 0}
-        pacing.remove("b")
+            assert driver.before(["a", "b"], slots=2) == {"a": 0, "b": 0}
+        driver.remove("b")
         for _ in range(3):
-            assert pacing.before(["a"], slots=1) == {"a": 3}
-        pacing.remove("a")
-        pacing.add(row("c"))
-        pacing.before(["c"], slots=1)
+            assert driver.before(["a"], slots=1) == {"a": 3}
+        driver.remove("a")
+        driver.add(row("c"))
+        driver.before(["c"], slots=1)
 
-    assert pacing.transitions == 2
+    assert driver.transitions == 2
     said = [record.message for record in caplog.records if record.message.startswith("drafting ")]
     assert said == [
         "drafting ends with 2 rows: more than one row",
@@ -116,29 +125,17 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
 
 def test_modes_without_drafts_never_ask_for_any() -> None:
     for policy in (make_policy("batched", 4), make_policy("auto", 0), make_policy("mtp", 0)):
-        pacing = Pacing(policy, depth=0)
-        pacing.add(row("a"))
-        assert pacing.before(["a"], slots=1) == {"a": 0}
+        driver = DepthDriver(policy, depth=0)
+        driver.add(row("a"))
+        assert driver.before(["a"], slots=1) == {"a": 0}
 
 
 def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
     policy = Scripted(0, 0)
-    pacing = Pacing(policy, depth=0)
-    pacing.add(row("paused", prompt=30_000))
-    pacing.add(row("short", prompt=100))
+    driver = DepthDriver(policy, depth=0)
+    driver.add(row("paused", prompt=30_000))
+    driver.add(row("short", prompt=100))
     for _ in range(2):
-        pacing.before(["short"], slots=1)
-        pacing.after([emitted("short", 1, 0)], 0.01)
+        driver.before(["short"], slots=1)
+        driver.after([emitted("short", 1, 0)], 0.01)
     assert [report.context for report in policy.reports] == [100, 101]
-
-
-def test_a_step_after_which_drafting_changes_is_told_as_one() -> None:
-    """Before a step that drafts again the head catches up, which delays news of the one before."""
-    policy = Scripted(0, 0, 0, 2, 2, 2, 2)
-    pacing = Pacing(policy, depth=2)
-    pacing.add(row("a"))
-    for drafted in (None, 0, 0, 0, 0, 2, 2):
-        pacing.before(["a"], slots=1)
-        pacing.after([] if drafted is None else [emitted("a", 1, drafted)], 0.01)
-    told = [(report.drafted, report.turns) for report in policy.reports]
-    assert told == [(0, False), (0, False), (0, True), (2, False), (2, False), (2, False)]

@@ -1,39 +1,22 @@
-"""Depth policies: what they choose, and what `auto` keeps for its next start."""
+"""Depth policies: what they choose."""
 
 from __future__ import annotations
-
-import json
-import logging
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.decode.depth.auto import FILE_VERSION
-from omlx_worker.decode.depth.depth_trials import SOON
-from omlx_worker.decode.depth.fixed import (
-    AutoPolicy,
-    HybridPolicy,
-    Mode,
-    Outcome,
-    RowView,
-    StepReport,
-    make_policy,
-)
-from tests.simulation import workloads
-from tests.simulation.engine import simulate
-from tests.simulation.scenarios import MAX_DEPTH
-from tests.simulation.tables import TABLES
-from tests.unit.worker.decode.depth.feeding import feed, rows
-
-KEY = "model, device, mlx 0.32.4"
+from omlx_worker.decode.depth.fixed import HybridPolicy, Mode, make_policy
+from omlx_worker.decode.depth.records import Outcome, RowView, StepReport
+from tests.unit.worker.decode.depth.feeding import rows
 
 
 def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
     policy = HybridPolicy(3)
     one, two, five = rows(3), rows(3, 3), rows(3, 3, 3, 3, 3)
-    decisions = [policy.choose(batch) for batch in (one, one, two, five, two, one, [], one)]
+    decisions = [
+        policy.choose(batch, len(batch)) for batch in (one, one, two, five, two, one, [], one)
+    ]
     assert [decision.depth for decision in decisions] == [3, 3, 0, 0, 0, 3, 0, 3]
     assert policy.transitions == 2
     reasons = [decision.reason for decision in decisions]
@@ -45,66 +28,14 @@ def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
 
 @pytest.mark.parametrize(("mode", "depths"), [("mtp", {"row0": 3, "row2": 1}), ("batched", {})])
 def test_fixed_modes_stay_as_deep_as_rows_allow(mode: Mode, depths: dict[str, int]) -> None:
-    decision = make_policy(mode, 3).choose(rows(4, 0, 1))
+    decision = make_policy(mode, 3).choose(rows(4, 0, 1), 3)
     assert decision.depths == depths
     assert decision.depth == max(depths.values(), default=0)
 
 
 def test_a_model_without_a_head_never_drafts() -> None:
     for mode in ("auto", "hybrid", "mtp", "batched"):
-        assert make_policy(mode, 0).choose(rows(4)).depths == {}
-
-
-def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
-    jobs, table = workloads.steady(6, 3), TABLES["apple"]
-    before = AutoPolicy(MAX_DEPTH)
-    simulate(before, table, jobs, max_steps=1000)
-    before.save(tmp_path / "known.json", KEY)
-    after, anew = AutoPolicy(MAX_DEPTH), AutoPolicy(MAX_DEPTH)
-    assert after.load(tmp_path / "known.json", KEY)
-    simulate(after, table, jobs, max_steps=SOON // 2)
-    simulate(anew, table, jobs, max_steps=SOON // 2)
-    assert after.trials == 0 < anew.trials
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "{",
-        "{}",
-        json.dumps({"version": 1, "key": KEY, "costs": [], "acceptance": [[], []]}),
-        json.dumps(
-            {"version": FILE_VERSION, "key": "another", "costs": [], "acceptance": [[], []]}
-        ),
-        json.dumps(
-            {"version": FILE_VERSION, "key": KEY, "costs": [[1, 0, 0, -1]], "acceptance": [[], []]}
-        ),
-        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": [["a"]], "acceptance": [[], []]}),
-        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": [], "acceptance": [[1], [2]]}),
-        json.dumps({"version": FILE_VERSION, "key": KEY, "costs": 3, "acceptance": None}),
-    ],
-)
-def test_a_foreign_or_broken_file_is_ignored_with_a_word(
-    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "known.json"
-    path.write_text(content)
-    policy = AutoPolicy(3)
-    with caplog.at_level(logging.INFO):
-        assert not policy.load(path, KEY)
-    assert "measuring anew" in caplog.text
-    feed(policy, 50, (1.0, 1.1, 1.2, 1.3), {"row0": 1, "row1": 1})
-
-
-def test_no_file_is_no_trouble(tmp_path: Path) -> None:
-    assert not AutoPolicy(3).load(tmp_path / "none.json", KEY)
-
-
-def test_a_binary_file_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / "known.json").write_bytes(b"\xff\xfe\x00")
-    assert not AutoPolicy(3).load(tmp_path / "known.json", KEY)
+        assert make_policy(mode, 0).choose(rows(4), 1).depths == {}
 
 
 batches = st.lists(
@@ -132,7 +63,7 @@ def test_no_row_drafts_deeper_than_it_may(
         views = [RowView(name, limit, context) for name, (limit, context) in batch.items()]
         if not views:
             continue
-        decision = policy.choose(views)
+        decision = policy.choose(views, len(views))
         assert decision.depth == max(decision.depths.values(), default=0)
         for name, depth in decision.depths.items():
             assert 0 < depth <= min(batch[name][0], max_depth)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from omlx_worker.engine.kernels.cuda import net_inputs
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
-from omlx_worker.engine.models.qwen3_5 import projected_apart
+from omlx_worker.engine.kernels.metal.products import product
 from tests.helpers.decoding import Loaded
 from tests.unit.worker.engine.kernels import lanes
 from tests.unit.worker.engine.kernels.lanes import needs_compiler
@@ -60,7 +61,7 @@ def by_operations(
     accepted: mx.array | None,
 ) -> tuple[Inputs, mx.array]:
     """What the kernel is to compute."""
-    plain = NetOperations(net, projected_apart)
+    plain = NetOperations(net)
     past = None if past is None else past[..., : net.conv_dim]
     return plain.prepare(apart(net, projected), conv, past, accepted)
 
@@ -138,7 +139,7 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
         folder=tmp_path,
     )
 
-    wanted = NetOperations(net, projected_apart).gated(outputs, apart(net, projected))
+    wanted = NetOperations(net).gated(outputs, apart(net, projected))
     assert np.allclose(mixed, np.array(wanted), 1e-4, 1e-5)
 
 
@@ -157,7 +158,7 @@ def test_the_kernels_compute_what_the_operations_do(
     assert conv is not None
     assert accepted is not None
 
-    kernels = net_inputs.NetKernels(net, projected_apart)
+    kernels = net_inputs.NetKernels(net, product(nn.Identity()))
     got, conv_out = kernels.prepare((projected,), conv, past, accepted)
     mixed = kernels.gated(got.values, (projected,))
 
@@ -167,7 +168,7 @@ def test_the_kernels_compute_what_the_operations_do(
         assert mine.dtype == theirs.dtype
         assert mx.allclose(mine, theirs, tolerance, tolerance).item()
     assert mx.array_equal(conv_out, conv_wanted).item()
-    plain = NetOperations(net, projected_apart).gated(wanted.values, apart(net, projected))
+    plain = NetOperations(net).gated(wanted.values, apart(net, projected))
     assert mx.allclose(mixed, plain, tolerance, tolerance).item()
 
 

@@ -93,8 +93,8 @@ class ReferenceHead(torch.nn.Module):
 
     def forward(
         self, embeddings: torch.Tensor, hidden: torch.Tensor, rotary: torch.nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output, both ``[B, T, hidden]``, before and after the final norm."""
+    ) -> torch.Tensor:
+        """``[B, T, hidden]``, normed."""
         normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(torch.cat(normed, dim=-1))
         length = x.shape[1]
@@ -103,7 +103,8 @@ class ReferenceHead(torch.nn.Module):
             position_embeddings=rotary(x, torch.arange(length)[None]),
             attention_mask=torch.full((length, length), -torch.inf).triu(1)[None, None],
         )
-        return x, self.norm(x)
+        normed_out: torch.Tensor = self.norm(x)
+        return normed_out
 
 
 @dataclass(frozen=True)
@@ -120,24 +121,15 @@ class Reference:
         return self.model(torch.tensor([list(tokens)])).logits[0].numpy()
 
     @torch.no_grad()
-    def drafts(self, tokens: Sequence[int], depth: int, *, takes_normed: bool) -> np.ndarray:
-        """Logits ``[T - depth, vocabulary]`` of the token ``depth + 1`` ahead of each position.
-
-        Args:
-            takes_normed: which hidden state the head takes, of the model's and of its own.
-        """
+    def drafts(self, tokens: Sequence[int], depth: int) -> np.ndarray:
+        """Logits ``[T - depth, vocabulary]`` of the token ``depth + 1`` ahead of each position."""
         ids = torch.tensor([list(tokens)])
         text = _text(self.model)
-        inputs: list[torch.Tensor] = []
-        watch = text.norm.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-        normed = text(ids).last_hidden_state
-        watch.remove()
-        hidden = normed if takes_normed else inputs[0]
+        hidden = text(ids).last_hidden_state
         for ahead in range(1, depth + 1):
             embeddings = text.embed_tokens(ids[:, ahead:])
-            raw, normed = self.head(embeddings, hidden[:, : embeddings.shape[1]], text.rotary_emb)
-            hidden = normed if takes_normed else raw
-        return self.model.lm_head(normed)[0].numpy()
+            hidden = self.head(embeddings, hidden[:, : embeddings.shape[1]], text.rotary_emb)
+        return self.model.lm_head(hidden)[0].numpy()
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:

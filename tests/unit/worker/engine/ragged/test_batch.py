@@ -68,7 +68,7 @@ def test_rows_stay_exact_when_tails_fold_into_bodies_and_bodies_grow(
     got = run(decoder, [row(str(i), p, tokens) for i, p in enumerate(given)], chunk=128)
 
     assert got == wanted
-    assert decoder.batch.slots == 0, "an empty batch keeps no buffers"
+    assert decoder.slots == 0, "an empty batch keeps no buffers"
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_rows_of_all_lengths_stay_exact_side_by_side(qwen: Loaded, depth: int) -
 
     def watched() -> Any:
         sampled = step()
-        if decoder.batch.layout not in layouts:
-            layouts.append(decoder.batch.layout)
+        if decoder.layout not in layouts:
+            layouts.append(decoder.layout)
         return sampled
 
     decoder.step = watched  # type: ignore[method-assign]
@@ -126,8 +126,8 @@ def test_a_batch_that_drains_is_compacted_without_changing_a_token(qwen: Loaded)
 
     def watched() -> Any:
         sampled = step()
-        if decoder.batch.slots != sizes[-1]:
-            sizes.append(decoder.batch.slots)
+        if decoder.slots != sizes[-1]:
+            sizes.append(decoder.slots)
         return sampled
 
     decoder.step = watched  # type: ignore[method-assign]
@@ -161,13 +161,13 @@ def test_joins_and_leaves_within_a_bucket_compile_nothing_new(qwen: Loaded) -> N
     given = prompts(40, seed=9, longest=30)
     rows = [row(str(i), prompt, 10 + i % 7) for i, prompt in enumerate(given)]
     run(decoder, rows[:4])
-    traces = decoder.batch.traces
+    traces = decoder.traces
 
     run(decoder, rows[4:], arrivals={r.row_id: 4 * i for i, r in enumerate(rows[4:])})
 
     # One trace for each bucket of slots that the run went through, however many joined.
     assert traces <= 3
-    assert decoder.batch.traces <= 4
+    assert decoder.traces <= 4
 
 
 def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
@@ -181,13 +181,13 @@ def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
     decoder.step()
     waits = []
     monkeypatch.setattr(mx, "eval", lambda *_: waits.append("eval"))
-    before = decoder.batch.reads
+    before = decoder.reads
 
     for _ in range(20):
         assert len(decoder.step()) == 3
 
     assert waits == []
-    assert decoder.batch.reads - before == 20
+    assert decoder.reads - before == 20
 
 
 def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) -> None:
@@ -198,4 +198,4 @@ def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) ->
     sampled = [decoder.step() for _ in range(8)]
 
     assert [len(part) for part in sampled] == [0, 1, 1, 1, 1, 1, 0, 0]
-    assert decoder.batch.reads == 5
+    assert decoder.reads == 5

@@ -49,7 +49,6 @@ class Driver:
         self.loaded = loaded
         self.tokens = tokens
         self.decoder: RaggedDecoder = loaded.decoder(depth=3)
-        self.batch = self.decoder.batch
         self.rng = random.Random(seed)
         self.histories: dict[str, list[int]] = {}
         self.futures: dict[str, list[int]] = {}
@@ -97,12 +96,12 @@ class Driver:
             self._forge(worth)
             assert self.decoder.step(dict.fromkeys(self.histories, depth)) == []
             self.steps += 1
-            self.groups.add(len(self.batch.layout))
+            self.groups.add(len(self.decoder.layout))
 
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
-        flight, self.batch._in_flight = self.batch._in_flight, None
-        for outcome in self.batch._read(flight) if flight else []:
+        flight, self.decoder._in_flight = self.decoder._in_flight, None
+        for outcome in self.decoder._read(flight) if flight else []:
             emitted = [sampled.token for sampled in outcome.tokens]
             assert emitted == self.futures[outcome.row_id][: len(emitted)]
             del self.futures[outcome.row_id][: len(emitted)]
@@ -112,20 +111,20 @@ class Driver:
                 self._drop(outcome.row_id)
 
     def _forge(self, worth: float) -> None:
-        if "drafts" not in self.batch._buffers.state:
+        if "drafts" not in self.decoder._buffers.state:
             return
-        drafts: Any = self.batch._buffers.state["drafts"].tolist()
-        for index, slot in self.batch._slots.taken:
+        drafts: Any = self.decoder._buffers.state["drafts"].tolist()
+        for index, slot in self.decoder._slots.taken:
             future = self.futures[slot.row.row_id]
             for place in range(len(drafts[index])):
                 right = self.rng.random() < worth
                 drafts[index][place] = (future[place] + (not right)) % 256
-        self.batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
+        self.decoder._buffers.state["drafts"] = mx.array(drafts, mx.int32)
 
     def check(self) -> None:
         self._land()
-        state: Any = {k: v.tolist() for k, v in self.batch._buffers.state.items()}
-        for index, slot in self.batch._slots.taken:
+        state: Any = {k: v.tolist() for k, v in self.decoder._buffers.state.items()}
+        for index, slot in self.decoder._slots.taken:
             history = self.histories[slot.row.row_id]
             cursor = state["cursors"][index]
             assert cursor == len(history) - 1
@@ -137,7 +136,7 @@ class Driver:
     ) -> None:
         """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
         model = self.decoder._model
-        body = self.batch._slots.at(index).body_length
+        body = self.decoder._slots.at(index).body_length
         fresh = model.new_prompt_cache()
         recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.
@@ -149,7 +148,7 @@ class Driver:
                 model.prefill(
                     mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
                 )
-        layers = list(zip(self.batch._buffers.caches, fresh, recurrent, strict=True))
+        layers = list(zip(self.decoder._buffers.caches, fresh, recurrent, strict=True))
         for cache, whole, behind in layers:
             if isinstance(cache, AttentionCache):
                 assert isinstance(whole, KVCache)

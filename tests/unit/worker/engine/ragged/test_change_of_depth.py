@@ -79,10 +79,10 @@ def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> Non
             for depth in pair:
                 for _ in range(2):
                     decoder.step({"a": depth})
-        met.append(decoder.batch.traces)
+        met.append(decoder.traces)
 
-    assert len(decoder.batch.layout) == 1
-    assert decoder.batch.layout[0].capacity == 256, "a larger body is another shape"
+    assert len(decoder.layout) == 1
+    assert decoder.layout[0].capacity == 256, "a larger body is another shape"
     assert met == [SHAPES, SHAPES]
 
 

@@ -99,13 +99,13 @@ def test_a_step_evaluates_once_and_reads_once(
 
     monkeypatch.setattr(mx, "async_eval", counted)
     monkeypatch.setattr(mx, "eval", lambda *_: calls.append("wait"))
-    reads = decoder.batch.reads
+    reads = decoder.reads
 
     for _ in range(30):
         decoder.step()
 
     assert calls == ["submit"] * 30
-    assert decoder.batch.reads - reads == 30
+    assert decoder.reads - reads == 30
 
 
 @pytest.mark.slow
@@ -120,13 +120,13 @@ def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
     ]
     keeper = row("keeper", [9, 9], 400)
     run(decoder, [keeper, *rows[:3]], departures={"keeper": 60})
-    traces = decoder.batch.traces
+    traces = decoder.traces
 
     arrivals = {r.row_id: 6 * i for i, r in enumerate(rows[3:])}
     run(decoder, [keeper, *rows[3:]], arrivals=arrivals, departures={"keeper": 160})
 
     # A bucket of slots is traced twice: with the first drafts still to come, and with them.
-    assert decoder.batch.traces <= traces + 2
+    assert decoder.traces <= traces + 2
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
         decoder.prefill("a", 8)
         for _ in range(4):
             decoder.step()
-        state = decoder.batch._buffers.state
+        state = decoder._buffers.state
         return {name for name, array in state.items() if array.shape[-1] == 257}
 
     assert kept(Sampling(0.8, top_p=0.9)) == set()

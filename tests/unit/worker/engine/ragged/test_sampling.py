@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from omlx_worker.engine.interface import Row, Sampling
-from omlx_worker.engine.ragged.sampling import Draw, Plan, params, sample
+from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, params, sample
 from tests.helpers.chi_square import disagreement
 
 VOCABULARY = 50
@@ -186,7 +186,7 @@ def test_log_probabilities_are_the_models_own_before_temperature_and_filters() -
         Sampling(temperature=1.0, seed=4, top_logprobs=0),
     ]
 
-    read = draw(scores, rows).read()
+    read = ReadDraw.of(draw(scores, rows).arrays)
 
     truth = (scores - mx.logsumexp(scores, axis=-1, keepdims=True))[:, 0].tolist()
     asked = read.at(Row("a", [1], 5, rows[0]), 0)

@@ -36,7 +36,7 @@ class Oracle:
     def __init__(
         self, decoder: RaggedDecoder, truth: dict[str, list[int]], worth: float, seed: int = 0
     ) -> None:
-        self._batch: Batch = decoder.batch
+        self._batch: Batch = decoder
         self._truth = truth
         self._worth = worth
         self._rng = random.Random(seed)

@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.kernels import source
 from omlx_worker.engine.kernels.device import for_cuda
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -65,7 +66,7 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
     model = as_ragged(loaded.network, drafts=depth > 0, kernels=for_cuda(32, 32))
     assert model is not None
     decoder = decoding(RaggedDecoder(model, depth))
-    decoder.batch._steps = type(decoder.batch._steps)()  # compiled afresh, and counted
+    decoder._steps.cache_clear()  # compiled afresh, and counted
     launched.clear()
 
     decoder.step()
@@ -94,4 +95,6 @@ def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return launch
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
+    # Kernels are kept between launches, those of an earlier stand-in too.
+    monkeypatch.setattr(source, "_kernel", source._kernel.__wrapped__)
     return launched

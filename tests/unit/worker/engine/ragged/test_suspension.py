@@ -136,7 +136,7 @@ def test_the_only_row_can_be_suspended_and_what_was_under_way_is_still_read(qwen
     read = len(player.tokens["x"])
 
     player.decoder.suspend("x")
-    assert player.decoder.batch.slots == 0
+    assert player.decoder.slots == 0
     player.step()
 
     assert len(player.tokens["x"]) > read
@@ -183,7 +183,7 @@ def test_a_suspended_row_holds_its_history_and_not_the_batchs_capacity(qwen: Loa
     for name in ("long", "short"):
         player.decoder.suspend(name)
         sizes[name] = player.decoder.suspended_bytes(name)
-    del player.decoder.batch._in_flight
+    del player.decoder._in_flight
     mx.clear_cache()
 
     # Two heads of 32 dimensions, keys and values, float32; 1,024 and 256 positions.
@@ -200,7 +200,7 @@ def test_suspended_rows_make_room_at_once(qwen: Loaded) -> None:
     for each in rows:
         player.add(each)
     player.step(times=3)
-    batch = player.decoder.batch
+    batch = player.decoder
     others = [(0, 49)] * 4
     alone = batch.bytes_for(others, alone=True)
     assert batch.bytes_for(others) > alone

@@ -1,6 +1,7 @@
 """Implementations for CUDA, in fewer and larger kernels.
 
-A step is many small kernels, each of a few microseconds of which its work is a fraction. Here
-projections of the same input are one product, which contains its neighbours (an MLP's activation,
-the sum with the residual stream), and a gated delta net is a product, three kernels and a product.
+A step of plain operations is many small kernels of a few microseconds each, most of it overhead.
+Here projections of the same input are one product. It also does what follows it: an MLP's
+activation, or the sum with the residual stream. A gated delta net is a product, three kernels and
+another product.
 """

@@ -1,7 +1,7 @@
 """A gated delta net's convolution, norms and gates as one CUDA kernel, and its output's as another.
 
-MLX runs a dozen kernels for the first, each of a few microseconds of which its work is a fraction.
-Numbers are rounded where MLX's operations round them.
+MLX runs a dozen kernels for the first, of a few microseconds each, most of it overhead. Numbers are
+rounded where MLX's operations round them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
 from omlx_worker.engine.kernels.cuda.products import fuse
 from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Project, Projected
+from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
+from omlx_worker.engine.kernels.metal.products import Product
 from omlx_worker.engine.kernels.source import launch, source
 
 _HISTORY = """
@@ -145,19 +146,28 @@ def gated_norm_body(epsilon: float) -> str:
     return _GATED_NORM.replace("EPSILON", f"{epsilon!r}f")
 
 
-def net_inputs(module: Any, project: Project) -> NetOperations:
+def net_inputs(module: Any) -> NetOperations:
     """`NetKernels` of a net whose projections can be fused, else the plain form."""
     fused = None
     if type(module) is GatedDeltaNet:
         own = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
         fused = fuse(own)
-    if fused is None:
-        return NetOperations(module, project)
-    return NetKernels(module, lambda _, x: (fused(x),))
+    return NetOperations(module) if fused is None else NetKernels(module, fused)
 
 
 class NetKernels(NetOperations):
-    """mlx-lm's `GatedDeltaNet` in two kernels; its projections are one array: qkv, z, b and a."""
+    """mlx-lm's `GatedDeltaNet` in two kernels.
+
+    Args:
+        fused: its projections as one product: qkv, z, b and a.
+    """
+
+    def __init__(self, module: Any, fused: Product) -> None:
+        super().__init__(module)
+        self._fused = fused
+
+    def project(self, x: mx.array) -> Projected:
+        return (self._fused(x),)
 
     def prepare(
         self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None

@@ -1,10 +1,10 @@
 """Products of a few rows with a bfloat16 matrix, on CUDA, at the speed of reading the matrix.
 
-A step multiplies as many rows as its windows have tokens, often fewer than 16, for which cuBLAS
-leaves much of the memory's bandwidth unused. Here each block owns 16 rows of the matrix, its warps
-divide their length, and tensor cores take 16 x 8 pieces straight from registers. The order along
-the length is permuted, for both factors alike, so that each lane loads 16 bytes at a time. Sums
-are float32, rounded once, like cuBLAS's.
+A step multiplies as many rows as its windows have tokens. With fewer than 16 rows, the common case,
+cuBLAS leaves much of the memory's bandwidth unused. Here each block owns 16 rows of the matrix, its
+warps divide their length, and tensor cores take 16 x 8 pieces straight from registers. The order
+along the length is permuted, for both factors alike, so that each lane loads 16 bytes at a time.
+Sums are float32, rounded once, like cuBLAS's.
 """
 
 from __future__ import annotations

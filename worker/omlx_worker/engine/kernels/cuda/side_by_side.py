@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 @dataclass(frozen=True)
 class _Whole:
-    """One layer made of several, and the weights that they had then."""
+    """One layer made of several, and the views that became their weights."""
 
     layer: nn.Module
     weights: list[mx.array]
@@ -22,8 +22,8 @@ class _Whole:
 def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
     """One layer whose output is theirs, concatenated; None if they are of several kinds.
 
-    The layers' own weights become views of its weights. Nothing is held twice, also when a
-    network is wrapped again.
+    The layers' own weights become views of its weights, so nothing is held twice. A network that
+    is wrapped again gets the same layer.
     """
     first = layers[0]
     kinds = {(type(x), getattr(x, "bits", 0), getattr(x, "group_size", 0)) for x in layers}

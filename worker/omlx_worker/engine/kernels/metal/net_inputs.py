@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gated_delta import normalize_qk
+from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 
 from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
 
@@ -16,15 +16,14 @@ Projected = tuple[mx.array, ...]
 or wider: all that a replay of the convolution needs. In the plain form the gate of the output
 ``[S, W, H, Dv]``, ``a`` and ``b`` ``[S, W, H]`` follow."""
 
-Project = Callable[[Any, mx.array], Projected]
-
 
 class NetOperations:
-    """mlx-lm's `GatedDeltaNet` up to its rule and after it, row by row."""
+    """mlx-lm's gated delta net up to its rule and after it, row by row."""
 
-    def __init__(self, module: Any, project: Project) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
-        self._project = project
+        interleaves = isinstance(module, Qwen3NextGatedDeltaNet)
+        self._project = _interleaved if interleaves else _apart
 
     def project(self, x: mx.array) -> Projected:
         return self._project(self._module, x)
@@ -80,3 +79,17 @@ class NetOperations:
             eps=1e-6,
         )
         return q, k, v.reshape(slots, width, net.num_v_heads, net.head_v_dim)
+
+
+def _apart(module: Any, x: mx.array) -> Projected:
+    """The projections of Qwen3.5's net: one product each."""
+    gate = module.in_proj_z(x).reshape(*x.shape[:2], module.num_v_heads, module.head_v_dim)
+    return module.in_proj_qkv(x), gate, module.in_proj_a(x), module.in_proj_b(x)
+
+
+def _interleaved(module: Any, x: mx.array) -> Projected:
+    """The projections of Qwen3-Next's net: two products, grouped by key head."""
+    q, k, v, gate, b, a = module.fix_query_key_value_ordering(
+        module.in_proj_qkvz(x), module.in_proj_ba(x)
+    )
+    return mx.concatenate([part.flatten(2) for part in (q, k, v)], axis=-1), gate, a, b

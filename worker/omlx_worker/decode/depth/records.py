@@ -1,10 +1,20 @@
-"""What the service and a depth policy say to each other, once a step."""
+"""What the depth driver and a policy tell each other, once a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+
+def slots_for(rows: int) -> int:
+    """The engine's batch sizes: powers of two."""
+    return 1 << max(rows - 1, 0).bit_length()
+
+
+def bucket_of(tokens: int) -> int:
+    """0 up to 1,024 tokens, 1 up to 2,048, 2 up to 4,096 and so on."""
+    return (max(tokens - 1, 0) // 1024).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,7 @@ class Decision:
         depth: drafts in the window of that later step: the most that any row gets.
         depths: drafts for each row; rows that get none are not named.
         reason: why, in words; it changes only when the decision does.
-        passing: whether this holds for a few steps whatever comes of it: a depth is measured, or
-            rows are about to join.
+        passing: whether it holds for a few steps only: a depth is probed, or rows join.
     """
 
     depth: int
@@ -52,26 +61,16 @@ class StepReport:
     """A step whose outcome has been read.
 
     Attributes:
-        seconds: from the end of the step before it to its own; None where anything else ran in
-            between (a prefill, a join), which makes the time say nothing.
-        turns: whether the step dispatched in that time drafts otherwise than this one: to dispatch
-            it, the head may have had to catch up, so that the time says nothing of this step.
-        rows: slots of the batch in that step, or the rows in it where slots are not known.
+        seconds: from the end of the step before it to its own; None where they were not those of
+            a step at this depth alone: a prompt was read, a row joined, or the depth changed.
+        slots: of the batch in that step, or the rows in it where slots are not known.
         depth: drafts in the window that it verified.
-        drafted: drafts that it made for the next one; None means as many as it verified.
         context: tokens in the cache of its longest row.
         outcomes: one a row.
     """
 
     seconds: float | None
-    rows: int
+    slots: int
     depth: int
     context: int = 0
     outcomes: Sequence[Outcome] = field(default=())
-    drafted: int | None = None
-    turns: bool = False
-
-    @property
-    def changes_depth(self) -> bool:
-        """Whether the depth changed in this step or the next: it took what neither depth takes."""
-        return self.turns or self.drafted not in (None, self.depth)
