@@ -14,31 +14,21 @@ tokens.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import median
 
 GAP = 2.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
 FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
-REMEMBERED_STEPS, REMEMBERED_CHUNKS = 64, 64
-USUAL_STEPS = 32
-FEWEST_ALIKE, MANY_ALIKE = 3, 8
+REMEMBERED_STEPS, REMEMBERED_CHUNKS = 32, 64
+FEWEST_ALIKE = 3
 # One measurement may be off: a size is halved at most, and grows by half at most.
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
 
 LAST_PIECE = 1.15
 """The rest of a prompt is read at once if that takes at most this times the allowed time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """A chunk read since the last step."""
-
-    context: int
-    hurried: bool
-    tokens: int
 
 
 @dataclass(slots=True)
@@ -48,65 +38,29 @@ class _Chunks:
     Attributes:
         size: tokens of a chunk.
         longest: tokens of a prompt's last chunk, at most.
+        fixed: seconds that a chunk takes however short it is.
         seen: tokens and seconds of each: what it took, or added to a step if it was hurried.
-        fixed: seconds that a chunk takes however short it is; None before it is estimated.
     """
 
     size: float
     longest: float
+    fixed: float = 0.0
     seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CHUNKS))
-    fixed: float | None = None
 
-    def line(self) -> tuple[float, float]:
-        """Fixed seconds of a chunk, and seconds per token.
+    def estimate_fixed(self) -> bool:
+        """Whether lengths differ enough to tell the fixed time from the time per token.
 
-        A line through the medians of chunks of similar length, so an outlier moves it little.
-        Chunks of one length cannot tell the two apart. The earlier estimate then counts as
-        observations of empty chunks; without one, all time is attributed to tokens.
+        Theil's incomplete method: the median slope between a short and a long chunk, over pairs,
+        and the median of what it leaves. An outlier moves it little.
         """
-        points = self._medians()
-        if self.fixed is not None:
-            points.append((FEWEST_ALIKE, 0.0, self.fixed))
-        count = sum(weight for weight, _, _ in points)
-        tokens = sum(weight * x for weight, x, _ in points) / count
-        seconds = sum(weight * y for weight, _, y in points) / count
-        spread = sum(weight * (x - tokens) ** 2 for weight, x, _ in points)
-        if not spread:
-            return 0.0, seconds / tokens
-        rise = sum(weight * (x - tokens) * (y - seconds) for weight, x, y in points)
-        each = min(max(rise / spread, 0.0), seconds / tokens)
-        # Rounding may take it below zero, and the time per token with it.
-        self.fixed = max(0.0, seconds - each * tokens)
-        return self.fixed, each
-
-    def may_grow(self, tokens: int, allowed: float) -> bool:
-        """Whether enough chunks of similar length were seen, and were fast enough."""
-        alike = [taken for other, taken in self.seen if other.bit_length() == tokens.bit_length()]
-        return len(alike) >= FEWEST_ALIKE and statistics.median(alike) <= allowed
-
-    def other_length(self) -> float | None:
-        """Half the recent length if all chunks were similar: one length makes no line."""
-        lengths = [tokens for _, tokens, _ in self._medians()]
-        if len(self.seen) < MANY_ALIKE or max(lengths) >= 1.5 * min(lengths):
-            return None
-        return max(1.0, min(lengths) / 2)
-
-    def _medians(self) -> list[tuple[int, float, float]]:
-        """Chunks grouped by similar length: how many, mean tokens, median seconds."""
-        alike: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
-        for tokens, seconds in self.seen:
-            alike[tokens.bit_length()].append((tokens, seconds))
-        enough = [some for some in alike.values() if len(some) >= FEWEST_ALIKE]
-        if self.fixed is None:
-            enough = list(alike.values())
-        return [
-            (
-                len(some),
-                statistics.fmean(tokens for tokens, _ in some),
-                statistics.median(seconds for _, seconds in some),
-            )
-            for some in enough or alike.values()
-        ]
+        chunks = sorted(self.seen)
+        pairs = zip(chunks, chunks[(len(chunks) + 1) // 2 :], strict=False)
+        slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs if x2 >= 1.5 * x1]
+        if len(slopes) < FEWEST_ALIKE:
+            return False
+        each = max(0.0, median(slopes))
+        self.fixed = max(0.0, median(seconds - each * tokens for tokens, seconds in chunks))
+        return True
 
 
 class ChunkSize:
@@ -121,10 +75,26 @@ class ChunkSize:
         self._steps: defaultdict[int, deque[float]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED_STEPS)
         )
-        self._latest: deque[float] = deque(maxlen=USUAL_STEPS)
-        self._depth = 0
+        self._latest: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._chunks: dict[tuple[bool, int], _Chunks] = {}
-        self._between: list[_Chunk] = []
+        self._between: list[tuple[int, bool, int]] = []
+
+    def chunk(self, context: int, hurried: bool, left: int) -> int:
+        """Tokens to read now.
+
+        Args:
+            context: tokens in the row's cache.
+            hurried: whether consumers wait for tokens of rows that decode.
+            left: tokens of the prompt that are not read yet.
+        """
+        chunks = self._nearest(context, hurried)
+        return left if left <= min(self._most, chunks.longest) else int(chunks.size)
+
+    def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
+        """A chunk was read in ``seconds``; what it adds to a step is measured by `stepped`."""
+        self._between.append((context, hurried, tokens))
+        if not hurried:
+            self._learn(context, hurried, tokens, seconds)
 
     def stepped(self, seconds: float | None, depth: int = 0) -> None:
         """A decode step has ended.
@@ -136,64 +106,40 @@ class ChunkSize:
         between, self._between = self._between, []
         if seconds is None:
             return
-        self._depth = depth
         if not between:
             self._steps[depth].append(seconds)
             self._latest.append(seconds)
-        elif len(between) == 1 and between[0].hurried and self._steps[depth]:
-            self._learn(between[0], max(seconds - self._step, 0.0))
+        elif len(between) == 1 and between[0][1] and self._steps[depth]:
+            step = median(self._steps[depth])
+            self._learn(*between[0], max(seconds - step, 0.0), step)
 
-    @property
-    def _step(self) -> float:
-        """Seconds of a step as deep as the last one."""
-        return statistics.median(self._steps[self._depth])
-
-    def chunk(self, context: int, hurried: bool, left: int) -> int:
-        """Tokens to read now.
-
-        Args:
-            context: tokens in the row's cache.
-            hurried: whether consumers wait for tokens of rows that decode.
-            left: tokens of the prompt that are not read yet.
-        """
-        chunks = self._nearest(context, hurried)
-        if left <= min(self._most, chunks.longest):
-            return left
-        return min(self._most, int(chunks.size))
-
-    def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
-        """A chunk was read in ``seconds``; what it adds to a step is measured by `stepped`."""
-        chunk = _Chunk(context, hurried, tokens)
-        self._between.append(chunk)
-        if not hurried:
-            self._learn(chunk, seconds)
-
-    def _learn(self, chunk: _Chunk, seconds: float) -> None:
-        context, hurried, tokens = chunk.context, chunk.hurried, chunk.tokens
-        before = self._nearest(context, hurried)
-        chunks = self._chunks.setdefault(
-            (hurried, _span(context)),
-            _Chunks(before.size, before.longest, fixed=before.fixed),
-        )
+    def _learn(
+        self, context: int, hurried: bool, tokens: int, seconds: float, step: float = 0.0
+    ) -> None:
+        """Take in what a chunk cost: ``seconds``, beside those of a step if it was hurried."""
+        nearest, key = self._nearest(context, hurried), (hurried, _span(context))
+        before = _Chunks(nearest.size, nearest.longest, nearest.fixed)
+        chunks = self._chunks.setdefault(key, before)
         chunks.seen.append((tokens, seconds))
-        fixed, each = chunks.line()
-        allowed = self._allowed(fixed) if hurried else UNHURRIED_SECONDS
+        lengths_differ = chunks.estimate_fixed()
+        alike = [chunk for chunk in chunks.seen if chunk[0].bit_length() == tokens.bit_length()]
+        fixed = min(chunks.fixed, median(seconds for _, seconds in alike))
+        each = median(max(seconds - fixed, 0.0) / tokens for tokens, seconds in alike)
+        allowed = UNHURRIED_SECONDS
+        if hurried:
+            allowed = max((GAP - 1) * max(step, median(self._latest)), 3 / 2 * fixed)
         # The last chunk of a prompt is short and says little about longer ones.
         if tokens < int(chunks.size) and seconds < allowed:
             return
-        fitting = (allowed - fixed) / each if each else float("inf")
-        most = MOST_GROWING * tokens if chunks.may_grow(tokens, allowed) else tokens
-        fitting = min(max(fitting, MOST_SHRINKING * tokens), most)
-        chunks.size = min(self._most, max(min(FEWEST_TOKENS, self._most), fitting))
-        chunks.size = chunks.other_length() or chunks.size
-        waited = allowed + (self._step if hurried else 0.0)
-        more = (LAST_PIECE - 1) * waited / each if each else float("inf")
+        most = tokens * (MOST_GROWING if len(alike) >= FEWEST_ALIKE else 1)
+        fitting = (allowed - fixed) / each if each else most
+        size = max(FEWEST_TOKENS, MOST_SHRINKING * tokens, min(fitting, most))
+        # Too slow even at the fewest: a fixed time may be why, and one length cannot tell.
+        if tokens == FEWEST_TOKENS and not lengths_differ:
+            size = MOST_GROWING * tokens
+        chunks.size = min(self._most, size)
+        more = (LAST_PIECE - 1) * (allowed + step) / each if each else size
         chunks.longest = chunks.size + min(more, chunks.size)
-
-    def _allowed(self, fixed: float) -> float:
-        """Seconds that a hurried chunk may add to a step of the usual length."""
-        usual = max(self._step, statistics.median(self._latest))
-        return max((GAP - 1) * usual, 3 / 2 * fixed)
 
     def _nearest(self, context: int, hurried: bool) -> _Chunks:
         """The figures of this range of contexts, or of the nearest shorter one."""

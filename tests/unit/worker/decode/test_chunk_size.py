@@ -258,3 +258,22 @@ def test_times_that_are_all_but_zero_make_no_chunk_longer_than_its_prompt(seed: 
             context, left = context + tokens, left - tokens
             if chance.random() < 0.7:
                 chunks.stepped(chance.choice([0.0, chance.random() * scale]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_few_slow_steps_let_no_chunk_hold_rows_up_for_long(seed: int) -> None:
+    chunks, chance, step = ChunkSize(2048), random.Random(seed), 0.02
+    longest = 0.0
+    for _ in range(150):
+        context, left = 0, int(10 * 2 ** chance.uniform(0, 9))
+        for _ in range(5):
+            chunks.stepped(step)
+        while left:
+            tokens = chunks.chunk(context, True, left)
+            seconds = DEVICES["a laptop's GPU"](tokens, context)
+            longest = max(longest, seconds)
+            chunks.read(context, True, tokens, 0.0)
+            slow = 0.4 if chance.random() < 0.03 else 0.0
+            chunks.stepped(step + seconds * chance.choice((0.9, 1.0, 1.0, 1.1, 2.0)) + slow)
+            context, left = context + tokens, left - tokens
+    assert longest < 8 * step
