@@ -303,7 +303,7 @@ def simulate(
     noise: float = NOISE,
     read: float = 0.0,
 ) -> Run:
-    """Run jobs to their end, or for so many steps.
+    """Run jobs to their end, or for `max_steps` steps.
 
     Args:
         read: see `Prompts`.

@@ -73,7 +73,7 @@ class DecodeLoop:
             self._scheduler.add(row)
 
     def drop(self, rows: Sequence[DecodeRow]) -> None:
-        """Let go of rows before the next step; those that are done are ignored."""
+        """Remove rows before the next step. Rows that are done are ignored."""
         for row in rows:
             if row.in_engine:
                 self._clock.interrupt()

@@ -69,7 +69,7 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
 
 
 def between_two_steps(chunks: ChunkSize, gap: Callable[[int], float]) -> int:
-    """Read a chunk that makes the gap between two steps so long; returns its tokens."""
+    """Read a chunk between two steps that are `gap(tokens)` seconds apart; returns its tokens."""
     tokens = chunks.chunk(0, True, left=10**6)
     chunks.read(0, True, tokens, 0.0)
     chunks.stepped(gap(tokens))

@@ -126,7 +126,7 @@ class AutoPolicy:
         self._credit, self._timed, self._step = OVERHEAD + 1.0, True, 0
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
-        """See `DepthPolicy`. Nobody drafts while more rows join than decode."""
+        """See `DepthPolicy`. No row drafts while the rows that join outnumber those that decode."""
         self._step += 1
         limits = {row.row_id: min(row.limit, self._max_depth) for row in rows if row.limit > 0}
         if limits != self._limits or self._step % INTERVAL == 0:
