@@ -26,7 +26,7 @@ from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.device import Kernels, for_device
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
-from omlx_worker.engine.ragged.attention_cache import Window
+from omlx_worker.engine.ragged.window import Window
 
 SLOTS, KEY_HEADS, HEADS, DK, DV, HIDDEN = 4, 16, 32, 128, 128, 512
 ACCEPTED = mx.array([0, 1, 2, 3])

@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.ragged.window import TAIL
 
 IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
@@ -78,29 +79,43 @@ class Footprint:
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
         recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
-        positions = [_bytes(cache.tails) // TAIL for cache in attention]
-        self._position = sum(positions)
-        self._layer = max(positions, default=0)
+        # Bytes of a position and the ring of every attention layer.
+        self._layers = [(_bytes(cache.tails) // TAIL, cache.ring) for cache in attention]
         state = sum(_bytes(cache.arrays) for cache in recurrent)
         # Kept inputs: of the convolution, and as much again for keys, values and gates.
         kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
         # Tails, counts, and the drafts' own weights.
-        self._slot = TAIL * self._position + state + kept + 4 * model.vocabulary * (1 + depth)
+        self._slot = (
+            sum(TAIL * size for size, _ in self._layers)
+            + state
+            + kept
+            + 4 * model.vocabulary * (1 + depth)
+        )
         # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
 
     def of_batch(self, layout: Layout) -> int:
         """Bytes of a batch, plus those of a step or of a rearrangement."""
-        bodies, slots = positions_of(layout), slots_of(layout)
+        slots, positions = slots_of(layout), positions_of(layout)
+        # With a ring by its largest possible size: layouts are compared by their positions.
+        longest = max((group.capacity for group in layout), default=0)
+        bodies = [
+            size * (slots * min(longest, ring) if ring else positions)
+            for size, ring in self._layers
+        ]
         stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
         # One layer's bodies, old and new.
-        rearranging = bodies * self._layer
-        return bodies * self._position + slots * self._slot + max(stepping, rearranging)
+        rearranging = max(bodies, default=0)
+        return sum(bodies) + slots * self._slot + max(stepping, rearranging)
 
     def of_prompt(self, tokens: int) -> int:
         """Bytes of a prompt's own cache while it is read."""
-        return (tokens + _PAGE) * (self._position + self._layer) + self._prompt if tokens else 0
+        if not tokens:
+            return 0
+        # A ring's cache holds a chunk beside the ring while it is read; a chunk may be the prompt.
+        layers = [size * (tokens + _PAGE) for size, _ in self._layers]
+        return sum(layers) + max(layers, default=0) + self._prompt
 
 
 def _bytes(arrays: Iterable[mx.array]) -> int:

@@ -119,7 +119,6 @@ def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     if ragged is not None:
         return RaggedDecoder(ragged, depth)
-    log.info("%s runs through mlx-lm's BatchGenerator", type(network).__module__)
     return GeneratorDecoder(network, max_rows)
 
 

@@ -1,6 +1,8 @@
-"""Model families that run on the ragged batch, by the class that mlx-lm loads them into."""
+"""The ragged form of a loaded model: its family's own, or that of any family."""
 
 from __future__ import annotations
+
+import logging
 
 import mlx.nn as nn
 from mlx_lm.models.qwen3_5 import Model as Qwen35
@@ -8,14 +10,18 @@ from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.self_check import check
+
+log = logging.getLogger(__name__)
 
 
 def as_ragged(
     network: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
 ) -> RaggedModel | None:
-    """The ragged form of a loaded model, or None if its family has none.
+    """The ragged form of a loaded model; None, with a warning that says why, if it has none.
 
     Args:
         drafts: whether to use its MTP head, if it has one.
@@ -23,4 +29,11 @@ def as_ragged(
     """
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
         return RaggedQwen35(network, drafts=drafts, kernels=kernels)
-    return None
+    try:
+        ragged = AnyFamily(network)
+        check(network, ragged)
+    except Unsupported as reason:
+        family = type(network).__module__.rpartition(".")[2]
+        log.warning("%s models run on mlx-lm's BatchGenerator, because %s", family, reason)
+        return None
+    return ragged

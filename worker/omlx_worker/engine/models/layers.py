@@ -12,8 +12,9 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from omlx_worker.engine.kernels.delta_rule import Kept
 from omlx_worker.engine.kernels.device import Kernels
 from omlx_worker.engine.models.ragged_model import LayerCache
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.window import Window
 
 
 class Layer:
@@ -103,7 +104,8 @@ class Attention:
         values = v.reshape(slots, width, key_heads, -1)
         queries = module.rope(module.q_norm(queries).swapaxes(1, 2), offset=window.cursors)
         keys = module.rope(keys.swapaxes(1, 2), offset=window.cursors)
-        mixed = cache.attend(queries, keys, values.swapaxes(1, 2), window, module.scale)
+        cache.put(keys, values.swapaxes(1, 2), window)
+        mixed = cache.attend(queries, window, module.scale)
         mixed = mixed.swapaxes(1, 2).reshape(slots, width, -1)
         return self._out(mixed * mx.sigmoid(gate.reshape(slots, width, -1)), added)
 

@@ -19,8 +19,9 @@ from omlx_worker.engine.drafts.mtp import text_model
 from omlx_worker.engine.kernels.device import Kernels, for_device
 from omlx_worker.engine.models.layers import Layer
 from omlx_worker.engine.models.ragged_model import LayerCache
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.window import Window
 
 
 class RaggedQwen35:
@@ -96,7 +97,7 @@ class RaggedQwen35:
     def _new_cache(self, layer: Any, slots: int, capacity: int) -> LayerCache:
         if not layer.is_linear:
             heads, dim = self._args.num_key_value_heads, self._args.head_dim
-            return AttentionCache.empty(slots, heads, capacity, dim, self.dtype)
+            return AttentionCache.empty(slots, heads, capacity, (dim, dim), self.dtype)
         net = layer.linear_attn
         kept = net.conv_kernel_size - 1
         return RecurrentCache(

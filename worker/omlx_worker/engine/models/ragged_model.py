@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, Window
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.window import Window
 
 LayerCache = AttentionCache | RecurrentCache
 

@@ -11,58 +11,20 @@ decoding; a step rewrites only the tail, ``TAIL`` positions long.
 
 Why several bodies: neighbouring slots share one, and a body has one capacity; see
 `omlx_worker.engine.ragged.layout`. The tail is one array over all slots.
+
+A layer with a sliding window keeps no more of a body than a ring of the window's size: position
+``p`` is at index ``p`` modulo the ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import mlx.core as mx
 
 from omlx_worker.engine.ragged.layout import Layout, capacity_for, unmoved
-
-TAIL = 256
-"""Positions of the tail; a fold moves them to the body before it can overflow."""
-
-Spans = tuple[tuple[int, int], ...]
-"""Slots and capacity of each body, in the order of the slots."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where the tokens of one step go; shared by all attention layers of the step.
-
-    Attributes:
-        cursors: ``[S]`` int32, filled positions of each row's cache, which is the position of
-            the window's first token.
-        spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one body.
-        index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
-        body_masks: for each body ``[S_g, 1, 1, C_g]`` bool, positions that hold history.
-        tail_mask: ``[S, 1, W, TAIL]`` bool, tail positions that each query may see.
-    """
-
-    cursors: mx.array
-    spans: Spans
-    index: mx.array
-    body_masks: tuple[mx.array, ...]
-    tail_mask: mx.array
-
-    @classmethod
-    def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, spans: Spans) -> Self:
-        """The window of ``width`` tokens per row that starts at each row's cursor."""
-        offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
-        return cls(
-            cursors=cursors,
-            spans=spans,
-            index=offsets[:, None, :, None],
-            body_masks=tuple(
-                (mx.arange(capacity) < lengths[:, None])[:, None, None, :]
-                for (_, capacity), lengths in zip(spans, _apart(body_lengths, spans), strict=True)
-            ),
-            tail_mask=mx.arange(TAIL) <= offsets[:, None, :, None],
-        )
+from omlx_worker.engine.ragged.window import TAIL, Spans, Window, apart
 
 
 class AttentionCache:
@@ -71,16 +33,31 @@ class AttentionCache:
     Attributes:
         tail_keys, tail_values: ``[S, H, TAIL, D]``.
         bodies: keys and values of neighbouring slots, ``[S_g, H, C_g, D]`` each.
+        ring: positions of a body, at most; 0 for a layer without a sliding window.
     """
 
-    def __init__(self, arrays: Sequence[mx.array]) -> None:
+    def __init__(self, arrays: Sequence[mx.array], ring: int = 0) -> None:
         self.tail_keys, self.tail_values, *bodies = arrays
         self.bodies = list(zip(bodies[::2], bodies[1::2], strict=True))
+        self.ring = ring
 
     @classmethod
-    def empty(cls, slots: int, heads: int, capacity: int, dim: int, dtype: mx.Dtype) -> Self:
-        lengths = (TAIL, TAIL, capacity, capacity)
-        return cls([mx.zeros((slots, heads, length, dim), dtype) for length in lengths])
+    def empty(
+        cls,
+        slots: int,
+        heads: int,
+        capacity: int,
+        dims: tuple[int, int],
+        dtype: mx.Dtype,
+        ring: int = 0,
+    ) -> Self:
+        """Caches of free slots.
+
+        Args:
+            dims: of a head's keys and of its values.
+        """
+        lengths = (TAIL, min(capacity, ring) if ring else capacity)
+        return cls([mx.zeros((slots, heads, n, d), dtype) for n in lengths for d in dims], ring)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -103,41 +80,57 @@ class AttentionCache:
     def spans(self) -> Spans:
         return tuple((keys.shape[0], keys.shape[2]) for keys, _ in self.bodies)
 
+    def put(self, keys: mx.array, values: mx.array, window: Window) -> None:
+        """Write the window's keys ``[S, H, W, D]``, rotated, and values ``[S, H, W, Dv]``."""
+        self.tail_keys = mx.put_along_axis(self.tail_keys, window.index, keys, axis=2)
+        self.tail_values = mx.put_along_axis(self.tail_values, window.index, values, axis=2)
+
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, window: Window, scale: float
+        self,
+        queries: mx.array,
+        window: Window,
+        scale: float,
+        *,
+        sliding: int = 0,
+        sinks: mx.array | None = None,
+        softcap: float = 0.0,
     ) -> mx.array:
-        """Write the window's keys and values to the tail, then attend to body and tail.
+        """Attend to body and tail, which holds the window's own keys and values already.
 
         Args:
             queries: ``[S, Hq, W, D]``, rotated; ``Hq`` is a multiple of the key heads.
-            keys: ``[S, H, W, D]``, rotated.
-            values: ``[S, H, W, Dv]``.
+            sliding: how many of the latest positions a query sees, its own included; 0 for all.
+            sinks: ``[Hq]``, scores of a position without a value; None for none.
+            softcap: the limit of scores, by a hyperbolic tangent; 0 for none.
 
         Returns:
             ``[S, Hq, W, Dv]``: one softmax over body and tail; the two weighted sums added.
         """
         slots, query_heads, width, dim = queries.shape
-        heads = keys.shape[1]
+        heads = self.tail_keys.shape[1]
         group = query_heads // heads
-        self.tail_keys = mx.put_along_axis(self.tail_keys, window.index, keys, axis=2)
-        self.tail_values = mx.put_along_axis(self.tail_values, window.index, values, axis=2)
-
         # Query heads that share a key head become rows of one product: [S, H, G * W, D].
         grouped = (queries * scale).reshape(slots, heads, group * width, dim)
-        tail_mask = mx.tile(window.tail_mask, (1, 1, group, 1))
-        shared = (grouped, self.tail_keys, self.tail_values, tail_mask)
-        parts = zip(*(_apart(array, window.spans) for array in shared), strict=True)
+        body_masks, tail_mask = window.masks(sliding, self.ring)
+        shared = (grouped, self.tail_keys, self.tail_values, mx.tile(tail_mask, (1, 1, group, 1)))
+        parts = zip(*(apart(array, window.spans) for array in shared), strict=True)
+        if sliding:
+            body_masks = [mx.tile(mask, (1, 1, group, 1)) for mask in body_masks]
+        if sinks is not None:
+            sinks = mx.repeat(sinks.reshape(heads, group), width, axis=1)[..., None]
         mixed = [
-            _mixed(query, body, body_mask, *tail)
-            for body, body_mask, (query, *tail) in zip(
-                self.bodies, window.body_masks, parts, strict=True
-            )
+            _mixed(query, body, body_mask, *tail, sinks=sinks, softcap=softcap)
+            for body, body_mask, (query, *tail) in zip(self.bodies, body_masks, parts, strict=True)
         ]
         whole = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
         return whole.reshape(slots, query_heads, width, -1)
 
     def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
-        """Write a prefilled prompt, keys and values ``[1, H, L, D]``, to a slot's body."""
+        """Write a prefilled prompt to a slot's body.
+
+        Args:
+            prompt: keys and values ``[1, H, L, D]``, each position at its index in the body.
+        """
         body, row = self._place(slot)
         for array, part in zip(body, prompt, strict=True):
             # An index instead of the slice would copy the part once more.
@@ -149,20 +142,34 @@ class AttentionCache:
         Padded to a body's capacity, so that snapshots come in few sizes.
         """
         body, row = self._place(slot)
-        end, extra = cursor - body_length, capacity_for(cursor) - cursor
-        histories = []
-        for array, tail in zip(body, self.tails, strict=True):
-            whole = [array[row : row + 1, :, :body_length], tail[slot : slot + 1, :, :end]]
-            room = mx.zeros((1, array.shape[1], extra, array.shape[3]), array.dtype)
-            histories.append(mx.concatenate([*whole, room], axis=2))
-        return histories
+        capacity = self._limited(capacity_for(cursor))
+        history = [_padded(array[row : row + 1, :, :capacity], capacity) for array in body]
+        copy = AttentionCache(
+            [*(tail[slot : slot + 1] for tail in self.tails), *history], self.ring
+        )
+        copy.fold(0, body_length, cursor)
+        return list(copy.bodies[0])
 
     def fold(self, slot: int, body_length: int, cursor: int) -> None:
         """Move a slot's tail, positions ``body_length`` to ``cursor``, to its body."""
         body, row = self._place(slot)
-        for array, tail in zip(body, self.tails, strict=True):
-            history = tail[slot : slot + 1, :, : cursor - body_length]
-            array[row : row + 1, :, body_length:cursor] = history
+        for start, end in self._runs(body_length, cursor):
+            index = start % self.ring if self.ring else start
+            for array, tail in zip(body, self.tails, strict=True):
+                part = tail[slot : slot + 1, :, start - body_length : end - body_length]
+                array[row : row + 1, :, index : index + end - start] = part
+
+    def _runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Positions from ``start`` to ``end``, in pieces that follow each other in a body."""
+        if self.ring:
+            start = max(start, end - self.ring)
+        while start < end:
+            stop = min(end, start - start % self.ring + self.ring) if self.ring else end
+            yield start, stop
+            start = stop
+
+    def _limited(self, capacity: int) -> int:
+        return min(capacity, self.ring) if self.ring else capacity
 
     def arrange(self, moves: Sequence[int | None], layout: Layout) -> None:
         """Change to another layout.
@@ -174,7 +181,8 @@ class AttentionCache:
         start = 0
         for group in layout:
             inside = moves[start : start + group.slots]
-            bodies.append(self._kept(inside, group.capacity) or self._built(inside, group.capacity))
+            capacity = self._limited(group.capacity)
+            bodies.append(self._kept(inside, capacity) or self._built(inside, capacity))
             start += group.slots
         if not unmoved(moves, self.tail_keys.shape[0]):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
@@ -183,6 +191,9 @@ class AttentionCache:
 
     def _kept(self, moves: Sequence[int | None], capacity: int) -> tuple[mx.array, mx.array] | None:
         """The body that already consists of exactly these slots, if there is one."""
+        if not any(old is not None for old in moves):
+            # Any body would do, and another group may have it: rings are alike in size.
+            return None
         start = 0
         for body, (slots, size) in zip(self.bodies, self.spans, strict=True):
             inside = [None if old is None else old - start for old in moves]
@@ -214,19 +225,14 @@ class AttentionCache:
 
 
 def spans_of(caches: Sequence[object]) -> Spans:
-    """The spans, which all attention layers share; empty without such a layer."""
-    return next((cache.spans for cache in caches if isinstance(cache, AttentionCache)), ())
+    """The spans of the layers, rings not considered; empty without attention layers."""
+    spans = [cache.spans for cache in caches if isinstance(cache, AttentionCache)]
+    return max(spans, default=())
 
 
-def _apart(array: mx.array, spans: Spans) -> list[mx.array]:
-    """Split an array over all slots into one array a body."""
-    if len(spans) == 1:
-        return [array]
-    ends, end = [], 0
-    for slots, _ in spans[:-1]:
-        end += slots
-        ends.append(end)
-    return list(mx.split(array, ends)) if spans else []
+def _padded(array: mx.array, length: int) -> mx.array:
+    """``[1, H, L, D]`` padded with zeros to ``length`` positions."""
+    return mx.pad(array, [(0, 0), (0, 0), (0, length - array.shape[2]), (0, 0)])
 
 
 def _mixed(
@@ -236,15 +242,27 @@ def _mixed(
     tail_keys: mx.array,
     tail_values: mx.array,
     tail_mask: mx.array,
+    *,
+    sinks: mx.array | None,
+    softcap: float,
 ) -> mx.array:
-    """Attention of ``[S_g, H, G * W, D]`` queries to one body and its slots' tails."""
+    """Attention of ``[S_g, H, G * W, D]`` queries to one body and its slots' tails.
+
+    Args:
+        sinks: ``[H, G * W, 1]``.
+    """
     body_keys, body_values = body
     on_body = queries @ body_keys.swapaxes(-1, -2)
     on_tail = queries @ tail_keys.swapaxes(-1, -2)
+    if softcap:
+        on_body, on_tail = (mx.tanh(part / softcap) * softcap for part in (on_body, on_tail))
     floor = mx.finfo(on_body.dtype).min
-    scores = mx.concatenate(
-        [mx.where(body_mask, on_body, floor), mx.where(tail_mask, on_tail, floor)], axis=-1
-    )
-    weights = mx.softmax(scores, axis=-1, precise=True)
+    scores = [mx.where(body_mask, on_body, floor), mx.where(tail_mask, on_tail, floor)]
+    if sinks is not None:
+        scores.append(mx.broadcast_to(sinks, (*on_body.shape[:-1], 1)).astype(on_body.dtype))
+    weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
     capacity = body_keys.shape[2]
-    return weights[..., :capacity] @ body_values + weights[..., capacity:] @ tail_values
+    return (
+        weights[..., :capacity] @ body_values
+        + weights[..., capacity : capacity + TAIL] @ tail_values
+    )

@@ -22,12 +22,13 @@ import mlx.core as mx
 from omlx_worker.engine.footprint import Footprint
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import TAIL, Spans, spans_of
+from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Snapshot
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
 from omlx_worker.engine.ragged.step import RowStep, Step, Verdict, compiled, fit
+from omlx_worker.engine.ragged.window import TAIL, Spans
 
 MOST_STEPS = 48
 """Compiled steps that are kept; the least recently used go.

@@ -25,7 +25,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import Window, spans_of
+from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -37,6 +37,7 @@ from omlx_worker.engine.ragged.sampling import (
     report,
 )
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
+from omlx_worker.engine.ragged.window import Window
 
 _OF_DRAFTS = ("drafts", "weights")
 

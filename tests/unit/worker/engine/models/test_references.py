@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged.attention_cache import Window
+from omlx_worker.engine.ragged.window import Window
 from tests.helpers.decoding import Loaded, row, run
 
 pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")

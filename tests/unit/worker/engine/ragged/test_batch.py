@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.ragged.attention_cache import TAIL
 from omlx_worker.engine.ragged.layout import MIN_CAPACITY, Layout
 from omlx_worker.engine.ragged.slots import SHRINK_AFTER
+from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import Loaded, row, run, small_classes
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged.attention_cache import TAIL, AttentionCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 LONG = 9_300

@@ -1,0 +1,164 @@
+"""Tiny models of mlx-lm's families, with random weights in float32."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+SLIDING = 24
+"""Positions of the sliding windows: shorter than a tail, so that rings turn within one."""
+
+_PLAIN_ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
+_ROPES = {"full_attention": _PLAIN_ROPE, "sliding_attention": _PLAIN_ROPE}
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 257,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "rope_theta": 10_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": SLIDING,
+    "sliding_window_pattern": 2,
+    "partial_rotary_factor": 0.5,
+    "rope_scaling": None,
+    # Norms, by the names that families give them.
+    "rms_norm_eps": 1e-5,
+    "norm_eps": 1e-5,
+    "layer_norm_eps": 1e-5,
+    "norm_epsilon": 1e-5,
+    "use_qk_norm": True,
+    # Scales and limits.
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    # Mixtures of experts.
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "shared_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32,
+    "rotary_dim": 8,
+    "rope_parameters": _PLAIN_ROPE,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"layer_types": None},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "phi3": {},
+    "olmo2": {},
+    "olmo3": {},
+    "glm4": {},
+    "glm4_moe": {},
+    "gemma": {},
+    "gemma3_text": {},
+    "gemma3n": {
+        "text_config": COMMON
+        | {
+            "model_type": "gemma3n_text",
+            "intermediate_size": [96] * 4,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 257,
+            "altup_active_idx": 0,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_num_inputs": 4,
+            "laurel_rank": 8,
+            "rope_local_base_freq": 10_000.0,
+            "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+        }
+    },
+    "gemma4_text": {
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 257,
+        "global_head_dim": 32,
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "rope_parameters": _ROPES,
+    },
+    "gpt_oss": {},
+    "starcoder2": {},
+    "cohere2": {},
+    "exaone4": {"sliding_window_pattern": "LG"},
+    "granite": {},
+    "granitemoe": {},
+    "mixtral": {},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_theta": 10_000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "llama_4_scaling_beta": 0.1,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        }
+    },
+    "mistral3": {"text_config": COMMON | {"model_type": "llama", "layer_types": None}},
+    "hunyuan_v1_dense": {},
+    "seed_oss": {},
+    "ernie4_5": {},
+    "minimax": {},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4},
+    "stablelm": {"use_qkv_bias": False},
+    "phi": {},
+    "afmoe": {},
+}
+"""Families that keep keys and values alone, and what their configuration adds to the common one."""
+
+MAMBA2: dict[str, Any] = {
+    "num_heads": 4,
+    "state_size": 16,
+    "layer_norm_epsilon": 1e-5,
+    "conv_kernel": 4,
+    "n_groups": 1,
+    "use_conv_bias": True,
+    "time_step_limit": (0.0, 100.0),
+    "time_step_rank": 4,
+}
+
+
+def tiny(family: str, seed: int = 0) -> nn.Module:
+    """A model of a family of mlx-lm, named by its module."""
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    config = COMMON | {"model_type": family} | FAMILIES.get(family, MAMBA2)
+    mx.random.seed(seed)
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    mx.eval(model.parameters())
+    return model

@@ -1,0 +1,122 @@
+"""Any family that keeps keys and values alone decodes on the ragged batch as it does alone."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.generate import generate_step
+
+from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.self_check import difference
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.window import TAIL
+from tests.helpers.decoding import row, run, small_classes
+from tests.helpers.families import FAMILIES, SLIDING, tiny
+
+EVERY_DAY = ("llama", "gemma3_text", "gpt_oss")
+PARAMETERS = [
+    pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow) for name in FAMILIES
+]
+EXACT = 1e-5
+
+
+def greedy(model: nn.Module, prompt: list[int], tokens: int) -> list[int]:
+    return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=tokens)]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(length)]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets() -> Iterator[None]:
+    with small_classes():
+        yield
+
+
+@pytest.mark.parametrize("family", PARAMETERS)
+def test_windows_at_different_cursors_score_as_a_plain_forward_does(family: str) -> None:
+    model = tiny(family)
+
+    assert difference(model, AnyFamily(model)) < EXACT
+
+
+@pytest.mark.parametrize("family", PARAMETERS)
+def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(family: str) -> None:
+    model = tiny(family)
+    ragged = as_ragged(model)
+    assert ragged is not None
+    given = {"short": prompt(3, 1), "longer": prompt(SLIDING + 9, 2), "long": prompt(90, 3)}
+    wanted = {name: greedy(model, tokens, 60) for name, tokens in given.items()}
+
+    got = run(
+        RaggedDecoder(ragged),
+        [row(name, tokens, 60) for name, tokens in given.items()],
+        arrivals={"longer": 5, "long": 11},
+    )
+
+    assert got == wanted
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_rings_stay_exact_when_tails_fold_into_them_and_rows_are_suspended(family: str) -> None:
+    model = tiny(family)
+    given = {"a": prompt(5, 4), "b": prompt(70, 5)}
+    tokens = TAIL + 2 * SLIDING + 7
+    wanted = {name: greedy(model, start, tokens) for name, start in given.items()}
+    decoder = RaggedDecoder(AnyFamily(model))
+    steps: dict[str, list[int]] = {name: [] for name in given}
+    for name, start in given.items():
+        decoder.add(row(name, start, tokens))
+        decoder.prefill(name, 1000)
+
+    def decode(count: int) -> None:
+        for _ in range(count):
+            for outcome in decoder.step():
+                steps[outcome.row_id] += [sampled.token for sampled in outcome.tokens]
+
+    decode(40)
+    decoder.suspend("b")
+    decode(TAIL)
+    decoder.resume("b")
+    decode(TAIL + 40)
+
+    assert {name: got[:tokens] for name, got in steps.items()} == wanted
+
+
+def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
+    caches = AnyFamily(tiny("gemma3_text")).new_caches(2, 1024)
+
+    lengths = [cache.spans[0][1] for cache in caches if isinstance(cache, AttentionCache)]
+
+    assert lengths == [SLIDING, 1024, SLIDING, 1024]
+
+
+def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken = patch.object(AttentionCache, "put", lambda *_: None)
+
+    with broken, caplog.at_level(logging.WARNING):
+        assert as_ragged(tiny("llama")) is None
+
+    assert "llama models run on mlx-lm's BatchGenerator, because" in caplog.text
+    assert "differs from a plain forward" in caplog.text
+
+
+def test_a_family_with_another_kind_of_state_is_refused_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert as_ragged(tiny("mamba2")) is None
+
+    assert "mamba2 models run on mlx-lm's BatchGenerator, because" in caplog.text

@@ -1,0 +1,93 @@
+"""Compares a ragged form with the model's own forward, on the loaded weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from omlx_producer.errors import one_line
+from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.attention_cache import spans_of
+from omlx_worker.engine.ragged.window import TAIL, Window
+
+log = logging.getLogger(__name__)
+
+_PROMPTS = (3, 11)
+_WINDOWS = ((4, (2, 4)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
+"""Widths, and how many tokens of each row's window are committed."""
+_NEAR, _NEAR_IN_HALF = 1e-3, 0.1
+"""The largest difference that rounding explains, in float32 and in half precision."""
+_ODD_SHARE = 0.25
+"""Share of positions that may differ more: where experts' scores tie, rounding chooses."""
+
+
+def check(model: nn.Module, ragged: RaggedModel) -> None:
+    """Compare a ragged form with the model's own forward.
+
+    Raises:
+        Unsupported: if they disagree, or if the model's modules cannot run a ragged window.
+    """
+    try:
+        found = difference(model, ragged)
+    except Exception as error:  # a family's own code may raise anything
+        log.debug("the self-check failed", exc_info=True)
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise Unsupported(f"its modules cannot run a ragged window ({reason})") from error
+    if not found <= (_NEAR if ragged.dtype == mx.float32 else _NEAR_IN_HALF):
+        raise Unsupported(f"a ragged window differs from a plain forward by {found:.0%}")
+
+
+def difference(model: nn.Module, ragged: RaggedModel) -> float:
+    """How far the logits of ragged windows are from those of a plain forward.
+
+    Two prompts are read, then windows of 1 to 4 tokens run at different cursors, with different
+    numbers of tokens committed.
+
+    Returns:
+        The distance at the upper quartile of positions, as a share of the logits' own spread.
+    """
+    prompts = [_tokens(ragged.vocabulary, n, seed) for seed, n in enumerate(_PROMPTS)]
+    caches = ragged.new_caches(len(prompts), TAIL)
+    for slot, prompt in enumerate(prompts):
+        _read(ragged, caches, slot, prompt)
+    lengths = mx.array(_PROMPTS, mx.int32)
+    cursors, distances = lengths, []
+    accepted = mx.zeros_like(lengths)
+    for number, (width, committed) in enumerate(_WINDOWS):
+        tokens = [_tokens(ragged.vocabulary, width, 100 * number + slot) for slot in (0, 1)]
+        window = Window.at(cursors, lengths, width, spans_of(caches))
+        got = ragged.logits(ragged.forward(mx.stack(tokens), caches, window, accepted))
+        for slot, text in enumerate(tokens):
+            whole = mx.concatenate([prompts[slot], text])[None]
+            wanted = model(whole, cache=make_prompt_cache(model))[0, -width:]
+            distances += list(_distances(got[slot], wanted))
+            prompts[slot] = mx.concatenate([prompts[slot], text[: committed[slot]]])
+        accepted = mx.array(committed, mx.int32) - 1
+        cursors = cursors + mx.array(committed, mx.int32)
+        mx.eval([cache.arrays for cache in caches])
+    return sorted(distances)[int(len(distances) * (1 - _ODD_SHARE))]
+
+
+def _read(ragged: RaggedModel, caches: list[LayerCache], slot: int, prompt: mx.array) -> None:
+    reading = ragged.new_prompt_cache()
+    following = mx.concatenate([prompt[1:], prompt[:1]])
+    ragged.prefill(prompt[None], following[None], reading)
+    for cache, part in zip(caches, ragged.prompt_arrays(reading), strict=True):
+        cache.write(slot, part)
+
+
+def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:
+    return mx.random.randint(0, vocabulary, (count,), key=mx.random.key(seed))
+
+
+def _distances(got: mx.array, wanted: mx.array) -> Iterator[float]:
+    """The distance of each position's logits, ``[W, V]`` both."""
+    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
+    spread = mx.std(wanted, axis=-1) + 1e-9
+    apart = mx.sqrt(mx.mean((got - wanted) ** 2, axis=-1)) / spread
+    yield from apart.tolist()  # type: ignore[misc]
