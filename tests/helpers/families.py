@@ -71,6 +71,15 @@ COMMON: dict[str, Any] = {
     "rope_parameters": _PLAIN_ROPE,
 }
 
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_layer_freq": 1,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"layer_types": None},
     "qwen2": {},
@@ -82,6 +91,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {},
     "glm4_moe": {},
     "gemma": {},
+    "gemma2": {},
     "gemma3_text": {},
     "gemma3n": {
         "text_config": COMMON
@@ -139,6 +149,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {"use_qkv_bias": False},
     "phi": {},
     "afmoe": {},
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": LATENT,
 }
 """Families that keep keys and values alone, and what their configuration adds to the common one."""
 

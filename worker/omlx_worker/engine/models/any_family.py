@@ -1,79 +1,27 @@
 """Any family of mlx-lm that keeps keys and values alone, as ragged windows over per-row caches.
 
-mlx-lm's modules run unmodified. Two things are replaced. Each layer gets a `_LayerView` as its
-cache: its ``offset`` is each row's cursor, ``update_and_fetch`` stores the window's keys and values
-and returns the view in their place, and ``make_mask`` returns the size of the sliding window. And
-the function ``scaled_dot_product_attention`` in the modules' own namespaces asks the view instead
-of computing, whenever it gets one as keys. So layers that share another's keys and values work too.
+mlx-lm's modules run unmodified, with a `LayerView` as the cache of each layer; see
+`omlx_worker.engine.models.layer_view`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.window import Window
 
-_ATTENTION = "scaled_dot_product_attention"
-
 
 class Unsupported(Exception):
     """A model that has no ragged form. The message completes "because ..."."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """What a layer gets as its mask: the size of its sliding window, 0 for none."""
-
-    sliding: int
-
-
-class _LayerView:
-    """What a module of mlx-lm sees of one layer's cache during one window."""
-
-    def __init__(self, cache: AttentionCache, window: Window) -> None:
-        self.offset = window.cursors
-        self._cache = cache
-        self._window = window
-
-    def make_mask(
-        self,
-        N: int,  # noqa: ARG002 (mlx-lm's names)
-        return_array: bool = False,  # noqa: ARG002
-        window_size: int | None = None,
-    ) -> _Mask:
-        return _Mask(window_size or self._cache.ring)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_LayerView, _LayerView]:
-        self._cache.put(keys, values, self._window)
-        return self, self
-
-    def keys_and_values(self) -> tuple[_LayerView, _LayerView]:
-        """What layers read that share this one's keys and values."""
-        return self, self
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self._cache.tail_values.dtype
-
-    def astype(self, _: mx.Dtype) -> _LayerView:
-        """Modules that compute attention in float32 convert keys; the softmax here is precise."""
-        return self
-
-    def attend(
-        self, queries: mx.array, scale: float, mask: _Mask, sinks: mx.array | None
-    ) -> mx.array:
-        return self._cache.attend(queries, self._window, scale, sliding=mask.sliding, sinks=sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +54,7 @@ class AnyFamily:
         self.dtype: mx.Dtype = caches[0].keys.dtype
         self.vocabulary: int = logits.shape[-1]
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        _replace_attention(model)
+        serve_views(model)
 
     def new_prompt_cache(self) -> list[KVCache | RotatingKVCache]:
         caches: list[KVCache | RotatingKVCache] = make_prompt_cache(self._model)
@@ -151,7 +99,7 @@ class AnyFamily:
         accepted: mx.array,  # noqa: ARG002
     ) -> mx.array:
         """Run one window: ``[S, W]`` tokens to logits ``[S, W, vocabulary]``."""
-        views = [_LayerView(cache, window) for cache in caches if isinstance(cache, AttentionCache)]
+        views = [LayerView(cache, window) for cache in caches if isinstance(cache, AttentionCache)]
         logits: mx.array = self._model(tokens, cache=views)
         return logits
 
@@ -181,35 +129,3 @@ def _ring_of(cache: RotatingKVCache) -> list[mx.array]:
     latest = min(ring, length)
     arrays = (cache._temporal_order(array) for array in (cache.keys, cache.values))
     return [mx.roll(array[..., -latest:, :], (length - latest) % ring, 2) for array in arrays]
-
-
-def _replace_attention(model: nn.Module) -> None:
-    """Make the attention function of the model's modules serve ragged windows too."""
-    for module in _modules(model):
-        plain = getattr(module, _ATTENTION)
-        if not hasattr(plain, "__wrapped__"):
-            setattr(module, _ATTENTION, _ragged_or(plain))
-
-
-def _modules(model: nn.Module) -> Iterator[Any]:
-    names = {type(part).__module__ for _, part in model.named_modules()}
-    modules = [sys.modules[name] for name in sorted(names)]
-    return (module for module in modules if hasattr(module, _ATTENTION))
-
-
-def _ragged_or(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    @wraps(plain)
-    def attention(
-        queries: mx.array,
-        keys: Any,
-        values: Any,
-        cache: Any,
-        scale: float,
-        mask: Any,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        if isinstance(keys, _LayerView):
-            return keys.attend(queries, scale, mask, sinks)
-        return plain(queries, keys, values, cache, scale, mask, sinks)
-
-    return attention

@@ -94,6 +94,7 @@ class AttentionCache:
         sliding: int = 0,
         sinks: mx.array | None = None,
         softcap: float = 0.0,
+        rotary: mx.array | None = None,
     ) -> mx.array:
         """Attend to body and tail, which holds the window's own keys and values already.
 
@@ -102,25 +103,32 @@ class AttentionCache:
             sliding: how many of the latest positions a query sees, its own included; 0 for all.
             sinks: ``[Hq]``, scores of a position without a value; None for none.
             softcap: the limit of scores, by a hyperbolic tangent; 0 for none.
+            rotary: ``[S, Hq, W, Dv]``, for latent attention: the keys are latents, which are also
+                what is mixed, and the values are the keys of these queries.
 
         Returns:
-            ``[S, Hq, W, Dv]``: one softmax over body and tail; the two weighted sums added.
+            ``[S, Hq, W, Dv]`` (``D`` for latents): one softmax over body and tail; the two weighted
+            sums added.
         """
-        slots, query_heads, width, dim = queries.shape
+        slots, query_heads, width, _ = queries.shape
         heads = self.tail_keys.shape[1]
         group = query_heads // heads
         # Query heads that share a key head become rows of one product: [S, H, G * W, D].
-        grouped = (queries * scale).reshape(slots, heads, group * width, dim)
+        asked = [
+            (part * scale).reshape(slots, heads, group * width, part.shape[-1])
+            for part in (queries, rotary)
+            if part is not None
+        ]
         body_masks, tail_mask = window.masks(sliding, self.ring)
-        shared = (grouped, self.tail_keys, self.tail_values, mx.tile(tail_mask, (1, 1, group, 1)))
-        parts = zip(*(apart(array, window.spans) for array in shared), strict=True)
+        tails = [self.tail_keys, self.tail_values, mx.tile(tail_mask, (1, 1, group, 1))]
+        parts = zip(*(apart(array, window.spans) for array in [*tails, *asked]), strict=True)
         if sliding:
             body_masks = [mx.tile(mask, (1, 1, group, 1)) for mask in body_masks]
         if sinks is not None:
             sinks = mx.repeat(sinks.reshape(heads, group), width, axis=1)[..., None]
         mixed = [
-            _mixed(query, body, body_mask, *tail, sinks=sinks, softcap=softcap)
-            for body, body_mask, (query, *tail) in zip(self.bodies, body_masks, parts, strict=True)
+            _mixed(part[3:], [*body, body_mask], part[:3], sinks, softcap)
+            for body, body_mask, part in zip(self.bodies, body_masks, parts, strict=True)
         ]
         whole = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
         return whole.reshape(slots, query_heads, width, -1)
@@ -236,33 +244,34 @@ def _padded(array: mx.array, length: int) -> mx.array:
 
 
 def _mixed(
-    queries: mx.array,
-    body: tuple[mx.array, mx.array],
-    body_mask: mx.array,
-    tail_keys: mx.array,
-    tail_values: mx.array,
-    tail_mask: mx.array,
-    *,
+    queries: Sequence[mx.array],
+    body: Sequence[mx.array],
+    tail: Sequence[mx.array],
     sinks: mx.array | None,
     softcap: float,
 ) -> mx.array:
     """Attention of ``[S_g, H, G * W, D]`` queries to one body and its slots' tails.
 
     Args:
+        queries: of the keys, and for latent attention also of the values.
+        body, tail: keys, values and mask.
         sinks: ``[H, G * W, 1]``.
     """
-    body_keys, body_values = body
-    on_body = queries @ body_keys.swapaxes(-1, -2)
-    on_tail = queries @ tail_keys.swapaxes(-1, -2)
-    if softcap:
-        on_body, on_tail = (mx.tanh(part / softcap) * softcap for part in (on_body, on_tail))
-    floor = mx.finfo(on_body.dtype).min
-    scores = [mx.where(body_mask, on_body, floor), mx.where(tail_mask, on_tail, floor)]
+    scores = [_scores(queries, part, softcap) for part in (body, tail)]
     if sinks is not None:
-        scores.append(mx.broadcast_to(sinks, (*on_body.shape[:-1], 1)).astype(on_body.dtype))
+        column = mx.broadcast_to(sinks, (*scores[0].shape[:-1], 1))
+        scores.append(column.astype(scores[0].dtype))
     weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-    capacity = body_keys.shape[2]
-    return (
-        weights[..., :capacity] @ body_values
-        + weights[..., capacity : capacity + TAIL] @ tail_values
-    )
+    mixed = 0 if len(queries) == 2 else 1
+    end = body[mixed].shape[2]
+    return weights[..., :end] @ body[mixed] + weights[..., end : end + TAIL] @ tail[mixed]
+
+
+def _scores(queries: Sequence[mx.array], part: Sequence[mx.array], softcap: float) -> mx.array:
+    """Scores of a body or tail, masked, ``[S_g, H, G * W, L]``."""
+    *arrays, mask = part
+    scores = sum(q @ k.swapaxes(-1, -2) for q, k in zip(queries, arrays, strict=False))
+    assert isinstance(scores, mx.array)
+    if softcap:
+        scores = mx.tanh(scores / softcap) * softcap
+    return mx.where(mask, scores, mx.finfo(scores.dtype).min)

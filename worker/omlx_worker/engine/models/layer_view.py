@@ -1,0 +1,154 @@
+"""What mlx-lm's modules see of one layer's ragged cache during one window.
+
+A `LayerView` stands in for the cache: its ``offset`` is each row's cursor, ``update_and_fetch``
+stores the window's keys and values and returns the view in their place, and ``make_mask`` returns
+the size of the sliding window. `serve_views` makes the function ``scaled_dot_product_attention`` in
+the modules' own namespaces ask the view instead of computing, whenever it gets one as keys. So
+layers that share another's keys and values work too. Attention that a family computes by itself
+gets a ragged forward here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.window import Window
+
+_ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """What a layer gets as its mask: the size of its sliding window, 0 for none."""
+
+    sliding: int
+
+
+class LayerView:
+    """One layer's cache, for one window."""
+
+    def __init__(self, cache: AttentionCache, window: Window) -> None:
+        self.offset = window.cursors
+        self._cache = cache
+        self._window = window
+
+    def make_mask(
+        self,
+        N: int,  # noqa: ARG002 (mlx-lm's names)
+        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+    ) -> _Mask:
+        return _Mask(window_size or self._cache.ring)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LayerView, LayerView]:
+        self._cache.put(keys, values, self._window)
+        return self, self
+
+    def keys_and_values(self) -> tuple[LayerView, LayerView]:
+        """What layers read that share this one's keys and values."""
+        return self, self
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._cache.tail_values.dtype
+
+    def astype(self, _: mx.Dtype) -> LayerView:
+        """Modules that compute attention in float32 convert keys; the softmax here is precise."""
+        return self
+
+    def attend(self, queries: mx.array, scale: float, mask: _Mask, **options: Any) -> mx.array:
+        """See `AttentionCache.attend`."""
+        return self._cache.attend(queries, self._window, scale, sliding=mask.sliding, **options)
+
+
+def serve_views(model: nn.Module) -> None:
+    """Make the model's modules accept a `LayerView` wherever they accept a cache."""
+    for part in {type(part): part for _, part in model.named_modules()}.values():
+        module = sys.modules[type(part).__module__]
+        plain = getattr(module, _ATTENTION, None)
+        if plain is not None and not hasattr(plain, "__wrapped__"):
+            setattr(module, _ATTENTION, _attention_or(plain))
+        if "embed_q" in part and "unembed_out" in part:
+            _add_forward(type(part), _latent_attention)
+        elif "q_proj" in part and hasattr(part, "attn_logit_softcapping"):
+            _add_forward(type(part), _capped_attention)
+
+
+def _attention_or(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    @wraps(plain)
+    def attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if isinstance(keys, LayerView):
+            return keys.attend(queries, scale, mask, sinks=sinks)
+        return plain(queries, keys, values, cache, scale, mask, sinks)
+
+    return attention
+
+
+def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None:
+    """Let a class run ``ragged`` whenever its cache is a view."""
+    plain: Any = kind.__call__
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @wraps(plain)
+    def forward(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if isinstance(cache, LayerView):
+            return ragged(self, x, mask, cache)
+        out: mx.array = plain(self, x, mask, cache)
+        return out
+
+    kind.__call__ = forward
+
+
+def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
+    """gemma2's attention, whose scores are limited by a hyperbolic tangent."""
+    queries, keys, values = (
+        proj(x).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+        for proj, heads in (
+            (module.q_proj, module.n_heads),
+            (module.k_proj, module.n_kv_heads),
+            (module.v_proj, module.n_kv_heads),
+        )
+    )
+    view.update_and_fetch(module.rope(keys, offset=view.offset), values)
+    queries = module.rope(queries, offset=view.offset)
+    mixed = view.attend(queries, module.scale, mask, softcap=module.attn_logit_softcapping)
+    out: mx.array = module.o_proj(mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+    return out
+
+
+def _latent_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
+    """DeepSeek's attention over compressed keys and values, as it computes a single token."""
+    slots, width, _ = x.shape
+    if module.q_lora_rank is None:
+        q = module.q_proj(x)
+    else:
+        q = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(x)))
+    q = q.reshape(slots, width, module.num_heads, -1).swapaxes(1, 2)
+    queries, rotary = mx.split(q, [module.qk_nope_head_dim], axis=-1)
+    latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
+    key = module.rope(key[:, None], view.offset)
+    view.update_and_fetch(module.kv_a_layernorm(latent)[:, None], key)
+    mixed = view.attend(
+        module.embed_q(queries), module.scale, mask, rotary=module.rope(rotary, view.offset)
+    )
+    out: mx.array = module.o_proj(
+        module.unembed_out(mixed).swapaxes(1, 2).reshape(slots, width, -1)
+    )
+    return out
