@@ -1,4 +1,4 @@
-"""The model of a benchmark, by options: any checkpoint, grown, cast or quantized in memory."""
+"""The model of a benchmark, by options: any checkpoint, grown, random, cast or quantized."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from omlx_worker.engine.loader import DEMO, load, resolve
+from scripts.bench.old_and_new import SHAPES, random_network
 from scripts.grown_model.grow import SIZES, grow
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEMO, help="demo, a folder, or a Hugging Face id")
     parser.add_argument("--grow", choices=list(SIZES), help="grow the demo model to this cost")
+    parser.add_argument("--random", choices=list(SHAPES), help="random weights in this shape")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--bits", type=int, choices=[4, 8], help="quantize the weights")
 
@@ -26,6 +28,8 @@ def model_of(args: argparse.Namespace) -> tuple[nn.Module, Any, str]:
     if args.grow:
         network, _ = grow(network, config, args.grow)
         name = f"{args.model}, grown to the cost of {args.grow}"
+    if args.random:
+        network, name = random_network(SHAPES[args.random]), f"random weights, {args.random}"
     if args.dtype:
         network.set_dtype(getattr(mx, args.dtype))
     if args.bits:

@@ -20,6 +20,7 @@ A lap is 288 steps by default, which includes one fold of the attention tails.
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import json
 import os
@@ -35,27 +36,66 @@ from typing import Any
 SETTLE, FOREVER = 4, 1 << 30
 DEPTH = 3
 
+_QWEN: dict[str, Any] = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 248_320,
+    "max_position_embeddings": 32_768,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "4b": {
-        "model_type": "qwen3_5_text",
-        "hidden_size": 2560,
-        "intermediate_size": 9216,
+        "model_type": "qwen3_5",
+        "text_config": _QWEN
+        | {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "mtp_num_hidden_layers": 1,
+        },
+    },
+    # Ten of its forty layers, so that two trees fit one GPU.
+    "35b-a3b": {
+        "model_type": "qwen3_5_moe",
+        "text_config": _QWEN
+        | {
+            "model_type": "qwen3_5_moe_text",
+            "hidden_size": 2048,
+            "intermediate_size": 512,
+            "num_hidden_layers": 10,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "norm_topk_prob": True,
+            "mtp_num_hidden_layers": 1,
+        },
+    },
+    "llama-8b": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
         "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 4,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 248_320,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-        "mtp_num_hidden_layers": 1,
-    }
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -73,14 +113,13 @@ def first_of(*places: str) -> Any:
     raise ImportError(f"this tree has none of {', '.join(places)}")
 
 
-def random_network(shape: dict[str, Any]) -> Any:
-    """A network with a head and random weights, bfloat16 on a GPU."""
+def random_network(config: dict[str, Any]) -> Any:
+    """A network with random weights, and with a head if it has one; bfloat16 on a GPU."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
     with_head = first_of("drafts.mtp:with_head", "models.mtp:with_head")
-    config = {"model_type": "qwen3_5", "text_config": shape}
     family, args = _get_classes(config)
     mx.random.seed(0)
     network = with_head(family)(args.from_dict(config))
@@ -159,8 +198,10 @@ def serve(args: argparse.Namespace) -> None:
         network, _, config = loader.load(args.demo)
         vocabulary = config["text_config"]["vocab_size"]
     else:
-        shape = SHAPES[args.shape] | ({"num_hidden_layers": args.layers} if args.layers else {})
-        network, vocabulary = random_network(shape), shape["vocab_size"]
+        shape = copy.deepcopy(SHAPES[args.shape])
+        text = shape.get("text_config", shape)
+        text |= {"num_hidden_layers": args.layers} if args.layers else {}
+        network, vocabulary = random_network(shape), text["vocab_size"]
     tree = Tree(network, vocabulary)
     print(import_module("omlx_worker").__file__, file=out, flush=True)
     for line in sys.stdin:

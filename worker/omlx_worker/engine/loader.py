@@ -20,7 +20,6 @@ from omlx_producer.protocol import ModelInfo
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -119,7 +118,6 @@ def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
     if depth and (ragged is None or not ragged.drafts):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     if ragged is not None:
-        choose_forms(network, ragged.dtype)
         return RaggedDecoder(ragged, depth)
     return GeneratorDecoder(network, max_rows)
 

@@ -33,11 +33,13 @@ Forms = dict[int, bool]
 def choose_forms(model: nn.Module, dtype: mx.Dtype) -> None:
     """Measure both forms on the model's first switch layer and let all of them use the faster.
 
+    A model that has been measured before keeps its choice.
+
     Args:
         dtype: of the activations.
     """
     layers = [part for _, part in model.named_modules() if isinstance(part, SwitchGLU)]
-    if not layers:
+    if not layers or hasattr(layers[0], "forms"):
         return
     forms = measured(layers[0], dtype)
     for layer in layers:

@@ -11,6 +11,7 @@ from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.kernels.device import Kernels
 from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
+from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.models.self_check import check
@@ -27,6 +28,13 @@ def as_ragged(
         drafts: whether to use its MTP head, if it has one.
         kernels: the implementations of its layers; by default the device's.
     """
+    ragged = _form_of(network, drafts, kernels)
+    if ragged is not None:
+        choose_forms(network, ragged.dtype)
+    return ragged
+
+
+def _form_of(network: nn.Module, drafts: bool, kernels: Kernels | None) -> RaggedModel | None:
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
         return RaggedQwen35(network, drafts=drafts, kernels=kernels)
     try:
