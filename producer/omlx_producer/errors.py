@@ -7,6 +7,7 @@
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
+    · MalformedResult     its result in Redis is not that of a generation job
   · JobTimeout            also a TimeoutError: the wait ended, the job goes on
 
 Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
@@ -67,6 +68,10 @@ class JobFailed(JobError):
 
 class JobCancelled(JobError):
     """The job was cancelled or stopped; the message says why."""
+
+
+class MalformedResult(JobError):
+    """The job finished, but its result is not a response body; the message says what is wrong."""
 
 
 class JobTimeout(OmlxQueueError, TimeoutError):

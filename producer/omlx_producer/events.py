@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 FinishReason = Literal["stop", "length"]
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     """The base of what workers write. It ignores unknown fields, for workers that are newer."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class TokenLogprob(_Wire):
+class TokenLogprob(Wire):
     """A sampled token and its log-probability: natural, before filters and temperature."""
 
     token: str
@@ -27,7 +27,7 @@ class TokenLogprob(_Wire):
     top: list[tuple[str, int, float]] = []
 
 
-class ChoiceDelta(_Wire):
+class ChoiceDelta(Wire):
     """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead."""
 
     index: int
@@ -36,7 +36,7 @@ class ChoiceDelta(_Wire):
     logprobs: list[TokenLogprob] | None = None
 
 
-class Speculation(_Wire):
+class Speculation(Wire):
     """The drafts of a job, all choices together.
 
     Attributes:
@@ -49,7 +49,7 @@ class Speculation(_Wire):
     accepted: list[int] = []
 
 
-class Usage(_Wire):
+class Usage(Wire):
     """The token counts of a finished job, all choices together."""
 
     prompt_tokens: int
@@ -58,7 +58,7 @@ class Usage(_Wire):
     speculation: Speculation = Speculation()
 
 
-class TokensEvent(_Wire):
+class TokensEvent(Wire):
     type: Literal["tokens"] = "tokens"
     job_id: str
     n: int = Field(ge=1)
@@ -74,7 +74,7 @@ class TokensEvent(_Wire):
         return f"{self.n}-0"
 
 
-class _TerminalEvent(_Wire):
+class _TerminalEvent(Wire):
     job_id: str
     n: int = Field(ge=0)
 
@@ -110,7 +110,7 @@ def parse_event(payload: bytes | str) -> TokenEvent:
     return _EVENT.validate_json(payload)
 
 
-class ModelInfo(_Wire):
+class ModelInfo(Wire):
     """The entry of a model in the hash ``MODELS_KEY``, under its alias.
 
     It outlives the worker, so jobs can be queued for a Mac that is asleep.
