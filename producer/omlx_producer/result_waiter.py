@@ -15,8 +15,6 @@ from omlx_producer.enqueue import CHUNK
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outcome import Outcome, ask_result, find_outcome, job_timeout, results_key
 
-LOST_CANCEL_SECONDS = 0.01
-
 
 @dataclass(eq=False, slots=True)
 class _Wait:
@@ -142,11 +140,9 @@ class ResultWaiter:
         try:
             await asyncio.wait({read, interruption}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # redis-py closes a connection whose read is cancelled. `asyncio.wait_for`, which it
-            # calls, may lose a cancellation in Python 3.11.
-            while not read.done():
-                read.cancel()
-                await asyncio.wait({read}, timeout=LOST_CANCEL_SECONDS)
+            # redis-py closes a connection whose read is cancelled.
+            read.cancel()
+            await asyncio.wait({read})
         if not read.cancelled():
             for key in dict(read.result()):
                 self._seen.pop(jobs[key], None)

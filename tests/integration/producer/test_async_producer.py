@@ -31,11 +31,17 @@ from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch
 
+SECONDS = 10.0
+
 
 @pytest.fixture
-async def client(redis_url: str, connection: redis.Redis) -> AsyncIterator[AsyncProducer]:
+async def client(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncProducer]:
+    """A client that looks again by time only after longer than any test waits."""
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
     announce(connection)
-    async with AsyncProducer(redis_url) as client:
+    async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
         yield client
 
 
@@ -51,7 +57,7 @@ def clients(connection: redis.Redis, command: str | None = None) -> int:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -122,7 +128,7 @@ async def test_a_wait_that_begins_during_another_is_served(
     await until(blocked(connection))
     second = asyncio.create_task(quick.result())
     await asyncio.sleep(0)
-    async with asyncio.timeout(connection_module.LONGEST_BLOCK_SECONDS / 2):
+    async with asyncio.timeout(SECONDS):
         body = started(connection, quick).finish()
         assert await second == body
         body = started(connection, slow).finish()
@@ -156,6 +162,20 @@ async def test_cancelled_waits_leave_no_task_and_no_blocked_client(
     # The connection serves the next wait.
     body = started(connection, jobs[0]).finish()
     assert await jobs[0].result() == body
+
+
+async def test_a_cancelled_wait_does_not_delay_the_next_one(
+    client: AsyncProducer,
+) -> None:
+    job = await client.submit(prompt="x")
+    async with asyncio.timeout(SECONDS):
+        for turns in range(20):
+            waiting = asyncio.create_task(job.result())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(JobTimeout):
+                await job.result(timeout=0)
 
 
 async def test_closing_leaves_no_connection(redis_url: str, connection: redis.Redis) -> None:
@@ -201,7 +221,7 @@ async def test_every_end_has_its_error(
     end(started(connection, job))
     waiting = asyncio.create_task(other.result())
     with pytest.raises(error):
-        await job.result(timeout=5)
+        await job.result(timeout=SECONDS)
     assert not waiting.done()
     body = started(connection, other).finish()
     assert await waiting == body
@@ -217,7 +237,7 @@ async def test_a_job_cancelled_by_another_tool_is_noticed(
     await until(blocked(connection))
     fetch(connection, job.id).cancel()
     with pytest.raises(JobCancelled):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, SECONDS)
 
 
 async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
@@ -231,7 +251,7 @@ async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
     await until(blocked(connection))
     assert connection.xlen(results_key(job.id)) == 1
     body = worker.finish()
-    assert await asyncio.wait_for(waiting, 2) == body
+    assert await asyncio.wait_for(waiting, SECONDS) == body
 
 
 async def test_a_server_that_goes_away_ends_the_waits(private_server: RedisServer) -> None:
