@@ -1,8 +1,7 @@
 """Follow a job with redis-py alone, as a client in any language can.
 
 Usage: plain_redis_consumer.py JOB_ID. Redis is where REDIS_URL says.
-It subscribes first and reads the stream second, so it misses no event. It drops what comes both
-ways by position, a count of tokens.
+It subscribes first and reads the stream second. It drops what comes both ways, by token count.
 """
 
 import json
