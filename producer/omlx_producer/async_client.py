@@ -21,7 +21,15 @@ from omlx_producer.stream import RECONNECT_SECONDS, AsyncTokenStream
 
 @dataclass(frozen=True, slots=True)
 class AsyncJobHandle:
-    """A submitted job; see `JobHandle`."""
+    """A submitted job; see `JobHandle`.
+
+    >>> async def main() -> str:
+    ...     async with AsyncProducer() as producer:
+    ...         job: AsyncJobHandle = await producer.submit(prompt="def f(x):")
+    ...         return (await job.result(timeout=60)).text
+    >>> asyncio.run(main())
+    '...'
+    """
 
     id: str
     queue: str
@@ -53,6 +61,19 @@ class AsyncProducer:
 
     Args:
         url: where Redis is; by default where the environment says.
+
+    >>> async def main() -> int:
+    ...     async with AsyncProducer() as producer:
+    ...         jobs = await producer.submit_many([{"prompt": "def f(x):"}, {"prompt": "class A:"}])
+    ...         async for event in jobs[0].stream():
+    ...             print(event.type)
+    ...         results = await asyncio.gather(*(job.result() for job in jobs))
+    ...         return len(results)
+    >>> asyncio.run(main())
+    tokens
+    ...
+    done
+    2
     """
 
     def __init__(self, url: str | None = None) -> None:

@@ -40,7 +40,12 @@ from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """A submitted job. Another process needs only its id."""
+    """A submitted job. Another process needs only its id.
+
+    >>> job = producer.submit(prompt="def f(x):", max_completion_tokens=8)
+    >>> job.result(timeout=60) == producer.result(job.id)
+    True
+    """
 
     id: str
     queue: str
@@ -69,6 +74,10 @@ class Producer:
     Args:
         connection: a Redis client that returns bytes, or a URL; by default the URL that the
             environment gives, as to ``omlx-submit``.
+
+    >>> with Producer() as producer:
+    ...     job = producer.submit(prompt="def f(x):", temperature=0)
+    ...     text = job.result(timeout=60).text
     """
 
     def __init__(self, connection: redis.Redis | str | None = None) -> None:
@@ -86,7 +95,11 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection if it was made from a URL."""
+        """Close the connection if it was made from a URL.
+
+        >>> producer = Producer("redis://127.0.0.1:6379/0")
+        >>> producer.close()
+        """
         if self._owned:
             self.connection.close()
 
@@ -103,7 +116,15 @@ class Producer:
         idempotent: bool = False,
         **fields: Unpack[RequestFields],
     ) -> JobHandle:
-        """Enqueue one request: ``submit(prompt="def fibonacci(n):", temperature=0)``.
+        """Enqueue one request.
+
+        >>> job = producer.submit(
+        ...     messages=[{"role": "user", "content": "Reverse a list."}],
+        ...     max_completion_tokens=200,
+        ...     priority="bulk",
+        ... )
+        >>> job.queue
+        'omlx:fake:bulk'
 
         Args:
             request: the request; or give its fields by name. ``model`` may be left out if workers
@@ -148,6 +169,10 @@ class Producer:
     ) -> list[JobHandle]:
         """Enqueue many requests in order, `CHUNK` at a time; see `submit`.
 
+        >>> jobs = producer.submit_many({"prompt": f"# {number}"} for number in range(100))
+        >>> len(jobs)
+        100
+
         Args:
             idempotency_keys: one for each request, or None.
 
@@ -175,11 +200,21 @@ class Producer:
     def stream(
         self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS
     ) -> TokenStream:
-        """Iterate over a job's events from a cursor; see `TokenStream`."""
+        """Iterate over a job's events from a cursor; see `TokenStream`.
+
+        >>> job = producer.submit(prompt="def f(x):")
+        >>> *_, last = producer.stream(job.id)
+        >>> last.type
+        'done'
+        """
         return TokenStream(self.connection, job_id, cursor, reconnect_for=reconnect_for)
 
     def result(self, job_id: str, timeout: float | None = None) -> Completion:
         """Wait for a job's result, an OpenAI response body.
+
+        >>> job = producer.submit(prompt="def f(x):")
+        >>> producer.result(job.id, timeout=60).choices[0].text
+        '...'
 
         Args:
             job_id: the job.
@@ -209,6 +244,10 @@ class Producer:
     def status(self, job_id: str) -> JobState:
         """The state of a job.
 
+        >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+        >>> producer.status(job.id).status
+        'queued'
+
         Raises:
             UnknownJob: if it does not exist.
         """
@@ -217,13 +256,21 @@ class Producer:
     def cancel(self, job_id: str) -> CancelOutcome:
         """Cancel a job that waits, stop one that runs; see `omlx_producer.cancel.cancel_job`.
 
+        >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+        >>> producer.cancel(job.id)
+        'cancelled'
+
         Raises:
             UnknownJob: if it does not exist.
         """
         return cancel_job(self.connection, job_id, keep_for=RESULT_SECONDS)
 
     def models(self) -> dict[str, ModelInfo]:
-        """The models that workers have announced, by alias."""
+        """The models that workers have announced, by alias.
+
+        >>> list(producer.models())
+        ['fake']
+        """
         return read_models(self.connection)
 
     def _queue(self, name: str) -> Queue:

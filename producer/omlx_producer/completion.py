@@ -10,7 +10,12 @@ from omlx_producer.events import FinishReason, Usage, Wire
 
 
 class AssistantMessage(Wire):
-    """The message of a choice in a chat completion."""
+    """The message of a choice in a chat completion.
+
+    >>> job = producer.submit(messages=[{"role": "user", "content": "Reverse a list."}])
+    >>> job.result().choices[0].message
+    AssistantMessage(role='assistant', content='...')
+    """
 
     role: Literal["assistant"]
     content: str
@@ -23,6 +28,10 @@ class Choice(Wire):
         text: in every completion, also of a chat.
         message: in a chat completion.
         logprobs: in OpenAI's form, if the request asked for them.
+
+    >>> job = producer.submit(prompt="def f(x):", n=2, max_completion_tokens=8)
+    >>> [choice.index for choice in job.result().choices]
+    [0, 1]
     """
 
     index: int
@@ -49,6 +58,12 @@ class Completion(dict[str, Any]):
 
     Raises:
         pydantic.ValidationError: if the body is not that of a completion.
+
+    >>> completion = producer.submit(prompt="def f(x):").result()
+    >>> completion.text
+    '...'
+    >>> completion["usage"]["prompt_tokens"] == completion.usage.prompt_tokens
+    True
     """
 
     def __init__(self, body: dict[str, Any]) -> None:

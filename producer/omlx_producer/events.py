@@ -19,7 +19,11 @@ class Wire(BaseModel):
 
 
 class TokenLogprob(Wire):
-    """A sampled token and its log-probability: natural, before filters and temperature."""
+    """A sampled token and its log-probability: natural, before filters and temperature.
+
+    >>> TokenLogprob(token="def", token_id=750, logprob=-0.25).logprob
+    -0.25
+    """
 
     token: str
     token_id: int
@@ -28,7 +32,11 @@ class TokenLogprob(Wire):
 
 
 class ChoiceDelta(Wire):
-    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead."""
+    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.
+
+    >>> ChoiceDelta(index=0, text="def", tokens=[750]).text
+    'def'
+    """
 
     index: int
     text: str
@@ -50,7 +58,11 @@ class Speculation(Wire):
 
 
 class Usage(Wire):
-    """The token counts of a finished job, all choices together."""
+    """The token counts of a finished job, all choices together.
+
+    >>> producer.submit(prompt="def f(x):").result().usage.prompt_tokens
+    9
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -59,6 +71,14 @@ class Usage(Wire):
 
 
 class TokensEvent(Wire):
+    """The new tokens of one step. ``n`` counts the tokens of the job so far.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]
+    >>> "".join(step.choices[0].text for step in steps) == job.result().text
+    True
+    """
+
     type: Literal["tokens"] = "tokens"
     job_id: str
     n: int = Field(ge=1)
@@ -84,17 +104,40 @@ class _TerminalEvent(Wire):
 
 
 class DoneEvent(_TerminalEvent):
+    """The job finished; its finish reasons are by choice.
+
+    >>> job = producer.submit(prompt="def f(x):", n=2)
+    >>> *_, last = job.stream()
+    >>> isinstance(last, DoneEvent) and len(last.finish_reasons)
+    2
+    """
+
     type: Literal["done"] = "done"
     finish_reasons: list[FinishReason]
     usage: Usage
 
 
 class FailedEvent(_TerminalEvent):
+    """The job failed; ``error`` is one sentence.
+
+    >>> FailedEvent(job_id="j1", n=0, error="the device was lost").type
+    'failed'
+    """
+
     type: Literal["failed"] = "failed"
     error: str
 
 
 class CancelledEvent(_TerminalEvent):
+    """The job was cancelled or stopped; ``error`` says why.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> job.cancel()
+    'cancelled'
+    >>> [event.type for event in job.stream()]
+    ['cancelled']
+    """
+
     type: Literal["cancelled"] = "cancelled"
     error: str
 
@@ -117,6 +160,9 @@ class ModelInfo(Wire):
 
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
+
+    >>> [info.context_length for info in producer.models().values()]
+    [10000]
     """
 
     model: str

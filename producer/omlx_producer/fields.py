@@ -9,7 +9,11 @@ from omlx_producer.protocol import Message, Priority, ResponseFormat
 
 
 class RequestFields(TypedDict, total=False):
-    """The fields of a request; `GenerationRequest` says what they mean."""
+    """The fields of a request; `GenerationRequest` says what they mean.
+
+    >>> fields: RequestFields = {"max_completion_tokens": 8, "temperature": 0}
+    >>> jobs = [producer.submit(prompt=prompt, **fields) for prompt in ("def f(x):", "def g(x):")]
+    """
 
     model: str | None
     messages: list[Message] | list[dict[str, Any]] | None

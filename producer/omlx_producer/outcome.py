@@ -187,6 +187,11 @@ class JobState:
         tokens: the number of tokens it has published.
         worker: the name of its worker, or of its last one.
         error: why it failed or was cancelled.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> state = job.state()
+    >>> state.status, state.position
+    ('queued', 0)
     """
 
     id: str
