@@ -53,7 +53,7 @@ class Completion(dict[str, Any]):
     body held when it was read.
 
     Attributes:
-        choices: sorted by index.
+        choices: the answers, by index.
         usage: the token counts of all choices together.
 
     Raises:

@@ -29,7 +29,7 @@ from omlx_producer import connection as connection_module
 from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
-from tests.helpers.waiting import fetch
+from tests.helpers.waiting import fetch, queued
 
 SECONDS = 10.0
 
@@ -94,6 +94,15 @@ async def test_a_job_is_submitted_streamed_and_awaited(
     assert (completion, completion.text) == (body, "hello")
     assert await job.cancel() == "over"
     assert list(await client.models()) == ["demo"]
+
+
+async def test_submissions_at_once_each_have_their_job(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    jobs = await asyncio.gather(*(client.submit(prompt=str(n)) for n in range(100)))
+    prompts = [fetch(connection, job.id).kwargs["request"]["prompt"] for job in jobs]
+    assert prompts == [str(n) for n in range(100)]
+    assert sorted(queued(connection)) == sorted(job.id for job in jobs)
 
 
 async def test_an_invalid_request_is_refused(client: AsyncProducer) -> None:
