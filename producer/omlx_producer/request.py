@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from omlx_producer.errors import InvalidRequest, describe
+from omlx_producer.openai_fields import (
+    IGNORED,
+    IGNORED_IN_MESSAGES,
+    IGNORED_IN_PARTS,
+    REFUSED,
+    REFUSED_IN_MESSAGES,
+    drop_without_effect,
+)
 
 MAX_CHOICES = 16
 MAX_DRAFT_DEPTH = 4
@@ -25,23 +34,52 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+# The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
+Text = Annotated[str, Field(min_length=0)]
+
+
 class TextPart(_Request):
-    """One text part of a message's content."""
+    """One text part of a message's content. A refusal of the assistant is its text."""
 
     type: Literal["text"] = Field(description='"text", the only type of content that is served')
-    text: str = Field(description="text")
+    text: Text = Field(description="text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_openai(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = drop_without_effect(data, IGNORED_IN_PARTS, {})
+        if data.get("type") == "refusal":
+            data["type"], data["text"] = "text", data.pop("refusal", None)
+        return data
 
 
 class Message(_Request):
-    """One chat message."""
+    """One chat message.
+
+    An assistant's ``content`` may be null; its ``refusal``, if there is one, is then its text.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="one of system, developer, user, assistant and tool"
     )
-    content: str | list[TextPart] = Field(
+    content: Text | list[TextPart] = Field(
         description='text or a list of parts such as {"type": "text", "text": "Hello"}'
     )
-    name: str | None = Field(default=None, description="text or leave it out")
+    name: Text | None = Field(default=None, description="text or leave it out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_openai(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = drop_without_effect(data, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
+        if data.get("role") == "assistant" and data.get("content") is None:
+            kept["content"] = data.get("refusal") or ""
+        elif "content" in data:
+            kept["content"] = data["content"]
+        return kept
 
     @property
     def text(self) -> str:
@@ -53,7 +91,7 @@ class Message(_Request):
 class ResponseFormat(_Request):
     """The form of the answer. Only free text is served."""
 
-    type: Literal["text"] = Field(description='"text", the only form that is served')
+    type: Literal["text"] = Field(description='"text"; other forms are not supported yet')
 
 
 ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
@@ -63,6 +101,9 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 class GenerationRequest(_Request):
     """One generation request.
+
+    A field that is null counts as not given. Fields of OpenAI that change nothing here are accepted
+    and dropped; see `omlx_producer.openai_fields`.
 
     Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
     OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as
@@ -158,15 +199,19 @@ class GenerationRequest(_Request):
 
     @model_validator(mode="before")
     @classmethod
-    def _fold_aliases(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "max_tokens" in data:
-            if data.get("max_completion_tokens") is not None:
+    def _fold_openai(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = drop_without_effect(data, IGNORED, REFUSED)
+        if "max_tokens" in kept:
+            if "max_completion_tokens" in kept:
                 raise ValueError(
                     "max_tokens: given beside max_completion_tokens, the same setting; give one"
                 )
-            data = dict(data)
-            data["max_completion_tokens"] = data.pop("max_tokens")
-        return data
+            kept["max_completion_tokens"] = kept.pop("max_tokens")
+        if isinstance(kept.get("chat_template_kwargs"), dict):
+            _require_json("chat_template_kwargs", kept["chat_template_kwargs"])
+        return _fold_completion(kept)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -222,6 +267,31 @@ class GenerationRequest(_Request):
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def _fold_completion(fields: dict[Any, Any]) -> dict[Any, Any]:
+    """Bring OpenAI's forms of a text completion into those of a chat.
+
+    Its ``logprobs`` is the number of alternatives, and its ``prompt`` may be a list of prompts.
+    """
+    prompt, logprobs = fields.get("prompt"), fields.get("logprobs")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise ValueError(
+                f"prompt: got a list of {len(prompt)} prompts; give each a request of its own"
+            )
+        fields["prompt"] = prompt[0]
+    if prompt is not None and type(logprobs) is int and "top_logprobs" not in fields:
+        fields["logprobs"], fields["top_logprobs"] = True, logprobs
+    return fields
+
+
+def _require_json(name: str, value: dict[Any, Any]) -> None:
+    """Refuse what JSON or UTF-8 cannot hold, and what is nested too deeply to be read back."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:
