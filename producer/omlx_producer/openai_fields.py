@@ -66,14 +66,61 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def drop_without_effect(
-    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, str]
-) -> dict[Any, Any]:
-    """The fields that count: neither null, nor ignored, nor refused ones at their defaults.
+def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a request that count, in the names and forms of `GenerationRequest`.
+
+    OpenAI's text completions have their own forms: ``logprobs`` is the number of alternatives, and
+    ``prompt`` may be a list of prompts, of which one is served.
 
     Raises:
-        ValueError: for a refused field, with its name and the reason.
+        ValueError: one sentence that begins with the field; so do the functions below.
     """
+    kept = _counting(fields, IGNORED, REFUSED)
+    if "max_tokens" in kept:
+        if "max_completion_tokens" in kept:
+            raise ValueError(
+                "max_tokens: given beside max_completion_tokens, the same setting; give one"
+            )
+        kept["max_completion_tokens"] = kept.pop("max_tokens")
+    prompt, logprobs = kept.get("prompt"), kept.get("logprobs")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise ValueError(
+                f"prompt: got a list of {len(prompt)} prompts; give each a request of its own"
+            )
+        kept["prompt"] = prompt[0]
+    if prompt is not None and type(logprobs) is int and "top_logprobs" not in kept:
+        kept["logprobs"], kept["top_logprobs"] = True, logprobs
+    return kept
+
+
+def fold_message(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a message that count. An assistant's turn may have null for content."""
+    kept = _counting(fields, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
+    if fields.get("role") == "assistant" and fields.get("content") is None:
+        kept["content"] = fields.get("refusal") or ""
+    elif "content" in fields:
+        kept["content"] = fields["content"]
+    return kept
+
+
+def fold_part(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a part that count; a refusal becomes a text."""
+    kept = _counting(fields, IGNORED_IN_PARTS, {})
+    if kept.get("type") == "refusal":
+        kept["type"], kept["text"] = "text", kept.pop("refusal", None)
+    return kept
+
+
+def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
+    """The fields of a request that are given and have no effect."""
+    return [name for name in fields if name in IGNORED and fields[name] is not None]
+
+
+def _counting(
+    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, str]
+) -> dict[Any, Any]:
+    """The fields that are neither null, nor ignored, nor refused ones at their defaults."""
     kept = {}
     for name, value in fields.items():
         if value is None or name in ignored or value in _DEFAULTS.get(name, ()):
@@ -82,8 +129,3 @@ def drop_without_effect(
             raise ValueError(f"{name}: {refused[name]}")
         kept[name] = value
     return kept
-
-
-def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
-    """The fields of a request that are given and have no effect."""
-    return [name for name in fields if name in IGNORED and fields[name] is not None]

@@ -9,14 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from omlx_producer.errors import InvalidRequest, describe
-from omlx_producer.openai_fields import (
-    IGNORED,
-    IGNORED_IN_MESSAGES,
-    IGNORED_IN_PARTS,
-    REFUSED,
-    REFUSED_IN_MESSAGES,
-    drop_without_effect,
-)
+from omlx_producer.openai_fields import fold_message, fold_part, fold_request
 
 MAX_CHOICES = 16
 MAX_DRAFT_DEPTH = 4
@@ -47,12 +40,7 @@ class TextPart(_Request):
     @model_validator(mode="before")
     @classmethod
     def _fold_openai(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = drop_without_effect(data, IGNORED_IN_PARTS, {})
-        if data.get("type") == "refusal":
-            data["type"], data["text"] = "text", data.pop("refusal", None)
-        return data
+        return fold_part(data) if isinstance(data, dict) else data
 
 
 class Message(_Request):
@@ -72,14 +60,7 @@ class Message(_Request):
     @model_validator(mode="before")
     @classmethod
     def _fold_openai(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept = drop_without_effect(data, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
-        if data.get("role") == "assistant" and data.get("content") is None:
-            kept["content"] = data.get("refusal") or ""
-        elif "content" in data:
-            kept["content"] = data["content"]
-        return kept
+        return fold_message(data) if isinstance(data, dict) else data
 
     @property
     def text(self) -> str:
@@ -202,16 +183,9 @@ class GenerationRequest(_Request):
     def _fold_openai(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kept = drop_without_effect(data, IGNORED, REFUSED)
-        if "max_tokens" in kept:
-            if "max_completion_tokens" in kept:
-                raise ValueError(
-                    "max_tokens: given beside max_completion_tokens, the same setting; give one"
-                )
-            kept["max_completion_tokens"] = kept.pop("max_tokens")
-        if isinstance(kept.get("chat_template_kwargs"), dict):
-            _require_json("chat_template_kwargs", kept["chat_template_kwargs"])
-        return _fold_completion(kept)
+        if isinstance(data.get("chat_template_kwargs"), dict):
+            _require_json("chat_template_kwargs", data["chat_template_kwargs"])
+        return fold_request(data)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -267,23 +241,6 @@ class GenerationRequest(_Request):
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
-
-
-def _fold_completion(fields: dict[Any, Any]) -> dict[Any, Any]:
-    """Bring OpenAI's forms of a text completion into those of a chat.
-
-    Its ``logprobs`` is the number of alternatives, and its ``prompt`` may be a list of prompts.
-    """
-    prompt, logprobs = fields.get("prompt"), fields.get("logprobs")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise ValueError(
-                f"prompt: got a list of {len(prompt)} prompts; give each a request of its own"
-            )
-        fields["prompt"] = prompt[0]
-    if prompt is not None and type(logprobs) is int and "top_logprobs" not in fields:
-        fields["logprobs"], fields["top_logprobs"] = True, logprobs
-    return fields
 
 
 def _require_json(name: str, value: dict[Any, Any]) -> None:
