@@ -35,7 +35,7 @@ class Display(Protocol):
 
 def make_display(style: Style) -> Display:
     if style == "auto":
-        style = "bar" if sys.stderr.isatty() else "ndjson"
+        return Bar() if sys.stderr.isatty() else StatusLines(readable=True)
     displays: dict[str, type[Display]] = {"bar": Bar, "ndjson": StatusLines, "none": Silence}
     return displays[style]()
 
@@ -51,9 +51,14 @@ class Silence:
 
 
 class StatusLines:
-    """One JSON document per line; at the end a summary in sentences, then as JSON."""
+    """One JSON document per line.
 
-    def __init__(self) -> None:
+    Args:
+        readable: put a summary in sentences before the one in JSON.
+    """
+
+    def __init__(self, *, readable: bool = False) -> None:
+        self._readable = readable
         self._shown_at = time.monotonic()
 
     def update(self, meter: Meter) -> None:
@@ -62,7 +67,8 @@ class StatusLines:
             click.echo(json.dumps({"type": "progress", **meter.snapshot()}), err=True)
 
     def end(self, meter: Meter) -> None:
-        click.echo(summary_text(meter), err=True)
+        if self._readable:
+            click.echo(summary_text(meter), err=True)
         click.echo(json.dumps({"type": "summary", **meter.summary()}), err=True)
 
 

@@ -168,6 +168,15 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
     # A byte that is not UTF-8 becomes a lone surrogate, so it spoils its own row only.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _read_csv_text(text)
+    finally:
+        # Else the wrapper would close what is not its own.
+        if not stream.closed:
+            text.detach()
+
+
+def _read_csv_text(text: IO[str]) -> Iterator[Record]:
     reader = csv.DictReader(text, strict=True)
     try:
         columns = reader.fieldnames
