@@ -10,6 +10,7 @@ import redis
 
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.runfile import read_settings
 from omlx_producer.workers import WorkerFigures, server_time, write_figures
 from tests.helpers.bulk_runs import batch_line, errors, ids, jobs_in_redis, write_jsonl, write_rows
 from tests.helpers.workers import ALIAS, running_worker
@@ -60,6 +61,7 @@ def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path
     assert run("run", *options).exit_code == 0
     table = (tmp_path / "out.csv").read_text()
     assert table.startswith("custom_id,text,finish_reason,prompt_tokens,completion_tokens,error,re")
+    assert "limit" not in read_settings(tmp_path / "out.csv")
     assert run("retry", "out.csv", "--progress", "none").exit_code == 0
     assert (tmp_path / "out.csv").read_text() == table
 
