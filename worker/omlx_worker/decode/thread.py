@@ -198,6 +198,7 @@ class DecodeThread:
         for job in [job for job in self._active.values() if job.produced]:
             del self._active[job.id]
             self._failures = 0
+            self.counters.jobs += 1
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""
