@@ -132,5 +132,5 @@ class DepthDriver:
             self.transitions += 1
             turn = "begins" if drafting else "ends"
             plural = "s" if rows != 1 else ""
-            log.info("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
+            log.debug("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
         self._drafting = drafting

@@ -101,7 +101,7 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = DepthDriver(make_policy("hybrid", 3), depth=3)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         driver.add(row("a"))
         for _ in range(3):
             assert driver.before(["a"], slots=1) == {"a": 3}
