@@ -26,6 +26,7 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery.outbox import Outbox
@@ -72,7 +73,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        make_driver: Callable[[Engine], DepthDriver] | None = None,
+        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
