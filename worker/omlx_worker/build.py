@@ -35,13 +35,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
     Raises:
         ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
-    try:
-        from omlx_worker.engine import loader
-    except ImportError as error:
-        raise ModelNotLoaded(
-            f"{error.name or 'MLX'} is not installed; install omlx-queue with its extra: "
-            "pip install 'omlx-queue[worker]'"
-        ) from error
+    from omlx_worker.engine import loader
+
     try:
         engine = loader.load_engine(
             settings.model,
