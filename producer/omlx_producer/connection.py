@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from omlx_producer.environment import DOTENV
+
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
@@ -21,9 +23,9 @@ _RETRIES = 3
 
 
 class Settings(BaseSettings):
-    """The environment variables that a producer reads. An empty one counts as unset."""
+    """The variables that a producer reads, also from ``.env``. An empty one counts as unset."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_ignore_empty=True, env_file=DOTENV, extra="ignore")
 
     redis_url: str = Field(
         default=DEFAULT_REDIS_URL,
