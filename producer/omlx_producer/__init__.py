@@ -1,33 +1,40 @@
-"""Submit generation jobs to omlx-queue workers and read their tokens; never imports MLX."""
+"""Submit generation jobs to omlx-queue workers and read their tokens; never imports MLX.
 
-from omlx_producer.client import JobHandle, Producer
-from omlx_producer.errors import (
-    InvalidRequest,
-    JobCancelled,
-    JobError,
-    JobFailed,
-    JobTimeout,
-    OmlxQueueError,
-    TokensLost,
-    UnknownJob,
-)
-from omlx_producer.outcome import JobState
-from omlx_producer.protocol import (
-    CancelledEvent,
-    ChoiceDelta,
-    DoneEvent,
-    FailedEvent,
-    GenerationRequest,
-    Message,
-    ModelInfo,
-    Priority,
-    TerminalEvent,
-    TokenEvent,
-    TokenLogprob,
-    TokensEvent,
-    Usage,
-)
-from omlx_producer.stream import AsyncTokenStream, TokenStream
+A name is imported when it is first used, so `import omlx_producer` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omlx_producer.client import JobHandle, Producer
+    from omlx_producer.errors import (
+        InvalidRequest,
+        JobCancelled,
+        JobError,
+        JobFailed,
+        JobTimeout,
+        OmlxQueueError,
+        TokensLost,
+        UnknownJob,
+    )
+    from omlx_producer.outcome import JobState
+    from omlx_producer.protocol import (
+        CancelledEvent,
+        ChoiceDelta,
+        DoneEvent,
+        FailedEvent,
+        GenerationRequest,
+        Message,
+        ModelInfo,
+        Priority,
+        TerminalEvent,
+        TokenEvent,
+        TokenLogprob,
+        TokensEvent,
+        Usage,
+    )
+    from omlx_producer.stream import AsyncTokenStream, TokenStream
 
 __all__ = [
     "AsyncTokenStream",
@@ -57,3 +64,19 @@ __all__ = [
     "UnknownJob",
     "Usage",
 ]
+
+# The modules that define these names. Those that import the least come first.
+_HOMES = ("errors", "protocol", "outcome", "stream", "client")
+
+if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(f"{__name__}.{home}")
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
