@@ -50,9 +50,12 @@ def connect(url: str) -> redis.Redis:
     Raises:
         ValueError: if it is not the URL of a Redis server.
     """
-    return redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
     )
+    # A host that no name can be would raise only later. UnicodeError is a ValueError.
+    client.get_connection_kwargs().get("host", "").encode("idna")
+    return client
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:

@@ -117,8 +117,10 @@ class ModelInfo(_Wire):
 
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
+        draft_depth: drafts per step, at most; 0 without an MTP head. Older workers leave it out.
     """
 
     model: str
     context_length: int = Field(ge=1)
     longest_token: int = Field(ge=1)
+    draft_depth: int | None = None

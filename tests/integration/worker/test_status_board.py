@@ -9,7 +9,7 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.status import print_overview, read_overview
+from omlx_producer.cli.overview import draw_overview, read_overview
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,
@@ -122,7 +122,7 @@ def test_the_overview_shows_models_queues_and_workers(
     with running_worker(redis_url, max_rows=1, step_seconds=0.005, name="mac-1", mode="auto"):
         [model] = wait_for(lambda: [m for m in read_overview(connection) if m["workers"]])
         [worker] = model["workers"]
-        print_overview([model], Console(width=80))
+        Console(width=80).print(draw_overview([model]))
     printed = capsys.readouterr().out.splitlines()
     assert (model["alias"], model["high"], model["default"]) == (ALIAS, 0, 0)
     assert worker["name"] == "mac-1"
@@ -137,5 +137,5 @@ def test_the_overview_says_when_nobody_works(
 ) -> None:
     with running_worker(redis_url):
         wait_for(lambda: read_overview(connection))
-    print_overview(read_overview(connection), Console(width=100))
+    Console(width=100).print(draw_overview(read_overview(connection)))
     assert "no worker is running" in capsys.readouterr().out

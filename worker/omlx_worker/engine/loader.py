@@ -54,15 +54,16 @@ def load_engine(
     network, tokenizer, config = load(path)
     text_config = config.get("text_config", config)
     vocabulary = text_config.get("vocab_size") or len(tokenizer)
+    decoder = decoder_of(network, max_rows, depth)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
+        draft_depth=decoder.depth,
     )
     wishes = path / "generation_config.json"
     defaults = sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
     prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio)
-    decoder = decoder_of(network, max_rows, depth)
     return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
