@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import click
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import watch_batch
@@ -199,6 +199,8 @@ def job_goes_on(job_id: str, given_url: str | None) -> Iterator[None]:
     """If watching ends before the job does, say how to watch it again."""
     try:
         yield
+    except AuthenticationError:
+        raise
     except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
         where = f" --redis-url {without_password(given_url)}" if given_url else ""
         goes_on = "\nthe job goes on; " if isinstance(reason, KeyboardInterrupt) else ""
