@@ -68,6 +68,12 @@ def main(verbose: bool) -> None:
 @click.option("--patience", type=float, help="Seconds before a job of a worse queue gets its turn.")
 @click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
 @click.option(
+    "--allow-webhooks",
+    metavar="HOST",
+    multiple=True,
+    help="A host that webhooks of jobs may call; none by default.",
+)
+@click.option(
     "--calibration/--no-calibration",
     default=None,
     help="Measure step times while idle, for mode auto.",
@@ -84,7 +90,7 @@ def run(**options: Any) -> None:
 
     Every option can also be set as OMLX_QUEUE_<OPTION> in the environment.
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value not in (None, ())}
     try:
         settings = WorkerSettings(**given)
     except ValidationError as error:

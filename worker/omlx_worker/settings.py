@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
@@ -54,6 +54,8 @@ class WorkerSettings(BaseSettings):
         patience: how long a queue or row is passed over for better ones.
         memory_limit: for the model and its caches, also as in ``24GB``; by default what the
             device recommends, or free memory.
+        allow_webhooks: the hosts that webhooks of jobs may call; in the environment separated by
+            commas.
         calibration: measure step times while there are no jobs, in mode ``auto``.
         state_dir: the folder of measurements that the next start uses.
         drain_timeout: how long running jobs may take after SIGTERM.
@@ -84,11 +86,19 @@ class WorkerSettings(BaseSettings):
     prefill_chunk: int = Field(default=2048, ge=1)
     patience: float = Field(default=30.0, gt=0)
     memory_limit: ByteSize | None = Field(default=None, gt=0)
+    allow_webhooks: Annotated[frozenset[str], NoDecode] = frozenset()
     calibration: bool = True
     state_dir: Path = Field(default_factory=app_folder)
     drain_timeout: float = Field(default=60.0, ge=0)
     redis_grace: float = Field(default=600.0, gt=0)
     stream_ttl: int = Field(default=86_400, ge=60)
+
+    @field_validator("allow_webhooks", mode="before")
+    @classmethod
+    def _split(cls, hosts: Any) -> Any:
+        return (
+            [host.strip().lower() for host in hosts.split(",")] if isinstance(hosts, str) else hosts
+        )
 
     @field_validator("model")
     @classmethod
