@@ -22,7 +22,14 @@ from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_jo
 PAGE = 500
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 # RQ's statuses of jobs that wait.
-_WAITING = (b"created", b"queued", b"deferred", b"scheduled")
+_WAITING = (
+    b"created",
+    b"queued",
+    b"deferred",
+    b"ready_to_enqueue",
+    b"rate_limited",
+    b"scheduled",
+)
 
 
 class Step(Enum):

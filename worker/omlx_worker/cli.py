@@ -50,7 +50,7 @@ def run(**options: Any) -> None:
     """
     from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
 
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value not in (None, ())}
     settings = read_settings(given)
     start_logging(settings.log_level, settings.log_format)
     require_mlx()

@@ -26,14 +26,17 @@ SECTIONS = {
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace"),
-        *("lease_seconds", "patience", "stream_ttl"),
+        *("lease_seconds", "patience", "stream_ttl", "allow_webhooks"),
     ),
     "Memory": ("memory_limit",),
     "Life cycle": ("name", "burst", "drain_timeout"),
     "Logging": ("log_level", "log_format"),
 }
 
-_METAVARS = {"redis_url": "URL", "memory_limit": "SIZE", int: "N", float: "SECONDS", Path: "FOLDER"}
+_METAVARS: dict[Any, str] = {
+    **{"redis_url": "URL", "memory_limit": "SIZE", "allow_webhooks": "HOST"},
+    **{int: "N", float: "SECONDS", Path: "FOLDER"},
+}
 _SHORT = {"model": ("-m",)}
 _REMEDIES = {
     "memory_limit": "a size such as 24GB",
@@ -90,9 +93,10 @@ def _option(name: str, section: str) -> Callable[..., Any]:
         attributes["type"] = click.Choice(get_args(kind))
     else:
         attributes["type"] = click.Path() if kind is Path else str
+        attributes["multiple"] = get_origin(kind) is frozenset
         attributes["metavar"] = _METAVARS.get(name) or _METAVARS.get(kind, "NAME")
     help_text = field.description
-    if default not in (None, False):
+    if default:
         text = f"{default:g}" if kind is float else str(default).replace(str(Path.home()), "~")
         shown = name if default is True else text
         help_text = f"{field.description}  [default: {shown}]"

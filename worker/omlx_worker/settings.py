@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV, PREFIX
 from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
@@ -94,6 +94,9 @@ class WorkerSettings(BaseSettings):
     memory_limit: ByteSize | None = Field(
         default=None, description="For model and caches; else what the device allows."
     )
+    allow_webhooks: Annotated[frozenset[str], NoDecode] = Field(
+        default=frozenset(), description="A host that webhooks of jobs may call; repeatable."
+    )
     calibration: bool = Field(
         default=True, description="Measure step times while idle, for mode auto."
     )
@@ -109,6 +112,13 @@ class WorkerSettings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
+
+    @field_validator("allow_webhooks", mode="before")
+    @classmethod
+    def _split(cls, hosts: Any) -> Any:
+        return (
+            [host.strip().lower() for host in hosts.split(",")] if isinstance(hosts, str) else hosts
+        )
 
     @field_validator("model")
     @classmethod

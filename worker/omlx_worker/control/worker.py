@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,8 +21,9 @@ from omlx_producer.outage import Outage
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
+from omlx_worker.control.callbacks import LIMIT_SECONDS
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.rq_endings import end_through_rq
+from omlx_worker.control.rq_endings import RQEndings
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
@@ -103,7 +103,9 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._endings: deque[NeedsRQ] = deque()
+        self._endings = RQEndings(
+            self, self._leases, settings.allow_webhooks, lambda: self._mailbox.put(Ring())
+        )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -197,7 +199,7 @@ class GenerationWorker(RecordedWorker):
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
-        self._write_endings()
+        self._endings.advance()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
@@ -206,18 +208,6 @@ class GenerationWorker(RecordedWorker):
         taken = self._admission.take()
         self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
-
-    def _write_endings(self) -> None:
-        """Write the endings for RQ's handlers. One that Redis does not take waits for a later turn.
-
-        Raises:
-            redis.exceptions.RedisError: if Redis does not take an ending.
-        """
-        while self._endings:
-            due = self._endings[0]
-            if written := end_through_rq(self, self._leases, due.claim, due.ending):
-                log_end(due.claim, due.job, written.status, written.sentence)
-            self._endings.popleft()
 
     @property
     def _condition(self) -> str:
@@ -246,7 +236,7 @@ class GenerationWorker(RecordedWorker):
             case StopJob(job_id):
                 self._admission.stop(job_id)
             case NeedsRQ():
-                self._endings.append(message)
+                self._endings.add(message)
             case Crashed(error):
                 self._error = error
 
@@ -276,7 +266,7 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            self._write_endings()
+            self._endings.close(0.5 if at_once else LIMIT_SECONDS)
             held = self._leases.jobs()
             self._leases.give_back(held)
             for claim in held:

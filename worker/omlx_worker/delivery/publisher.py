@@ -204,6 +204,8 @@ class Publisher:
                 self._insist(lambda: self._leases.tell_cancelled(claim.id))
             except ResponseError as error:
                 log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
+        if claim.needs_rq and status in ("canceled", "deleted"):
+            self._insist(lambda: self._leases.release_slot(claim))
         self._leases.forget(claim)
 
     def _end(self, dropped: Sequence[Drop]) -> None:

@@ -25,12 +25,14 @@ class Claim:
         streamed: tokens that an interrupted run left in the job's stream.
         data: RQ's stored payload, neither decoded nor trusted. Empty if it is too long.
         timeout: seconds that the job may run, None without a limit.
-        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats or webhooks.
+        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats, webhooks
+            or a rate limit.
         data_bytes: length of the stored payload.
         crashes: number of workers that died while they held the job.
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
+        ending: its rows are done, and RQ's handlers are to end it.
         sizes: of its rows, once known; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
         expires_in: seconds from the claim to the end of the completion window, None without one.
@@ -49,6 +51,7 @@ class Claim:
     crashes: int = 0
     treatment: Treatment = "run"
     urgent: bool = False
+    ending: bool = False
     sizes: tuple[Size, ...] = ()
     expires_in: float | None = None
     enqueued_at: float | None = None
@@ -95,8 +98,8 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """The number of its rows; one until that is known."""
-        return len(self.sizes) or 1
+        """The number of its rows that run or wait; one until that is known."""
+        return 0 if self.ending else len(self.sizes) or 1
 
     @property
     def overdue(self) -> str | None:
