@@ -226,7 +226,7 @@ def test_a_missing_right_is_named(run: Run, private_server: RedisServer) -> None
             commands=["-rpush"],
         )
     said = sentence_of(run, private_server.url.replace("//", "//me:x@"), "--detach", "x")
-    assert "lacks a right for this user" in said
+    assert "denies this user a right" in said
     assert "rpush" in said
 
 
@@ -250,10 +250,11 @@ def test_a_server_that_is_not_redis_is_told(run: Run) -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("entry", [{"event": "junk"}, {"no": "event"}])
 def test_an_event_that_cannot_be_read_ends_with_1(
-    run: Run, connection: redis.Redis, job: JobHandle
+    run: Run, connection: redis.Redis, job: JobHandle, entry: dict[Any, Any]
 ) -> None:
-    connection.xadd(f"omlx:events:{job.id}", {"event": "junk"}, id="1-0")
+    connection.xadd(f"omlx:events:{job.id}", entry, id="1-0")
     done = run("watch", job.id)
     assert done.exit_code == 1
     assert "holds an event that cannot be read" in done.stderr
