@@ -117,7 +117,7 @@ class ModelInfo(_Wire):
 
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
-        draft_depth: drafts per step, at most; 0 without an MTP head. Older workers leave it out.
+        draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
     """
 
     model: str

@@ -66,18 +66,11 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
     live = None
     if sys.stdout.isatty() and console.is_interactive and not as_json:
         live = Live(console=console, auto_refresh=False)
-    overview = read_overview(connection)
+    overview, trouble = read_overview(connection), ""
     with live or contextlib.nullcontext():
         while True:
-            trouble = None
-            try:
-                overview = read_overview(connection)
-            except RedisError as error:
-                if not passes(error):
-                    raise
-                trouble = f"Redis is unavailable ({one_line(str(error))}); waiting for it"
             if as_json:
-                found = {"models": overview} if trouble is None else {"error": trouble}
+                found = {"error": trouble} if trouble else {"models": overview}
                 write(json.dumps({"at": time.time(), **found}) + "\n")
             else:
                 view = Group(_headline(trouble, seconds), draw_overview(overview))
@@ -86,6 +79,12 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
                 else:
                     live.update(view, refresh=True)
             time.sleep(seconds)
+            try:
+                overview, trouble = read_overview(connection), ""
+            except RedisError as error:
+                if not passes(error):
+                    raise
+                trouble = f"Redis is unavailable ({one_line(str(error))}); waiting for it"
 
 
 def draw_overview(overview: Overview) -> RenderableType:
@@ -122,8 +121,8 @@ def draw_models(models: Overview) -> RenderableType:
     return table
 
 
-def _headline(trouble: str | None, seconds: float) -> Text:
-    if trouble is not None:
+def _headline(trouble: str, seconds: float) -> Text:
+    if trouble:
         return Text(one_cell(trouble), style="yellow")
     return Text(f"{time.strftime('%H:%M:%S')}, every {seconds:g} s; Ctrl-C ends", style="dim")
 

@@ -34,7 +34,8 @@ _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
     ),
     (
         (NoPermissionError,),
-        "lacks a right for this user ({error}); grant it with ACL SETUSER",
+        "denies this user a right ({error}); grant it with ACL SETUSER, for the keys and channels "
+        "rq:* and omlx:*",
     ),
     (
         (AskError, ClusterDownError, ClusterCrossSlotError),

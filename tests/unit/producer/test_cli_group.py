@@ -27,7 +27,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("word", "near"), [("stauts", "status"), ("Status", "status"), ("modles", "models")]
+    ("word", "near"), [("stauts", "status"), ("STATUS", "status"), ("modles", "models")]
 )
 def test_a_word_close_to_a_command_is_refused(prompts: list[str], word: str, near: str) -> None:
     done = run(word)

@@ -34,8 +34,9 @@ def test_a_name_close_to_a_known_one_is_corrected(monkeypatch: pytest.MonkeyPatc
 
 def test_a_name_in_the_file_counts_too_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_COLOUR=red\nCOLOUR=red\nOMLX_QUEUE_MODE=auto\n")
-    monkeypatch.setenv("OMLX_QUEUE_COLOUR", "blue")
     said = "OMLX_QUEUE_COLOUR has no effect: no setting has this name; unset it"
+    assert warnings() == [said]
+    monkeypatch.setenv("OMLX_QUEUE_COLOUR", "blue")
     assert warnings() == [said]
 
 

@@ -42,7 +42,7 @@ def ended(error: Exception) -> Result:
         (AuthenticationError("WRONGPASS invalid"), "refuses the user or password (WRONGPASS"),
         (
             NoPermissionError("User a has no permissions to run the 'xadd' command"),
-            "lacks a right for this user (User a has no permissions to run the 'xadd' command); "
+            "denies this user a right (User a has no permissions to run the 'xadd' command); "
             "grant it with ACL SETUSER",
         ),
         (MovedError("866 10.0.0.2:6379"), "is part of a Redis Cluster, which is not supported"),
