@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.cli.common import fail
 from omlx_producer.connection import INVALID_URL, without_password
+from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import passes
 from omlx_worker.bench.cli import bench
 from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
@@ -119,13 +120,18 @@ def run(**options: Any) -> None:
 @click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True)
 def demo(max_batch: int, max_tokens: int) -> None:
     """Run a server, the demo model, and a few prompts."""
-    from omlx_worker.demo import run_demo
-
     logging.getLogger().setLevel(logging.WARNING)
     try:
+        from omlx_worker.demo.run import run_demo
+
         run_demo(max_batch=max_batch, max_tokens=max_tokens)
     except ServerError as error:
         fail(UNREACHABLE, str(error))
+    except OmlxQueueError as error:
+        fail(BROKEN, str(error))
+    except KeyboardInterrupt:
+        logging.shutdown()
+        os._exit(INTERRUPTED)
 
 
 main.add_command(bench)
