@@ -95,16 +95,23 @@ def run(**options: Any) -> None:
 def demo(max_batch: int, max_tokens: int) -> None:
     """Run a server, the demo model, and a few prompts."""
     require_mlx()
-    from omlx_worker.demo import run_demo
+    from omlx_producer.errors import OmlxQueueError
     from omlx_worker.queue.embedded import ServerError
 
     start_logging("warning")
     try:
+        from omlx_worker.demo.run import run_demo
+
         run_demo(max_batch=max_batch, max_tokens=max_tokens)
     except ServerError as error:
         fail(UNREACHABLE, str(error))
     except ValidationError as error:
         fail(USAGE, describe(error))
+    except OmlxQueueError as error:
+        fail(BROKEN, str(error))
+    except KeyboardInterrupt:
+        logging.shutdown()
+        os._exit(INTERRUPTED)
 
 
 main.add_command(bench)

@@ -1,4 +1,4 @@
-"""The command omlx-worker: options, exit codes, and the demo."""
+"""The command omlx-worker: options and exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
-from omlx_worker import build, cli, demo
+from omlx_worker import build, cli
 from omlx_worker.build import ModelNotLoaded, load_engine
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
@@ -214,31 +214,6 @@ def test_a_model_is_known_by_the_last_part_of_its_path(model: str, alias: str) -
 def test_a_model_whose_path_is_no_alias_needs_one() -> None:
     path = "/models/My Model (4bit)"
     assert WorkerSettings(model=path, model_alias="mine").alias == "mine"
-
-
-@pytest.mark.usefixtures("fake")
-def test_the_demo_shows_every_prompt_and_one_line_of_figures() -> None:
-    result = invoke("demo", "--max-tokens", "30")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    for number in range(1, len(demo.PROMPTS) + 1):
-        assert any(line.startswith(f"{number} | ") for line in lines)
-    assert lines[-1].startswith(f"{len(demo.PROMPTS)} jobs, ")
-    assert "tokens/s, mean batch" in lines[-1]
-
-
-@pytest.mark.usefixtures("fake")
-def test_the_demo_draws_panels_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = [demo.Shown(1, "def f():\n", text="    return [1]\n" * 20, tokens=7)]
-    panels = demo._Panels(shown)
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(panels._draw())
-    text = console.export_text()
-    console.file.close()
-    assert "1: 7 tokens" in text
-    assert "return [1]" in text
 
 
 def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:
