@@ -11,7 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV
+
 INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
 
@@ -24,9 +25,9 @@ _RETRIES = 3
 
 
 class Settings(BaseSettings):
-    """The environment variables that a producer reads. An empty one counts as unset."""
+    """The variables that a producer reads, also from ``.env``. An empty one counts as unset."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_ignore_empty=True, env_file=DOTENV, extra="ignore")
 
     redis_url: str = Field(
         default=DEFAULT_REDIS_URL,
@@ -51,9 +52,12 @@ def connect(url: str) -> redis.Redis:
     Raises:
         ValueError: if it is not the URL of a Redis server.
     """
-    return redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
     )
+    # A host that no name can be would raise only later. UnicodeError is a ValueError.
+    client.get_connection_kwargs().get("host", "").encode("idna")
+    return client
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:

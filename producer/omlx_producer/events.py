@@ -160,6 +160,7 @@ class ModelInfo(Wire):
 
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
+        draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -168,3 +169,4 @@ class ModelInfo(Wire):
     model: str
     context_length: int = Field(ge=1)
     longest_token: int = Field(ge=1)
+    draft_depth: int | None = None

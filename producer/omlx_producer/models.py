@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import redis
 from pydantic import ValidationError
 from redis.utils import str_if_bytes
-from rq import Queue
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.protocol import (
     MODELS_KEY,
-    PRIORITIES,
     GenerationRequest,
     ModelInfo,
-    queue_name,
 )
 
 Fields = GenerationRequest | Mapping[str, Any]
@@ -33,14 +31,13 @@ def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
         try:
             models[alias] = ModelInfo.model_validate_json(document)
         except ValidationError:
-            log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
+            _warn(alias)
     return dict(sorted(models.items()))
 
 
-def count_waiting(connection: redis.Redis, model: str) -> dict[str, int]:
-    """The number of jobs that wait for a model, by priority."""
-    queues = {priority: Queue(queue_name(model, priority), connection) for priority in PRIORITIES}
-    return {priority: queue.count for priority, queue in queues.items()}
+@cache
+def _warn(alias: str) -> None:
+    log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
 
 
 def only_model(models: Mapping[str, ModelInfo]) -> str:

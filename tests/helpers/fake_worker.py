@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
@@ -55,7 +56,7 @@ class FakeWorker:
     def start(self, worker_name: str = "fake-worker") -> None:
         """Take the job from its queue."""
         job = self.job
-        self.connection.lrem(f"rq:queue:{job.origin}", 0, self.job_id)
+        self.connection.lrem(f"{RQ}:queue:{job.origin}", 0, self.job_id)
         self.connection.hset(job.key, mapping={"status": "started", "worker_name": worker_name})
 
     def step(self, text: str, *, tokens: int = 1, choice: int = 0) -> TokensEvent:

@@ -130,7 +130,10 @@ def test_few_files_lie_at_the_top_of_the_worker() -> None:
 @pytest.mark.parametrize("group", [cli, main], ids=str)
 def test_help_fits_one_line(group: click.Group) -> None:
     lines = []
-    for command in group.commands.values():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         lines.append(command.get_short_help_str(1000))
         options = (param for param in command.params if isinstance(param, click.Option))
         lines += [(option.help or "").partition("  [")[0] for option in options]

@@ -9,6 +9,7 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 from redis.utils import str_if_bytes
+from rq import Queue
 from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 
@@ -27,10 +28,10 @@ _REGISTRIES = (FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
 _WITHDRAW = """
 local withdrawn = {}
 for _, job in ipairs(ARGV) do
-  local status = redis.call('HGET', 'rq:job:' .. job, 'status')
+  local status = redis.call('HGET', KEYS[2] .. job, 'status')
   if not status or status == 'queued' then
     redis.call('LREM', KEYS[1], 0, job)
-    redis.call('DEL', 'rq:job:' .. job)
+    redis.call('DEL', KEYS[2] .. job)
     withdrawn[#withdrawn + 1] = job
   end
 end
@@ -99,9 +100,10 @@ def withdraw(connection: redis.Redis, queue: str, job_ids: Sequence[str]) -> lis
         The ids of the deleted jobs, which will not run.
     """
     script = connection.register_script(_WITHDRAW)
+    keys = [Queue.redis_queue_namespace_prefix + queue, Job.redis_job_namespace_prefix]
     withdrawn: list[str] = []
     for start in range(0, len(job_ids), FETCH):
-        reply = script(keys=[f"rq:queue:{queue}"], args=list(job_ids[start : start + FETCH]))
+        reply = script(keys=keys, args=list(job_ids[start : start + FETCH]))
         withdrawn += [str_if_bytes(job_id) for job_id in reply]
     return withdrawn
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.terminal import write
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -95,7 +96,7 @@ class Bar:
     def end(self, meter: Meter) -> None:
         self._show(meter)
         self._progress.stop()
-        click.echo(summary_text(meter), err=True)
+        write(summary_text(meter) + "\n", err=True)
 
     def _show(self, meter: Meter) -> None:
         self._shown_at = time.monotonic()
@@ -121,7 +122,7 @@ class BadRowReporter:
                 continue
             self._count += 1
             if self._count <= SHOWN_BAD_ROWS:
-                click.echo(row.reason, err=True)
+                write(row.reason + "\n", err=True)
             elif self._count == SHOWN_BAD_ROWS + 1:
                 click.echo(f"more bad lines are in {self._errors}", err=True)
 

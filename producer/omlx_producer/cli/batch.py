@@ -22,12 +22,14 @@ from omlx_producer.cli.common import (
     INVALID,
     JOB_ENDED_BADLY,
     fail,
-    open_producer,
     output_option,
     redis_option,
     with_body_option,
 )
+from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 
 CANCEL_SECONDS = 10.0
 NOT_ENDED = 4
@@ -35,7 +37,7 @@ NOT_ENDED = 4
 batch_argument = click.argument("batch_id")
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @batch_argument
 @output_option
 @click.option("--wait", is_flag=True, help="Wait for the end of the batch.")
@@ -62,7 +64,7 @@ def results(
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
             for line in batch.results(state.rows):
-                click.echo(line, nl=False)
+                write(line.decode("utf-8", "replace"))
         else:
             write_results(batch.results(state.rows), output, with_body=with_body)
     if state.ok + state.failed < state.rows or not state.over:
@@ -73,7 +75,7 @@ def results(
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("batch_ids", nargs=-1, metavar="[BATCH_ID]...")
 @click.option("--burst", is_flag=True, help="End when no batch is left.")
 @redis_option
@@ -95,18 +97,15 @@ def feed(batch_ids: tuple[str, ...], burst: bool, redis_url: str | None) -> None
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-COMMANDS = (results, feed)
-
-
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit status`` of a batch."""
     with open_producer(url) as producer:
         state = dataclasses.asdict(Batch(producer.connection, batch_id).read())
     if as_json:
-        click.echo(json.dumps(state))
+        write(json.dumps(state) + "\n")
     else:
         known = {name: value for name, value in state.items() if value not in (None, {})}
-        click.echo("\n".join(f"{name:<17} {value}" for name, value in known.items()))
+        write("".join(f"{name:<17} {value}\n" for name, value in known.items()))
 
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

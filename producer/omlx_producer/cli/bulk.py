@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,65 +29,67 @@ from omlx_producer.cli.common import (
     REDIS_OPTION,
     fail,
     file_error,
-    open_producer,
     output_option,
     redis_option,
     with_body_option,
 )
-from omlx_producer.cli.options import given, sampling_options
+from omlx_producer.cli.options import given, model_option, sampling_options
+from omlx_producer.cli.sections import SectionedCommand, option
+from omlx_producer.cli.session import open_producer
 from omlx_producer.connection import without_password
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.protocol import PRIORITIES, Priority
 
-progress_option = click.option(
+_input = partial(option, section="Input")
+_request = partial(option, section="Request")
+_run = partial(option, section="Run")
+
+progress_option = option(
     "--progress",
+    section="Output",
     type=click.Choice(STYLES),
     default="auto",
-    show_default=True,
     help="On stderr; auto is a bar on a terminal, else ndjson.",
 )
-window_option = click.option(
+window_option = _run(
     "--window",
     type=click.IntRange(min=1),
     default=DEFAULT_WINDOW,
-    show_default=True,
     help="Rows in Redis at once, at most.",
 )
-ordered_option = click.option(
-    "--ordered", is_flag=True, help="Sort the results by input at the end."
+ordered_option = option(
+    "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
 )
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("input")
-@output_option
-@click.option("--template", help='Make prompts of fields, as in "Summarise: {text}".')
-@click.option(
+@_input("--template", help='Make prompts of fields, as in "Summarise: {text}".')
+@_input(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
     help="The format of INPUT; by default its suffix.",
 )
-@click.option("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
-@click.option("--model", help="Run all rows on this model, whatever they name.")
-@click.option("--chat", is_flag=True, help="Send texts as user messages, not raw prompts.")
-@click.option("--system", help="A system message before each; needs --chat.")
+@_input("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
+@model_option("Run all rows on this model, whatever they name.")
+@_request("--chat", is_flag=True, help="Send texts as user messages, not raw prompts.")
+@_request("--system", help="A system message before each; needs --chat.")
+@_request("--priority", type=click.Choice(PRIORITIES), default="bulk", help="Queue of the rows.")
+@_request("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
+@sampling_options
 @window_option
-@ordered_option
-@click.option("--priority", type=click.Choice(PRIORITIES), default="bulk", show_default=True)
-@click.option(
+@_run(
     "--job-timeout", type=click.IntRange(min=1), default=JOB_SECONDS, help="Seconds a row may run."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
-@click.option("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
-@click.option(
-    "--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed."
-)
-@click.option("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
+@_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
+@_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
+@_run("--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed.")
+@output_option
 @with_body_option
+@ordered_option
 @progress_option
 @redis_option
-@sampling_options
 def run(
     input: str,
     output: Path | None,
@@ -153,9 +156,9 @@ def run(
             conclude(ended, output)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--input", "source", help="The input, if it was stdin or has moved.")
+@_input("--input", "source", help="The input, if it was stdin or has moved.")
 @window_option
 @ordered_option
 @progress_option
@@ -182,9 +185,6 @@ def retry(
                 producer, options, output, ordered=ordered, only_failures=True, progress=progress
             )
         conclude(ended, output)
-
-
-COMMANDS = (run, retry)
 
 
 def conclude(ended: Ended, output: Path) -> None:

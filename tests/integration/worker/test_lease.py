@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 from redis.exceptions import TimeoutError
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import JobStatus
 from rq.registry import StartedJobRegistry
 from rq.suspension import resume, suspend
@@ -82,7 +83,7 @@ def test_ids_without_a_job_and_ids_pushed_twice_are_skipped(connection: Redis) -
     ghost, job = enqueue(connection), enqueue(connection)
     connection.delete(ghost.key)
     for odd in (b"a:b", b"\xff", b""):
-        connection.hset(b"rq:job:" + odd, mapping={"data": b"x", "status": "queued"})
+        connection.hset(f"{RQ}:job:".encode() + odd, mapping={"data": b"x", "status": "queued"})
     connection.rpush(queue(connection).key, job.id, "no-such-job", b"a:b", b"\xff", b"")
     assert [claimed.id for claimed in claim(table(connection), 10)] == [job.id]
     assert queue(connection).count == 0
@@ -90,7 +91,7 @@ def test_ids_without_a_job_and_ids_pushed_twice_are_skipped(connection: Redis) -
 
 def test_a_claim_that_fails_half_way_loses_nothing(connection: Redis) -> None:
     job = enqueue(connection)
-    connection.set(f"rq:wip:{QUEUES[1]}", "of another type")
+    connection.set(f"{RQ}:wip:{QUEUES[1]}", "of another type")
     with pytest.raises(Exception, match="WRONGTYPE"):
         table(connection).claim(1)
     assert connection.lrange(queue(connection).key, 0, -1) == [job.id.encode()]
@@ -109,7 +110,7 @@ def test_a_claim_that_is_made_twice_leaves_no_job_with_nobody(connection: Redis)
     # As redis-py does by itself when an answer takes too long.
     claimed = claim(leases, 2)
     assert [job.id for job in claimed] == [job.id for job in jobs[:2]]
-    assert connection.zcard(f"rq:wip:{QUEUES[1]}") == 2
+    assert connection.zcard(f"{RQ}:wip:{QUEUES[1]}") == 2
     assert leases.renew() == {}
     assert [job.id for job in claim(leases, 3)] == [job.id for job in jobs[2:]]
 
@@ -132,7 +133,7 @@ def test_a_claim_that_was_never_answered_is_made_good_by_the_next(
     leases._claim = once
     # Somebody else has got one of them meanwhile.
     connection.zincrby(
-        f"rq:wip:{QUEUES[1]}", -31, connection.zrange(f"rq:wip:{QUEUES[1]}", 0, 0)[0]
+        f"{RQ}:wip:{QUEUES[1]}", -31, connection.zrange(f"{RQ}:wip:{QUEUES[1]}", 0, 0)[0]
     )
     other.sweep()
     (theirs,) = claim(other)
@@ -142,7 +143,7 @@ def test_a_claim_that_was_never_answered_is_made_good_by_the_next(
         resume(connection)
     assert [job.id for job in claim(leases, 5)] == [job.id for job in jobs if job.id != theirs.id]
     assert other.renew() == {}
-    assert connection.zcard(f"rq:wip:{QUEUES[1]}") == 3
+    assert connection.zcard(f"{RQ}:wip:{QUEUES[1]}") == 3
 
 
 def test_a_script_is_sent_again_to_a_server_that_forgot_it(connection: Redis) -> None:
@@ -174,8 +175,8 @@ def test_jobs_given_back_stand_in_front_in_their_old_order(connection: Redis) ->
     assert waiting == [job.id.encode() for job in jobs]
     assert [status(job) for job in jobs] == ["queued"] * 5
     assert len(leases) == 0
-    assert connection.zcard(f"rq:wip:{QUEUES[1]}") == 0
-    assert connection.keys("rq:execution:*") == []
+    assert connection.zcard(f"{RQ}:wip:{QUEUES[1]}") == 0
+    assert connection.keys(f"{RQ}:execution:*") == []
     jobs[0].refresh()
     assert jobs[0].started_at is None
 
@@ -224,7 +225,7 @@ def test_a_stock_workers_started_jobs_are_left_to_rq(connection: Redis) -> None:
     job = enqueue(connection)
     connection.lpop(queue(connection).key)
     connection.hset(job.key, "status", "started")
-    connection.zadd(f"rq:wip:{QUEUES[1]}", {f"{job.id}:{'a' * 32}": time.time() - 1})
+    connection.zadd(f"{RQ}:wip:{QUEUES[1]}", {f"{job.id}:{'a' * 32}": time.time() - 1})
     assert table(connection).sweep() == []
 
 
@@ -252,7 +253,7 @@ def test_a_requeued_job_starts_a_new_stream(connection: Redis) -> None:
 
 def test_what_cannot_be_decoded_is_carried_as_it_is(connection: Redis) -> None:
     fields: dict[str, Any] = {"data": b"\x80\x04junk", "status": "queued", "timeout": "soon"}
-    connection.hset("rq:job:odd", mapping=fields)
+    connection.hset(f"{RQ}:job:odd", mapping=fields)
     connection.rpush(queue(connection).key, "odd")
     (job,) = claim(table(connection))
     assert job.data == b"\x80\x04junk"

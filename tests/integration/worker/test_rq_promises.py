@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from redis import Redis
 from rq import Callback, Queue, Repeat, Retry
 from rq.cli import main as rq_cli
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.exceptions import NoSuchJobError
 from rq.group import Group
 from rq.job import Dependency
@@ -104,7 +105,7 @@ def test_a_result_through_rqs_handlers_is_kept_for_its_ttl(
         max_completion_tokens=5,
     )
     run_burst(redis_url)
-    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+    for key in (job.key, f"{RQ}:results:{job.id}", events_key(job.id)):
         assert 0 < connection.ttl(key) <= 50
 
 

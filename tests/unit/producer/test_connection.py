@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from omlx_producer import AsyncProducer, Producer
@@ -9,7 +11,8 @@ from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_passw
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMLX_QUEUE_REDIS_URL", raising=False)
     monkeypatch.delenv("REDIS_URL", raising=False)
 
@@ -25,6 +28,13 @@ def test_the_nearest_url_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "")
+    monkeypatch.setenv("REDIS_URL", "redis://b")
+    assert redis_url() == "redis://b"
+
+
+def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\nDATABASE_URL=foreign\n")
+    assert redis_url() == "redis://a"
     monkeypatch.setenv("REDIS_URL", "redis://b")
     assert redis_url() == "redis://b"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,12 +21,15 @@ from omlx_producer.outage import Outage
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
+from omlx_worker.control.callbacks import LIMIT_SECONDS
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.rq_endings import end_through_rq
+from omlx_worker.control.rq_endings import RQEndings
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
+from omlx_worker.delivery.job_log import log_end
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
@@ -72,7 +74,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        make_driver: Callable[[Engine], DepthDriver] | None = None,
+        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -101,7 +103,9 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._endings: deque[NeedsRQ] = deque()
+        self._endings = RQEndings(
+            self, self._leases, settings.allow_webhooks, lambda: self._mailbox.put(Ring())
+        )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -195,7 +199,7 @@ class GenerationWorker(RecordedWorker):
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
-        self._write_endings()
+        self._endings.advance()
         if self._drain_ends is not None:
             self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
@@ -204,16 +208,6 @@ class GenerationWorker(RecordedWorker):
         taken = self._admission.take()
         self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
-
-    def _write_endings(self) -> None:
-        """Write the endings for RQ's handlers. One that Redis does not take waits for a later turn.
-
-        Raises:
-            redis.exceptions.RedisError: if Redis does not take an ending.
-        """
-        while self._endings:
-            end_through_rq(self, self._leases, self._endings[0].claim, self._endings[0].ending)
-            self._endings.popleft()
 
     @property
     def _condition(self) -> str:
@@ -242,7 +236,7 @@ class GenerationWorker(RecordedWorker):
             case StopJob(job_id):
                 self._admission.stop(job_id)
             case NeedsRQ():
-                self._endings.append(message)
+                self._endings.add(message)
             case Crashed(error):
                 self._error = error
 
@@ -272,8 +266,11 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            self._write_endings()
-            self._leases.give_back(self._leases.jobs())
+            self._endings.close(0.5 if at_once else LIMIT_SECONDS)
+            held = self._leases.jobs()
+            self._leases.give_back(held)
+            for claim in held:
+                log_end(claim, None, "given back")
             self._board.sign_off()
             if self.birth_date is not None:
                 self.teardown()  # type: ignore[no-untyped-call]

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from redis import Redis
 from redis.client import Pipeline
+from rq.executions import ExecutionRegistry
 from rq.job import Job
+from rq.rate_limit import RateLimitRegistry
 
 from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
@@ -203,6 +205,16 @@ class LeaseTable:
 
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))
+
+    def release_slot(self, job: Claim) -> None:
+        """Release the rate limit of a job that somebody else cancelled or deleted while it ran.
+
+        RQ keeps the limit until the job's execution is over.
+        """
+        self.connection.zrem(ExecutionRegistry(job.id, self.connection).key, job.execution)
+        # A deleted job no longer says which limit it had.
+        for limit in RateLimitRegistry.all(self.connection):
+            limit.release_stale_and_enqueue(job.id)
 
     def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str]:
         """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""

@@ -11,14 +11,17 @@ from importlib import resources
 
 from redis import Redis
 from redis.commands.core import Script
+from rq.defaults import RQ_KEY_PREFIX
 
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua`` with the prelude before it."""
+    """The text of ``lua/<name>.lua`` with RQ's key prefix and the prelude before it."""
     folder = resources.files(__name__)
     prelude = folder.joinpath("prelude.lua").read_text(encoding="utf-8")
-    return prelude + "\n" + folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\n" + folder.joinpath(f"{name}.lua").read_text(
+        encoding="utf-8"
+    )
 
 
 def load(connection: Redis, name: str) -> Script:

@@ -23,7 +23,7 @@
 -- Returns nil while workers are suspended, else
 --   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
+--    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -44,7 +44,7 @@ if taken[1] == claim then
   end
 end
 if taken[1] then redis.call('DEL', last_claim) end
-if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
+if redis.call('EXISTS', RQ .. 'suspended') == 1 then return false end
 
 local function remember(queue, job, execution)
   if #claimed == 0 then
@@ -59,7 +59,7 @@ local function filled(value) return value and value ~= '' and value ~= '0' and v
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, ALONE, STOP,
     'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-    'webhooks', 'retries_left', 'repeats_left', 'data')
+    'webhooks', 'retries_left', 'repeats_left', 'rate_limit_key', 'data', 'enqueued_at')
 end
 
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
@@ -103,7 +103,7 @@ end
 local function start(queue, job, fields)
   local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
   remember(queue, job, execution)
-  local data, how = fields[12] or '', treatment(fields)
+  local data, how = fields[13] or '', treatment(fields)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
@@ -115,9 +115,9 @@ local function start(queue, job, fields)
     'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
   extend(queue, job, execution, time, lease, grace)
   local needs_rq = filled(fields[6]) or filled(fields[7]) or filled(fields[8])
-    or filled(fields[9]) or filled(fields[10]) or filled(fields[11])
+    or filled(fields[9]) or filled(fields[10]) or filled(fields[11]) or filled(fields[12])
   claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how}
+    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how, fields[14] or ''}
 end
 
 local function take(queue, job, fields, index)

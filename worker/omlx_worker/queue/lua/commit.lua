@@ -22,7 +22,7 @@ local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
 
 local function is_done(job, execution)
-  local last = redis.pcall('XREVRANGE', 'rq:results:' .. job, '+', '-', 'COUNT', 1)
+  local last = redis.pcall('XREVRANGE', RQ .. 'results:' .. job, '+', '-', 'COUNT', 1)
   for _, entry in ipairs(last) do
     for i = 1, #entry[2], 2 do
       if entry[2][i] == 'execution_id' then return entry[2][i + 1] == execution end
@@ -36,7 +36,7 @@ local function expire(name, seconds)
 end
 
 local function add_result(job, execution, succeeded, payload, started, ttl)
-  local results = 'rq:results:' .. job
+  local results = RQ .. 'results:' .. job
   write('XADD', results, 'MAXLEN', '~', 10, '*',
     'type', succeeded and '1' or '2', 'worker_name', worker,
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
@@ -67,7 +67,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
   -- RQ writes two colons.
-  local dependencies = 'rq:job::' .. job .. ':dependencies'
+  local dependencies = RQ .. 'job::' .. job .. ':dependencies'
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
     'status', CRASHES, ALONE, STOP)
@@ -86,7 +86,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 
   if ttl == 0 then
     redis.call('DEL', key, dependents, dependencies, executions_key(job))
-    if fields[2] and fields[2] ~= '' then redis.pcall('SREM', 'rq:group:' .. fields[2], job) end
+    if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
     if fields[4] or fields[5] or fields[6] then redis.call('HDEL', key, CRASHES, ALONE, STOP) end
@@ -94,9 +94,9 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
-      redis.call('ZADD', 'rq:finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
+      redis.call('ZADD', RQ .. 'finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
     else
-      redis.call('ZADD', 'rq:failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
+      redis.call('ZADD', RQ .. 'failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
     end
   end
   drop_execution(queue, job, execution)
@@ -113,7 +113,7 @@ for i = 6, #ARGV, 8 do
 end
 
 -- Figures for `rq info`. The jobs have ended, whatever that key holds.
-local worker_key = 'rq:worker:' .. worker
+local worker_key = RQ .. 'worker:' .. worker
 if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 then
   redis.pcall('HINCRBY', worker_key, 'successful_job_count', succeeded_count)
   redis.pcall('HINCRBY', worker_key, 'failed_job_count', failed_count)

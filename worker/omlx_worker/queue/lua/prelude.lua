@@ -1,13 +1,14 @@
 -- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
+-- RQ is the prefix of RQ's keys; see lua/__init__.py.
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
 
-local function job_key(job) return 'rq:job:' .. job end
-local function queue_key(queue) return 'rq:queue:' .. queue end
-local function started_key(queue) return 'rq:wip:' .. queue end
-local function executions_key(job) return 'rq:executions:' .. job end
-local function execution_key(job, execution) return 'rq:execution:' .. job .. ':' .. execution end
+local function job_key(job) return RQ .. 'job:' .. job end
+local function queue_key(queue) return RQ .. 'queue:' .. queue end
+local function started_key(queue) return RQ .. 'wip:' .. queue end
+local function executions_key(job) return RQ .. 'executions:' .. job end
+local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
 local function reservation_key(job) return 'omlx:trial:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
