@@ -19,7 +19,6 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Worker
 from rq.job import Job
-from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
@@ -39,6 +38,7 @@ SILENT_SECONDS = 3 * BEAT_SECONDS
 # RQ's scheduler looks as often; its scores are whole seconds.
 SCHEDULE_SECONDS = 1.0
 MOST_DUE = 1000
+MOST_CLEANED = 5000
 
 
 class NameTaken(ValueError):
@@ -74,6 +74,7 @@ class RecordedWorker(Worker):
         self._shown: tuple[str, str | None] | None = None
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
+        self._clean = load(connection, "clean")
 
     def _set_connection(self, connection: Redis) -> Redis:
         """RQ raises the socket timeout for its blocking pops. This worker has none."""
@@ -227,8 +228,7 @@ class RecordedWorker(Worker):
         for queue in self.queues:
             if not queue.acquire_maintenance_lock():
                 continue
-            for registry in (FinishedJobRegistry, FailedJobRegistry, DeferredJobRegistry):
-                registry(queue=queue).cleanup()
+            self._clean(keys=[queue.name], args=[MOST_CLEANED])
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
         self.last_cleaned_at = now()  # type: ignore[assignment]

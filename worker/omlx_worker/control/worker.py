@@ -22,6 +22,7 @@ from omlx_producer.outage import Outage
 from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
+from omlx_worker.control.extras import Extras
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
@@ -44,6 +45,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -109,6 +111,7 @@ class GenerationWorker(RecordedWorker):
         self._outage = Outage()
         self._logging_level: str | None = None
         self._recorded = False
+        self._extras = Extras()
 
     # The loop
 
@@ -121,6 +124,7 @@ class GenerationWorker(RecordedWorker):
         Raises:
             RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
                 loading the model took time.
+            RedisUnfit: if Redis is a cluster, or refuses a command that jobs need.
             Exception: what the engine raised when it was made, or when it broke.
         """
         self._engine = self.decode_thread.start()
@@ -170,6 +174,8 @@ class GenerationWorker(RecordedWorker):
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
+            if problem := unfit(error):
+                raise problem from error
             pause = self._outage.failed(error)
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
             self._admission.postpone_sweep()
@@ -183,26 +189,34 @@ class GenerationWorker(RecordedWorker):
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
-            self.bootstrap(self._logging_level)
+            with self._extras.attempt("the worker's record"):
+                self.bootstrap(self._logging_level)
+            with self._extras.attempt("the subscription to RQ's commands"):
+                self.subscribe()
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        if self.beat():
-            info = self._engine.info.model_dump_json()
-            self.connection.hset(MODELS_KEY, self._settings.alias, info)
-        self._board.show(self._condition)
+        with self._extras.attempt("the worker's record"):
+            self.show(self._leases, self._admission.suspended)
+            if self.beat():
+                info = self._engine.info.model_dump_json()
+                self.connection.hset(MODELS_KEY, self._settings.alias, info)
+        with self._extras.attempt("the worker's figures"):
+            self._board.show(self._condition)
         return goes_on
+
+    def run_maintenance_tasks(self) -> None:
+        with self._extras.attempt("RQ's maintenance"):
+            super().run_maintenance_tasks()  # type: ignore[no-untyped-call]
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
         self._write_endings()
         if self._drain_ends is not None:
-            self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
         self.enqueue_due()
         taken = self._admission.take()
-        self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
 
     def _write_endings(self) -> None:
@@ -244,7 +258,7 @@ class GenerationWorker(RecordedWorker):
             case NeedsRQ():
                 self._endings.append(message)
             case Crashed(error):
-                self._error = error
+                self._error = unfit(error) or error
 
     # The end
 
@@ -274,9 +288,11 @@ class GenerationWorker(RecordedWorker):
         try:
             self._write_endings()
             self._leases.give_back(self._leases.jobs())
-            self._board.sign_off()
-            if self.birth_date is not None:
-                self.teardown()  # type: ignore[no-untyped-call]
+            self.unsubscribe()
+            with self._extras.attempt("the end of the worker's record"):
+                if self.birth_date is not None:
+                    self.register_death()  # type: ignore[no-untyped-call]
+                self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
