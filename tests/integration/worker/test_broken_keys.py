@@ -305,3 +305,42 @@ def test_cancelled_jobs_leave_their_registry_when_they_are_gone(
     assert sorted(registry.get_job_ids()) == sorted([kept.id, expiring.id])
     seconds, _ = connection.time()
     assert 490 < connection.zscore(registry.key, expiring.id) - seconds < 510
+
+
+# Values that nobody should have written
+
+
+def test_a_status_that_is_no_text_is_told_like_any_other(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    claim(leases)
+    connection.hset(job.key, "status", b"\xff")
+    connection.delete(WIP)
+    assert leases.renew() == {job.id: "\N{REPLACEMENT CHARACTER}"}
+
+
+def test_ids_that_are_no_text_stop_neither_sweeps_nor_schedules(
+    redis_url: str, connection: Redis
+) -> None:
+    for status_, execution in ((b"started", b"omlx-1"), (b"scheduled", b"")):
+        odd = b"\xff" + status_
+        fields = {"status": status_, "origin": QUEUES[1], "omlx_execution": execution}
+        connection.hset(b"rq:job:" + odd, mapping=fields)
+        connection.zadd(WIP, {odd + b":omlx-1": 1})
+        connection.zadd(f"rq:scheduled:{QUEUES[1]}", {odd: 1})
+    connection.hset(b"rq:job:\xfe", mapping={**fields, "status": "started"})
+    job = enqueue(connection)
+    run_burst(redis_url)
+    assert status(job) == "finished"
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", ""])
+def test_a_start_that_is_no_time_does_not_keep_a_job_from_ending(
+    connection: Redis, value: str
+) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    connection.hset(f"rq:execution:{job.id}:{claimed.execution}", "created_at", value)
+    assert commit(leases, claimed, done(job.id)) is Commit.DONE
+    assert job.return_value() == {"text": "abc"}

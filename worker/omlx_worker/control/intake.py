@@ -91,7 +91,7 @@ class Intake:
         created: Any = self._connection.hget(Job.key_for(claim.id), "created_at")
         try:
             return claim.started_at - datetime.fromisoformat(created.decode()).timestamp()
-        except (AttributeError, ValueError):
+        except (AttributeError, ValueError, OverflowError):
             return 0.0
 
     def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:

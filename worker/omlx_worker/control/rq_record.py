@@ -114,7 +114,7 @@ class RecordedWorker(Worker):
         try:
             payload = json.loads(message["data"])
             command = payload["command"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             log.warning("ignoring an unreadable command: %r", message.get("data"))
             return
         if command == "stop-job":
@@ -124,11 +124,12 @@ class RecordedWorker(Worker):
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
 
-    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
+    def _pubsub_exception_handler(self, exc: Exception, _: Any, thread: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""
         if not passes(exc):
             log.error("no longer listening for commands: %s", exc)
-            raise exc
+            thread.stop()
+            return
         time.sleep(SystemRandom().uniform(0.5, 1.5))
 
     # The record
@@ -200,7 +201,7 @@ class RecordedWorker(Worker):
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
         for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
-            log.info("job %s is due", job_id.decode())
+            log.info("job %s is due", job_id.decode(errors="replace"))
         self._scheduled_at = time.monotonic()
 
     # RQ's handlers and maintenance

@@ -245,11 +245,12 @@ class LeaseTable:
         self._recovered_to, recovered = self._recover(
             args=[self._recovered_to, RECOVERED_KEYS, *self._queues]
         )
-        return [job.decode() for job in [*abandoned, *recovered]]
+        return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
 
     def _lost(self, reply: list[bytes], asked: Iterable[Claim]) -> dict[str, str]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""
-        texts = [item.decode() for item in reply]
+        # A status may be anything.
+        texts = [item.decode(errors="replace") for item in reply]
         told = dict(zip(texts[::2], texts[1::2], strict=True))
         for job in asked:
             if told.get(job.id) == "stop":

@@ -40,7 +40,7 @@ local function add_result(job, execution, succeeded, payload, started, ttl)
   write('XADD', results, 'MAXLEN', '~', 10, '*',
     'type', succeeded and '1' or '2', 'worker_name', worker,
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
-    'execution_started_at', started, 'execution_ended_at', ended_at)
+    'execution_started_at', number(started), 'execution_ended_at', ended_at)
   if ttl > 0 then redis.call('EXPIRE', results, ttl) end
 end
 
@@ -80,7 +80,9 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local ttl = tonumber(fields[1])
   if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(default_ttl) end
   ttl = math.floor(ttl)
-  local started = redis.call('HGET', execution_key(job, execution), 'created_at') or ended_at
+  local started = tonumber(write('HGET', execution_key(job, execution), 'created_at') or '')
+  -- Anybody can write what is no time.
+  if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
 
   if ttl == 0 then
@@ -103,7 +105,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   drop_execution(queue, job, execution)
   announce(job, id, event, succeeded, ttl)
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
-  working = working + time - tonumber(started)
+  working = working + time - started
   return 1
 end
 
