@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from omlx_producer.protocol import bulk_job_id, ended_stream
+from omlx_producer.protocol import GenerationRequest, bulk_job_id, ended_stream
+from omlx_worker.engine.interface import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit
 from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, kill, table, tokens
@@ -82,6 +83,7 @@ def test_jobs_end_once_and_the_worker_serves_on_beside_a_shared_key_of_another_t
     assert [event.type for event in events(connection, good.id)][-1] == "done"
     assert connection.get(key) == b"of another type"
     assert connection.keys("rq:execution:*") == []
+    assert reports(caplog, key)
     assert "Traceback" not in caplog.text
 
 
@@ -175,6 +177,25 @@ def test_a_claim_replaces_own_keys_of_another_type(connection: Redis, key: str) 
     assert connection.type(key.format(suspect.id)) in (b"list", b"string")
 
 
+def test_a_job_whose_hash_is_replaced_while_it_is_prepared_stops_nobody(
+    redis_url: str, connection: Redis
+) -> None:
+    with running_worker(redis_url) as worker:
+        prepare = worker.test_engine.prepare
+
+        def replaced(request: GenerationRequest, job_id: str) -> list[Row]:
+            connection.set(f"rq:job:{job_id}", "of another type")
+            return prepare(request, job_id)
+
+        worker.test_engine.prepare = replaced
+        job = enqueue(connection, completion_window="1h")
+        wait_for(lambda: connection.type(job.key) == b"string")
+        worker.test_engine.prepare = prepare
+        other = enqueue(connection, completion_window="1h")
+        wait_for(lambda: is_over(other))
+        assert worker.test_errors == []
+
+
 def test_nothing_is_published_of_an_ending_that_redis_refuses(limited: Redis) -> None:
     job = enqueue(limited)
     leases = table(limited)
@@ -244,13 +265,14 @@ def test_a_job_whose_worker_died_without_the_registry_returns_to_its_queue(
 
 
 def test_abandoned_jobs_are_found_among_many_keys_a_part_at_a_time(connection: Redis) -> None:
-    job = enqueue(connection)
-    claim(table(connection, "dead"))
-    connection.delete(WIP, f"rq:executions:{job.id}")
+    jobs = [enqueue(connection) for _ in range(10)]
+    claim(table(connection, "dead"), 10)
+    connection.delete(WIP, *(f"rq:executions:{job.id}" for job in jobs))
     connection.mset({f"filler:{n}": n for n in range(20_000)})
     leases = table(connection)
     found = [leases.sweep() for _ in range(40)]
-    assert [job_id for ids in found for job_id in ids] == [job.id]
+    assert max(map(len, found)) < 10
+    assert sorted(job_id for ids in found for job_id in ids) == sorted(job.id for job in jobs)
 
 
 def test_a_worker_serves_on_after_the_loss_of_all_keys(redis_url: str, connection: Redis) -> None:

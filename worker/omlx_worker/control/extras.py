@@ -30,5 +30,10 @@ class Extras:
             if passes(error):
                 raise
             if what not in self._refused:
-                log.error("Redis refuses %s (%s); jobs run without it", what, error)
+                log.error(
+                    "Redis refuses %s (%s), and jobs run without it; delete the key if it is of "
+                    "another type, or grant the right",
+                    what,
+                    error,
+                )
             self._refused.add(what)

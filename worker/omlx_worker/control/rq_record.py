@@ -25,6 +25,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
+from omlx_worker.control.extras import Extras
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
@@ -69,6 +70,7 @@ class RecordedWorker(Worker):
         self.on_ending: Callable[[Pipeline], None] | None = None
         # Called with the pipeline before its transaction begins; see `rq_endings`.
         self.fence: Callable[[Pipeline], None] | None = None
+        self.extras = Extras()
         self._bell = bell
         self._mailbox = mailbox
         self._shown: tuple[str, str | None] | None = None
@@ -192,7 +194,8 @@ class RecordedWorker(Worker):
             register(self)
             self._shown = None
         if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            with self.extras.attempt("the maintenance of rq:workers and its queues"):
+                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
         return True
 

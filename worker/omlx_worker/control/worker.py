@@ -19,10 +19,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
-from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
+from omlx_producer.protocol import PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
-from omlx_worker.control.extras import Extras
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
@@ -111,7 +110,6 @@ class GenerationWorker(RecordedWorker):
         self._outage = Outage()
         self._logging_level: str | None = None
         self._recorded = False
-        self._extras = Extras()
 
     # The loop
 
@@ -189,25 +187,19 @@ class GenerationWorker(RecordedWorker):
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
-            with self._extras.attempt("the worker's record"):
+            with self.extras.attempt("the worker's record"):
                 self.bootstrap(self._logging_level)
-            with self._extras.attempt("the subscription to RQ's commands"):
+            with self.extras.attempt("the subscription to RQ's commands"):
                 self.subscribe()
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        with self._extras.attempt("the worker's record"):
+        with self.extras.attempt("the worker's record"):
             self.show(self._leases, self._admission.suspended)
             if self.beat():
-                info = self._engine.info.model_dump_json()
-                self.connection.hset(MODELS_KEY, self._settings.alias, info)
-        with self._extras.attempt("the worker's figures"):
-            self._board.show(self._condition)
+                self._board.announce(self._engine.info)
+        self._board.show(self._condition)
         return goes_on
-
-    def run_maintenance_tasks(self) -> None:
-        with self._extras.attempt("RQ's maintenance"):
-            super().run_maintenance_tasks()  # type: ignore[no-untyped-call]
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
@@ -289,10 +281,10 @@ class GenerationWorker(RecordedWorker):
             self._write_endings()
             self._leases.give_back(self._leases.jobs())
             self.unsubscribe()
-            with self._extras.attempt("the end of the worker's record"):
-                if self.birth_date is not None:
+            if self.birth_date is not None:
+                with self.extras.attempt("the end of the worker's record"):
                     self.register_death()  # type: ignore[no-untyped-call]
-                self._board.sign_off()
+            self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
