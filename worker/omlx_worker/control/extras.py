@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redis.exceptions import ResponseError
+from redis.exceptions import MovedError, ResponseError
 
 from omlx_producer.outage import passes
 
@@ -16,7 +16,7 @@ log = logging.getLogger("omlx_worker.worker")
 class Extras:
     """Skips what Redis refuses and logs it once: a key is of another type, or a right is missing.
 
-    Errors that pass are raised.
+    Errors that pass are raised, and those of a cluster, where nothing works.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Extras:
         try:
             yield
         except ResponseError as error:
-            if passes(error):
+            if passes(error) or isinstance(error, MovedError):
                 raise
             if what not in self._refused:
                 log.error(
