@@ -314,6 +314,16 @@ def test_jobs_finish_while_the_server_forgets_scripts_all_the_time(
 # What RQ never removes
 
 
+def test_ended_jobs_leave_their_registries_when_they_expire(
+    redis_url: str, connection: Redis
+) -> None:
+    keys = [f"rq:{registry}:{QUEUES[1]}" for registry in ("finished", "failed")]
+    for key in keys:
+        connection.zadd(key, {"expired": 1, "kept": 2**40, "endless": -1})
+    run_burst(redis_url)
+    assert [connection.zrange(key, 0, -1) for key in keys] == [[b"endless", b"kept"]] * 2
+
+
 def test_cancelled_jobs_leave_their_registry_when_they_are_gone(
     redis_url: str, connection: Redis
 ) -> None:
