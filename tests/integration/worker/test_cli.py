@@ -23,7 +23,8 @@ from omlx_worker.build import ModelNotLoaded, load_engine
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
-from tests.helpers.workers import enqueue, status
+from tests.helpers.redis_server import RedisServer, redis_server
+from tests.helpers.workers import enqueue, status, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,51 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
     assert "out of range" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["zadd", "xadd", "evalsha", "scan"])
+def test_a_user_without_a_right_that_jobs_need_exits_with_3_and_the_command(
+    private_server: RedisServer, command: str
+) -> None:
+    with Redis.from_url(private_server.url) as owner:
+        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
+        job = enqueue(owner)
+        url = private_server.url.replace("//", "//w:p@")
+        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
+        assert result.exit_code == 3
+        assert result.stderr.count("\n") == 1
+        assert f"user w has no permissions to run the '{command}' command" in result.stderr
+        assert "grant it with ACL SETUSER" in result.stderr
+        assert status(job) in ("queued", "started")
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["subscribe", "hdel", "smembers"])
+def test_jobs_are_served_without_rights_that_they_do_not_need(
+    private_server: RedisServer, command: str
+) -> None:
+    with Redis.from_url(private_server.url) as owner:
+        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
+        job = enqueue(owner)
+        url = private_server.url.replace("//", "//w:p@")
+        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
+        assert result.exit_code == 0
+        assert status(job) == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake")
+def test_a_redis_cluster_exits_with_3_and_is_called_one() -> None:
+    port = str(embedded_redis.free_port())
+    with redis_server("--cluster-enabled", "yes", "--cluster-port", port) as server:
+        with Redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
+            wait_for(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        result = invoke("run", "--model", "fake", "--redis-url", server.url, "--burst")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "it is a Redis Cluster, and the worker needs all keys on one server" in result.stderr
 
 
 def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:

@@ -209,11 +209,13 @@ def test_a_failure_callback_is_told_of_a_job_that_kills_its_workers(
     redis_url: str, connection: Redis
 ) -> None:
     job = enqueue(connection, on_failure=named(remember_failure), retry=Retry(max=5))
-    connection.hset(job.key, mapping={"omlx_crashes": 3, "omlx_alone": 1})
+    connection.hset(job.key, mapping={"omlx_crashes": 5, "omlx_lone": 3})
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "failed"
-    assert b"worker died 3 times while it ran" in connection.get("remembered")
-    assert connection.hmget(job.key, "omlx_crashes", "omlx_alone") == [None, None]
+    assert b"worker died 5 times while it ran, 3 times with no other job" in connection.get(
+        "remembered"
+    )
+    assert connection.hmget(job.key, "omlx_crashes", "omlx_lone") == [None, None]
 
 
 # Repeats

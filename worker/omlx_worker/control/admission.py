@@ -28,6 +28,7 @@ from omlx_worker.messages import (
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -123,9 +124,12 @@ class Admission:
         try:
             prepared = self._intake.prepare(claim)
         except RedisError as error:
-            if not passes(error):
+            if unfit(error):
                 raise
-            prepared = GivenBack()
+            log.warning("the keys of job %s cannot be read: %s", claim.id, error)
+            # A key of another type.
+            refused = Failed(f"Redis refuses the job's keys: {error}")
+            prepared = GivenBack() if passes(error) else refused
         if not isinstance(prepared, ActiveJob):
             self._traffic.put(Drop(claim, prepared))
             return True

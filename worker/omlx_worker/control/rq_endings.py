@@ -167,7 +167,10 @@ def end_through_rq(
             # The job stays held and ends after the outage; callbacks are then called again.
             raise
         # RQ cannot read the job hash; the job may have been written by hand.
-        log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
+        said = "RQ's handlers cannot end job %s (%s: %s); ending it without them"
+        log.error(
+            said, claim.id, type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG)
+        )
         leases.commit([(claim, ending)], force=True)
     finally:
         worker.on_ending = worker.fence = None

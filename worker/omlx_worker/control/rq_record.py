@@ -21,13 +21,14 @@ from rq import Worker
 from rq.executions import Execution
 from rq.job import Job
 from rq.rate_limit import RateLimitRegistry
-from rq.registry import FailedJobRegistry, FinishedJobRegistry, ReadyJobRegistry
+from rq.registry import ReadyJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
+from omlx_worker.control.extras import Extras
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
@@ -41,6 +42,7 @@ SILENT_SECONDS = 3 * BEAT_SECONDS
 # RQ's scheduler looks as often; its scores are whole seconds.
 SCHEDULE_SECONDS = 1.0
 MOST_DUE = 1000
+MOST_CLEANED = 5000
 
 
 class NameTaken(ValueError):
@@ -71,11 +73,13 @@ class RecordedWorker(Worker):
         self.on_ending: Callable[[Pipeline], None] | None = None
         # Called with the pipeline before its transaction begins; see `rq_endings`.
         self.fence: Callable[[Pipeline], None] | None = None
+        self.extras = Extras()
         self._bell = bell
         self._mailbox = mailbox
         self._shown: tuple[str, list[str]] | None = None
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
+        self._clean = load(connection, "clean")
 
     def _set_connection(self, connection: Redis) -> Redis:
         """RQ raises the socket timeout for its blocking pops. This worker has none."""
@@ -115,7 +119,7 @@ class RecordedWorker(Worker):
         try:
             payload = json.loads(message["data"])
             command = payload["command"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             log.warning("ignoring an unreadable command: %r", message.get("data"))
             return
         if command in ("stop-job", "stop-execution"):
@@ -125,11 +129,12 @@ class RecordedWorker(Worker):
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
 
-    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
+    def _pubsub_exception_handler(self, exc: Exception, _: Any, thread: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""
         if not passes(exc):
             log.error("no longer listening for commands: %s", exc)
-            raise exc
+            thread.stop()
+            return
         time.sleep(SystemRandom().uniform(0.5, 1.5))
 
     # The record
@@ -195,7 +200,8 @@ class RecordedWorker(Worker):
             register(self)
             self._shown = None
         if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            with self.extras.attempt("the maintenance of the record of workers and its queues"):
+                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
         return True
 
@@ -205,10 +211,11 @@ class RecordedWorker(Worker):
             return
         moved, limits = self._schedule(keys=self.queue_names(), args=[MOST_DUE])
         for job_id in moved:
-            log.info("job %s is due", job_id.decode())
+            log.info("job %s is due", job_id.decode(errors="replace"))
         for key in limits:
-            registry = RateLimitRegistry(key.decode(), self.connection)
-            registry.acquire_and_enqueue(registry.concurrency)
+            with self.extras.attempt("a rate limit"):
+                registry = RateLimitRegistry(key.decode(), self.connection)
+                registry.acquire_and_enqueue(registry.concurrency)
         self._scheduled_at = time.monotonic()
 
     # RQ's handlers and maintenance
@@ -233,8 +240,8 @@ class RecordedWorker(Worker):
         for queue in self.queues:
             if not queue.acquire_maintenance_lock():
                 continue
-            for registry in (FinishedJobRegistry, FailedJobRegistry, ReadyJobRegistry):
-                registry(queue=queue).cleanup()
+            self._clean(keys=[queue.name], args=[MOST_CLEANED])
+            ReadyJobRegistry(queue=queue).cleanup()
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
         for limit in RateLimitRegistry.all(self.connection):

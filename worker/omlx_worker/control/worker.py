@@ -18,7 +18,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
-from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
+from omlx_producer.protocol import PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.callbacks import LIMIT_SECONDS
@@ -46,6 +46,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -125,6 +126,7 @@ class GenerationWorker(RecordedWorker):
         Raises:
             RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
                 loading the model took time.
+            RedisUnfit: if Redis is a cluster, or refuses a command that jobs need.
             Exception: what the engine raised when it was made, or when it broke.
         """
         self._engine = self.decode_thread.start()
@@ -174,6 +176,8 @@ class GenerationWorker(RecordedWorker):
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
+            if problem := unfit(error):
+                raise problem from error
             pause = self._outage.failed(error)
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
             self._admission.postpone_sweep()
@@ -187,13 +191,17 @@ class GenerationWorker(RecordedWorker):
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
-            self.bootstrap(self._logging_level)
+            with self.extras.attempt("the worker's record"):
+                self.bootstrap(self._logging_level)
+            with self.extras.attempt("the subscription to RQ's commands"):
+                self.subscribe()
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        if self.beat():
-            info = self._engine.info.model_dump_json()
-            self.connection.hset(MODELS_KEY, self._settings.alias, info)
+        with self.extras.attempt("the worker's record"):
+            self.show(self._leases, self._admission.suspended)
+            if self.beat():
+                self._board.announce(self._engine.info)
         self._board.show(self._condition)
         return goes_on
 
@@ -201,12 +209,10 @@ class GenerationWorker(RecordedWorker):
         """End and take jobs; returns whether to go on."""
         self._endings.advance()
         if self._drain_ends is not None:
-            self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
         self.enqueue_due()
         taken = self._admission.take()
-        self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
 
     @property
@@ -238,7 +244,7 @@ class GenerationWorker(RecordedWorker):
             case NeedsRQ():
                 self._endings.add(message)
             case Crashed(error):
-                self._error = error
+                self._error = unfit(error) or error
 
     # The end
 
@@ -271,9 +277,11 @@ class GenerationWorker(RecordedWorker):
             self._leases.give_back(held)
             for claim in held:
                 log_end(claim, None, "given back")
-            self._board.sign_off()
+            self.unsubscribe()
             if self.birth_date is not None:
-                self.teardown()  # type: ignore[no-untyped-call]
+                with self.extras.attempt("the end of the worker's record"):
+                    self.register_death()  # type: ignore[no-untyped-call]
+            self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
