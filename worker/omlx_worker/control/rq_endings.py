@@ -172,6 +172,8 @@ def end_through_rq(
             said, claim.id, type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG)
         )
         leases.commit([(claim, ending)], force=True)
+        # Redis does not roll back: dependents may be ready already.
+        _queue(worker, claim).ready_job_registry.cleanup()
     finally:
         worker.on_ending = worker.fence = None
     leases.forget(claim)
