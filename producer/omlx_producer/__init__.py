@@ -7,17 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from omlx_producer.async_client import AsyncJobHandle, AsyncProducer
     from omlx_producer.client import JobHandle, Producer
+    from omlx_producer.completion import AssistantMessage, Choice, Completion
     from omlx_producer.errors import (
         InvalidRequest,
         JobCancelled,
         JobError,
         JobFailed,
         JobTimeout,
+        MalformedResult,
         OmlxQueueError,
         TokensLost,
         UnknownJob,
     )
+    from omlx_producer.fields import RequestFields
     from omlx_producer.outcome import JobState
     from omlx_producer.protocol import (
         CancelledEvent,
@@ -37,9 +41,14 @@ if TYPE_CHECKING:
     from omlx_producer.stream import AsyncTokenStream, TokenStream
 
 __all__ = [
+    "AssistantMessage",
+    "AsyncJobHandle",
+    "AsyncProducer",
     "AsyncTokenStream",
     "CancelledEvent",
+    "Choice",
     "ChoiceDelta",
+    "Completion",
     "DoneEvent",
     "FailedEvent",
     "GenerationRequest",
@@ -50,11 +59,13 @@ __all__ = [
     "JobHandle",
     "JobState",
     "JobTimeout",
+    "MalformedResult",
     "Message",
     "ModelInfo",
     "OmlxQueueError",
     "Priority",
     "Producer",
+    "RequestFields",
     "TerminalEvent",
     "TokenEvent",
     "TokenLogprob",
@@ -66,7 +77,16 @@ __all__ = [
 ]
 
 # The modules that define these names. Those that import the least come first.
-_HOMES = ("errors", "protocol", "outcome", "stream", "client")
+_HOMES = (
+    "errors",
+    "protocol",
+    "fields",
+    "completion",
+    "outcome",
+    "stream",
+    "client",
+    "async_client",
+)
 
 if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.
 

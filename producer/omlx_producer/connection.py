@@ -18,6 +18,9 @@ INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DE
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
 
 CONNECT_SECONDS = 5.0
+LONGEST_BLOCK_SECONDS = 4.0
+# Every stream has a connection. redis-py's limit is 100; Redis's own is 10,000 clients.
+_MAX_CONNECTIONS = 10_000
 _BACKOFF = ExponentialBackoff(cap=0.5, base=0.05)
 _RETRIES = 3
 
@@ -62,9 +65,16 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     """The asyncio form of `connect`."""
     return redis.asyncio.Redis.from_url(
         url,
+        max_connections=_MAX_CONNECTIONS,
         socket_connect_timeout=CONNECT_SECONDS,
         retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
     )
+
+
+def block_seconds(connection: redis.Redis | redis.asyncio.Redis) -> float:
+    """How long a read may block; redis-py takes a longer silence for a lost connection."""
+    socket_timeout = connection.get_connection_kwargs().get("socket_timeout")
+    return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
 
 
 def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:

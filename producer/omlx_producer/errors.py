@@ -7,6 +7,7 @@
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
+    · MalformedResult     its result in Redis is not that of a generation job
   · JobTimeout            also a TimeoutError: the wait ended, the job goes on
 
 Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
@@ -30,15 +31,36 @@ _SHORT.maxlevel = 2
 
 
 class OmlxQueueError(Exception):
-    """The base of every exception of this package."""
+    """The base of every exception of this package.
+
+    >>> try:
+    ...     producer.result("no-such-job")
+    ... except OmlxQueueError as error:
+    ...     print(error)
+    no job has the id 'no-such-job': check the id, or its result has expired
+    """
 
 
 class InvalidRequest(OmlxQueueError, ValueError):
-    """A request that can never be served. The message names field, value and remedy."""
+    """A request that can never be served. The message names field, value and remedy.
+
+    >>> try:
+    ...     producer.submit(prompt="def f(x):", temperature=9)
+    ... except InvalidRequest as error:
+    ...     print(error)
+    temperature: got 9; give a number from 0 to 2
+    """
 
 
 class UnknownJob(OmlxQueueError, LookupError):
-    """No job has this id, or the job and its result have expired."""
+    """No job has this id, or the job and its result have expired.
+
+    >>> try:
+    ...     producer.status("no-such-job")
+    ... except UnknownJob:
+    ...     print("submit it again")
+    submit it again
+    """
 
 
 class TokensLost(OmlxQueueError):
@@ -46,6 +68,12 @@ class TokensLost(OmlxQueueError):
 
     Attributes:
         cursor: where the remaining tokens begin. A stream can start from it.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     events = list(job.stream())
+    ... except TokensLost as lost:
+    ...     events = list(job.stream(lost.cursor))
     """
 
     def __init__(self, message: str, cursor: int) -> None:
@@ -54,7 +82,14 @@ class TokensLost(OmlxQueueError):
 
 
 class JobError(OmlxQueueError):
-    """The job is over and has no result."""
+    """The job is over and has no result.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except JobError as error:
+    ...     text = f"job {error.job_id}: {error}"
+    """
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)
@@ -62,15 +97,51 @@ class JobError(OmlxQueueError):
 
 
 class JobFailed(JobError):
-    """The job failed; the message says why."""
+    """The job failed; the message says why.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except JobFailed as error:
+    ...     text = str(error)
+    """
 
 
 class JobCancelled(JobError):
-    """The job was cancelled or stopped; the message says why."""
+    """The job was cancelled or stopped; the message says why.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> job.cancel()
+    'cancelled'
+    >>> try:
+    ...     job.result()
+    ... except JobCancelled as error:
+    ...     print(error)
+    the job was cancelled before a worker took it
+    """
+
+
+class MalformedResult(JobError):
+    """The job finished, but its result is not a response body; the message says what is wrong.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except MalformedResult as error:
+    ...     text = str(error)
+    """
 
 
 class JobTimeout(OmlxQueueError, TimeoutError):
-    """The job did not finish within the timeout; it goes on."""
+    """The job did not finish within the timeout; it goes on.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> try:
+    ...     job.result(timeout=0.1)
+    ... except JobTimeout:
+    ...     print(job.state().status)
+    queued
+    """
 
 
 def one_line(text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import redis
 from pydantic import ValidationError
@@ -16,6 +17,8 @@ from omlx_producer.protocol import (
     GenerationRequest,
     ModelInfo,
 )
+
+Fields = GenerationRequest | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,36 @@ def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> 
             f"{field}: got {what}{tokens} tokens; give at most the {info.context_length} tokens "
             f"of the context of {request.model}"
         )
+
+
+def check(
+    requests: Sequence[Fields], models: Mapping[str, ModelInfo], *, require_known_model: bool
+) -> list[GenerationRequest]:
+    """Validate requests and check them against the models; see `Producer.submit_many`.
+
+    Raises:
+        InvalidRequest: for the first invalid one, with its index if there are several.
+    """
+    checked = []
+    for index, given in enumerate(requests):
+        try:
+            request = _parse(given, models)
+            if require_known_model:
+                require_known(request, models)
+            require_fit(request, models)
+        except InvalidRequest as error:
+            where = f"request {index}: " if len(requests) > 1 else ""
+            raise InvalidRequest(f"{where}{error}") from None
+        checked.append(request)
+    return checked
+
+
+def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
+    if isinstance(given, GenerationRequest):
+        return given
+    if isinstance(given, Mapping) and given.get("model") is None:
+        given = {**given, "model": only_model(models)}
+    return GenerationRequest.parse(given)
 
 
 def _spell(models: Mapping[str, ModelInfo]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError
 
-from omlx_producer.errors import OmlxQueueError, TokensLost
+from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.events import TokenEvent, TokensEvent, parse_event
 from omlx_producer.outage import Outage
 from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
@@ -58,6 +58,8 @@ class Replay:
         reconnect_for: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if cursor < 0:
+            raise InvalidRequest(f"cursor: got {cursor}; give the n of an event, or 0 to start")
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
         self._position = (cursor, 0)

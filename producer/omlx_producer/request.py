@@ -33,7 +33,11 @@ class TextPart(_Request):
 
 
 class Message(_Request):
-    """One chat message."""
+    """One chat message.
+
+    >>> Message(role="user", content="Write a function that reverses a list.").role
+    'user'
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="one of system, developer, user, assistant and tool"
@@ -72,6 +76,10 @@ class GenerationRequest(_Request):
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
     text of a seeded request. A job that is not finished ``completion_window`` after its submission
     fails.
+
+    >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
+    >>> producer.submit(request).queue
+    'omlx:fake:default'
     """
 
     model: ModelAlias = Field(

@@ -78,12 +78,20 @@ class FakeWorker:
             pipe_.execute()
 
     def finish(
-        self, reason: FinishReason = "stop", *, event: bool = True, n: int | None = None
+        self,
+        reason: FinishReason = "stop",
+        *,
+        event: bool = True,
+        n: int | None = None,
+        body: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """End the job with its result; ``n`` counts tokens that were not published."""
+        """End the job with its result, or with a body made up by the test.
+
+        ``n`` counts tokens that were not published.
+        """
         count = self.n if n is None else n
         usage = Usage(prompt_tokens=3, completion_tokens=count, total_tokens=3 + count)
-        body = {
+        body = body or {
             "id": f"cmpl-{self.job_id}",
             "object": "text_completion",
             "choices": [

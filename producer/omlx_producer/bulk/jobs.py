@@ -13,7 +13,7 @@ from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 
 from omlx_producer.bulk.row import Row
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import MalformedResult, UnknownJob
 from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
 
@@ -88,7 +88,7 @@ def read_endings(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, O
 def _outcome(job_id: str, ending: Ending, entries: list[Any]) -> Outcome | None:
     try:
         return read_outcome(job_id, ending, entries[0] if entries else None)
-    except UnknownJob:
+    except (UnknownJob, MalformedResult):
         return None
 
 

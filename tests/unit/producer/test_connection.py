@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from omlx_producer import AsyncProducer, Producer
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 
 
@@ -50,3 +51,15 @@ def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.Mo
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+async def test_a_producer_without_a_url_takes_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://a:1234/5")
+    with Producer() as producer:
+        kwargs = producer.connection.get_connection_kwargs()
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)
+    async with AsyncProducer() as other:
+        kwargs = other._connection.get_connection_kwargs()
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)
