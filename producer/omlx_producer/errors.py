@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 LONGEST_SENTENCE = 1000
+LONGEST_PATH = 150
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -165,11 +166,12 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
     # A union reports every branch that failed; the user meant the deepest.
     problem, path = max((p for p in problems if p[1][:1] == first), key=lambda p: len(p[1]))
     if problem["type"] == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
+        sentence = problem["msg"].removeprefix("Value error, ")
+        return f"{_spell(path)}.{sentence}" if path else sentence
     if not path:
-        return f"request: got {_SHORT.repr(problem['input'])}; give {whole}"
+        return f"request: got {_shown(problem['input'])}; give {whole}"
     owner, expected = _look_up(model, path)
-    if path == ["max_completion_tokens"] and isinstance(data, dict) and "max_tokens" in data:
+    if path == ["max_completion_tokens"] and data.get("max_tokens") is not None:
         path = ["max_tokens"]
     where = _spell(path)
     if problem["type"] == "extra_forbidden":
@@ -177,7 +179,18 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
         return f"{where}: unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
     if problem["type"] == "missing":
         return f"{where}: missing; give {expected}"
-    return f"{where}: got {_SHORT.repr(problem['input'])}; give {expected}"
+    if problem["type"] == "string_unicode":
+        expected = "text without lone surrogates, which are no characters"
+    return f"{where}: got {_shown(problem['input'])}; give {expected}"
+
+
+def _shown(value: Any) -> str:
+    """A value as a sentence quotes it, shortened."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:
+        # Python does not write out integers of thousands of digits.
+        return "a huge whole number"
 
 
 def _path(problem: ErrorDetails) -> list[int | str]:
@@ -216,4 +229,4 @@ def _spell(path: list[int | str]) -> str:
         else:
             name = part if part.isidentifier() and len(part) <= 60 else _SHORT.repr(part)
             spelled += f".{name}" if spelled else name
-    return spelled
+    return spelled if len(spelled) <= LONGEST_PATH else spelled[:LONGEST_PATH] + "..."

@@ -15,7 +15,7 @@ from omlx_producer.bulk.batch import OVER, Batch, BatchState
 from omlx_producer.bulk.batch_feeder import BatchFeed, Feeder, LockLost
 from omlx_producer.bulk.loop import WAIT_SECONDS, serve
 from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.output import require_output, write_results
+from omlx_producer.bulk.output import real_path, require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.cli.common import (
     INTERRUPTED,
@@ -24,13 +24,15 @@ from omlx_producer.cli.common import (
     fail,
     output_option,
     redis_option,
+    with_body_option,
 )
-from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 
 CANCEL_SECONDS = 10.0
+NOT_ENDED = 4
 
 batch_argument = click.argument("batch_id")
 
@@ -38,21 +40,38 @@ batch_argument = click.argument("batch_id")
 @click.command(cls=SectionedCommand)
 @batch_argument
 @output_option
-@click.option("--wait", is_flag=True, help="Wait for the end of the batch.")
+@option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
+@option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
+@with_body_option
 @redis_option
-def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | None) -> None:
-    """Write the results of a batch so far, in input order."""
+def results(
+    batch_id: str,
+    output: Path | None,
+    wait: bool,
+    partial: bool,
+    with_body: bool,
+    redis_url: str | None,
+) -> None:
+    """Write the results of a batch so far, in input order.
+
+    Exit codes: 0 all rows are done, 1 some failed or the batch was cancelled, 2 usage, 3 Redis
+    unreachable, 4 the batch has not ended.
+    """
     with open_producer(redis_url) as producer:
         if output is not None:
-            require_output(output)
+            require_output(real_path(output))
         batch = Batch(producer.connection, batch_id)
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
             for line in batch.results(state.rows):
                 write(line.decode("utf-8", "replace"))
         else:
-            write_results(batch.results(state.rows), output)
-    if state.failed:
+            write_results(batch.results(state.rows), output, with_body=with_body)
+    if state.ok + state.failed < state.rows or not state.over:
+        click.echo(f"{state.state}: {state.ok + state.failed} of {state.rows} rows", err=True)
+    if not (state.over or partial):
+        raise click.exceptions.Exit(NOT_ENDED)
+    if state.failed or (state.state == "cancelled" and not partial):
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 
