@@ -11,9 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from omlx_producer.environment import DOTENV
+from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV
 
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
 

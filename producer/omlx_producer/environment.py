@@ -12,6 +12,7 @@ DOTENV = ".env"
 """A file of variables in the working directory. The environment wins over it."""
 
 PREFIX = "OMLX_QUEUE_"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 # Producers read REDIS_URL; the rest are settings of workers.
 KNOWN = frozenset(
     {
@@ -21,6 +22,8 @@ KNOWN = frozenset(
         "OMLX_QUEUE_DRAIN_TIMEOUT",
         "OMLX_QUEUE_EMBEDDED_REDIS",
         "OMLX_QUEUE_LEASE_SECONDS",
+        "OMLX_QUEUE_LOG_FORMAT",
+        "OMLX_QUEUE_LOG_LEVEL",
         "OMLX_QUEUE_MAX_BATCH",
         "OMLX_QUEUE_MEMORY_LIMIT",
         "OMLX_QUEUE_METAL_KERNEL",

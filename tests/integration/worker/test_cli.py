@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -68,13 +69,39 @@ def test_settings_come_from_the_environment_too(
 
 @pytest.mark.usefixtures("fake")
 def test_an_embedded_server_lives_as_long_as_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(embedded_redis, "USUAL_PORT", embedded_redis.free_port())
     result = invoke("run", "--embedded-redis", "--redis-dir", str(tmp_path), "--burst")
     assert result.exit_code == 0, result.output
-    assert "Redis is at redis://127.0.0.1:" in result.stderr
+    assert "Redis is at redis://127.0.0.1:" in caplog.text
     assert (tmp_path / "appendonlydir").is_dir()
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_log_has_the_level_and_the_format_that_the_user_chose(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("OMLX_QUEUE_LOG_FORMAT", "json")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    job = enqueue(connection)
+    entries = list(map(json.loads, invoke("run", "-m", "fake", "--burst").stderr.splitlines()))
+    assert [entry["event"] for entry in entries if entry.get("job") == job.id] == [
+        "starts",
+        "finished",
+    ]
+    monkeypatch.setattr(logging.root, "handlers", [])
+    enqueue(connection)
+    assert invoke("run", "-m", "fake", "--burst", "--log-level", "warning").stderr == ""
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_lines_of_rq_have_no_colours(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rq.logutils.colorizer.notty", False)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst").stderr
+    assert "Listening on omlx:fake:high, omlx:fake:default, omlx:fake:bulk" in log
 
 
 def test_an_unreachable_redis_exits_with_3_and_one_sentence() -> None:
@@ -154,13 +181,15 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-batch", "0"], "max_batch: got 0"),
-        (["--model-alias", "a b"], "model_alias: got 'a b'"),
+        (["--max-batch", "0"], "--max-batch: got 0; give 1 to 1024"),
+        (["--model-alias", "a b"], "--model-alias: got 'a b'; give letters, digits and . _ @ / -"),
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
-        (["--max-batch", "many"], "not a valid integer"),
-        (["--memory-limit", "much"], "memory_limit: got 'much'"),
-        (["--patience", "0"], "patience: got 0"),
-        (["--model", "/models/My Model (4bit)"], "model: got '/models/My Model (4bit)'; "),
+        (["--max-batch", "many"], "--max-batch: got many; give 1 to 1024"),
+        (["--memory-limit", "much"], "--memory-limit: got much; give a size such as 24GB"),
+        (["--patience", "0"], "--patience: got 0; give more than 0"),
+        (["--lease-seconds", "0"], "--lease-seconds: got 0; give 1 or more"),
+        (["--name", ""], "--name: got ''; give letters, digits and . _ -"),
+        (["-m", "/models/My Model (4bit)"], "--model: got '/models/My Model (4bit)'; "),
         (["--model", "/models/My Model (4bit)"], "give it another with --model-alias"),
     ],
 )
@@ -210,16 +239,6 @@ def test_the_demo_draws_panels_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     console.file.close()
     assert "1: 7 tokens" in text
     assert "return [1]" in text
-
-
-def test_a_worker_without_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import omlx_worker.engine
-
-    monkeypatch.delattr(omlx_worker.engine, "loader", raising=False)
-    monkeypatch.setitem(sys.modules, "omlx_worker.engine.loader", None)
-
-    with pytest.raises(ModelNotLoaded, match=r"pip install 'omlx-queue\[worker\]'"):
-        load_engine(WorkerSettings())
 
 
 def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:

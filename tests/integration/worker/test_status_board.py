@@ -56,7 +56,6 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
         driver=DepthDriver.fixed(0),
-        on_terminal=True,
         clock=clock,
     )
 
@@ -80,21 +79,24 @@ def test_rates_are_those_since_the_last_look(
     assert (figures.tokens_per_second, figures.acceptance) == (0.0, None)
 
 
-def test_a_terminal_shows_a_line_every_few_seconds_while_rows_run(
+def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    counters.batch = 3
-    for _ in range(11):
+    counters.batch, counters.jobs = 3, 7
+    for _ in range(20):
         board.show("busy")
         clock.now += 1
     lines = [record.message for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0] == "3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
-    counters.batch = 0
-    clock.now += 10
-    board.show("idle")
-    assert len(caplog.records) == 1
+    assert lines[0] == (
+        "7 jobs finished, 3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
+    )
+    counters.batch, counters.jobs = 0, 8
+    for _ in range(20):
+        board.show("idle")
+        clock.now += 1
+    assert [record.message[:15] for record in caplog.records[1:]] == ["1 jobs finished"]
 
 
 def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:

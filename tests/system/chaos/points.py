@@ -161,9 +161,9 @@ def _wrap_calls() -> None:
         with _waiting_at("renew-sent"):
             return renew(self, jobs)
 
-    def ends(worker: GenerationWorker, *args: Any) -> None:
+    def ends(worker: GenerationWorker, *args: Any) -> Any:
         with _waiting_at("in-rq-ending", every=True):
-            end_through_rq(worker, *args)
+            return end_through_rq(worker, *args)
 
     LeaseTable.claim, LeaseTable.append, LeaseTable.commit = claims, appends, commits  # type: ignore[method-assign, assignment]
     LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from omlx_producer.outage import passes
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.delivery.job_log import log_start
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -134,6 +135,7 @@ class Admission:
         if others and not self._budget.fits([*beside, *claim.sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False
+        log_start(prepared)
         self._submit(Admit(prepared))
         return True
 

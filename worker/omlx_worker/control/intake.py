@@ -109,7 +109,9 @@ class Intake:
             ]
             job.resume(events, self._engine.text_of)
         except (ValidationError, ValueError, KeyError, IndexError) as error:
-            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, error)
+            # Not the error itself: it may quote the text.
+            reason = type(error).__name__
+            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, reason)
             self._connection.delete(key)
             return ActiveJob(claim, request, rows, streams=streams)
         return job

@@ -59,14 +59,18 @@ class FencedQueue(Queue):
 
 def end_through_rq(
     worker: RecordedWorker, leases: LeaseTable, claim: Claim, ending: Ending
-) -> None:
-    """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
+) -> Ending | None:
+    """End a job as RQ's worker does, callbacks included. Runs on the main thread.
+
+    Returns:
+        the ending that was written; None if the lease was gone.
+    """
     if not leases.holds(claim):
-        return
+        return None
     if leases.renew([claim]):
         log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
         leases.forget(claim)
-        return
+        return None
     try:
         job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
         job.ended_at = datetime.now(UTC)
@@ -78,6 +82,8 @@ def end_through_rq(
             _fail(worker, leases, claim, job, ending)
     except LeaseGone:
         log.info("job %s has ended, or is no longer this worker's", claim.id)
+        leases.forget(claim)
+        return None
     except WatchError as error:
         raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
     except Exception as error:
@@ -90,6 +96,7 @@ def end_through_rq(
     finally:
         worker.execution = worker.on_ending = worker.fence = None
     leases.forget(claim)
+    return ending
 
 
 def _succeed(
@@ -106,7 +113,7 @@ def _succeed(
         event = FailedEvent(job_id=job.id, n=ending.event.n, error=sentence)
         return Ending("failed", event)
     if leases.renew([claim]):
-        return ending
+        raise LeaseGone
     queue = _queue(worker, claim)
     ttl = job.get_result_ttl(worker.default_result_ttl)
     worker.on_ending = _announce(leases, job, ending, ttl)
@@ -132,7 +139,7 @@ def _fail(
     except Exception:
         log.exception("a callback of job %s failed", job.id)
     if leases.renew([claim]):
-        return
+        raise LeaseGone
     if stopped or not job.should_retry:
         worker.on_ending = _announce(leases, job, ending)
     worker.handle_job_failure(job, _queue(worker, claim), exc_string=ending.sentence)

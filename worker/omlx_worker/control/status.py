@@ -1,9 +1,8 @@
-"""The worker's figures: in Redis for everybody, and as a line on a terminal."""
+"""The worker's figures: in Redis for everybody, and as a line of the log."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from omlx_worker.queue.lease import LeaseTable
 log = logging.getLogger("omlx_worker.status")
 
 WRITE_SECONDS = 2.0
-LINE_SECONDS = 5.0
+LINE_SECONDS = 10.0
 
 
 class StatusBoard:
@@ -26,7 +25,6 @@ class StatusBoard:
 
     Args:
         mode: as the user chose it.
-        on_terminal: log a line every few seconds while there is work.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class StatusBoard:
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
-        on_terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
@@ -53,15 +50,15 @@ class StatusBoard:
         self._leases = leases
         self._budget = budget
         self._driver = driver
-        self._on_terminal = sys.stderr.isatty() if on_terminal is None else on_terminal
         self._clock = clock
         self._started_at = self._told_at = clock()
+        self._told_jobs = 0
         self._written_at = float("-inf")
         self._seen = (self._started_at, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
 
     def show(self, state: str) -> None:
-        """Write the figures, if it is time to.
+        """Write the figures, if it is time to; while there is work, log a line now and then.
 
         Raises:
             redis.exceptions.RedisError: if Redis does not take them.
@@ -73,9 +70,10 @@ class StatusBoard:
         self._measure(now)
         figures = self.figures(state)
         write_figures(self._connection, self._model_alias, figures)
-        if self._on_terminal and figures.rows and now - self._told_at >= LINE_SECONDS:
-            self._told_at = now
-            log.info("%s", line(figures))
+        jobs = self._counters.jobs - self._told_jobs
+        if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
+            self._told_at, self._told_jobs = now, self._counters.jobs
+            log.info("%d jobs finished, %s", jobs, line(figures))
 
     def sign_off(self) -> None:
         """Delete the figures of this worker."""

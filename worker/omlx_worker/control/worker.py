@@ -26,8 +26,10 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.control.rq_endings import end_through_rq
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
+from omlx_worker.delivery.job_log import log_end
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
@@ -72,7 +74,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        make_driver: Callable[[Engine], DepthDriver] | None = None,
+        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -212,7 +214,9 @@ class GenerationWorker(RecordedWorker):
             redis.exceptions.RedisError: if Redis does not take an ending.
         """
         while self._endings:
-            end_through_rq(self, self._leases, self._endings[0].claim, self._endings[0].ending)
+            due = self._endings[0]
+            if written := end_through_rq(self, self._leases, due.claim, due.ending):
+                log_end(due.claim, due.job, written.status, written.sentence)
             self._endings.popleft()
 
     @property
@@ -273,7 +277,10 @@ class GenerationWorker(RecordedWorker):
             self._listen(0)
         try:
             self._write_endings()
-            self._leases.give_back(self._leases.jobs())
+            held = self._leases.jobs()
+            self._leases.give_back(held)
+            for claim in held:
+                log_end(claim, None, "given back")
             self._board.sign_off()
             if self.birth_date is not None:
                 self.teardown()  # type: ignore[no-untyped-call]

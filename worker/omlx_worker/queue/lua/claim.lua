@@ -23,7 +23,7 @@
 -- Returns nil while workers are suspended, else
 --   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
+--    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -59,7 +59,7 @@ local function filled(value) return value and value ~= '' and value ~= '0' and v
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, ALONE, STOP,
     'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-    'webhooks', 'retries_left', 'repeats_left', 'data')
+    'webhooks', 'retries_left', 'repeats_left', 'data', 'enqueued_at')
 end
 
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
@@ -117,7 +117,7 @@ local function start(queue, job, fields)
   local needs_rq = filled(fields[6]) or filled(fields[7]) or filled(fields[8])
     or filled(fields[9]) or filled(fields[10]) or filled(fields[11])
   claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how}
+    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how, fields[13] or ''}
 end
 
 local function take(queue, job, fields, index)
