@@ -1,4 +1,4 @@
-"""The variables ``OMLX_QUEUE_*``: names that are known, and a warning of others."""
+"""The known variables ``OMLX_QUEUE_*``, and a warning about others."""
 
 from __future__ import annotations
 

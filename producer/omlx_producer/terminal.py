@@ -1,4 +1,4 @@
-"""Writes text that others wrote: to a terminal without its control characters, else as it is."""
+"""Writes foreign text: escaped on a terminal, unchanged elsewhere."""
 
 from __future__ import annotations
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
 from omlx_producer.bulk.records import open_input
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
 from omlx_producer.bulk.run import RunOptions
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, ModelInfo
+from omlx_producer.terminal import write
 
 
 @dataclass
@@ -104,7 +103,7 @@ def look_through(producer: Producer, options: RunOptions) -> Findings:
             findings.rows += 1
             if isinstance(row, BadRow):
                 findings.bad[row.code] += 1
-                click.echo(row.reason, err=True)
+                write(row.reason + "\n", err=True)
                 continue
             findings.prompt_tokens += counter.count(row)
             limit = row.request.max_completion_tokens or DEFAULT_MAX_TOKENS

@@ -69,7 +69,7 @@ class StatusLines:
 
     def end(self, meter: Meter) -> None:
         if self._readable:
-            click.echo(summary_text(meter), err=True)
+            write(summary_text(meter) + "\n", err=True)
         click.echo(json.dumps({"type": "summary", **meter.summary()}), err=True)
 
 

@@ -45,6 +45,7 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.outage import passes
 from omlx_producer.protocol import ModelInfo, Priority
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
         )
         batch.upload(plan_rows(records, maker.make, index, Plan()))
     if maker.ignored:
-        click.echo(ignored_text(maker.ignored), err=True)
+        write(ignored_text(maker.ignored) + "\n", err=True)
     return batch
 
 

@@ -26,7 +26,7 @@ from omlx_producer.cli.common import (
     redis_option,
     with_body_option,
 )
-from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
@@ -40,8 +40,8 @@ batch_argument = click.argument("batch_id")
 @click.command(cls=SectionedCommand)
 @batch_argument
 @output_option
-@click.option("--wait", is_flag=True, help="Wait for the end of the batch.")
-@click.option("--partial", is_flag=True, help="End with 0 although some are missing.")
+@option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
+@option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @with_body_option
 @redis_option
 def results(

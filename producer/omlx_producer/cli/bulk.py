@@ -86,8 +86,8 @@ ordered_option = option(
 @_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
 @_run("--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed.")
 @output_option
-@with_body_option
 @ordered_option
+@with_body_option
 @progress_option
 @redis_option
 def run(

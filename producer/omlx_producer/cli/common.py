@@ -30,8 +30,8 @@ output_option = option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Results (.jsonl, .csv, .parquet); errors beside them.",
 )
-with_body_option = click.option(
-    "--with-body", is_flag=True, help="Add whole responses to a CSV or Parquet."
+with_body_option = option(
+    "--with-body", section="Output", is_flag=True, help="Add whole responses to a CSV or Parquet."
 )
 
 

@@ -27,7 +27,7 @@ SECTIONS = {
     "Look and cancel": {"status": "status", "models": "status", "cancel": "status"},
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
-# A word this close to a command's name is a slip rather than a prompt.
+# A word at least this similar to a command's name counts as a misspelling of it.
 CLOSE = 0.75
 
 
@@ -51,7 +51,7 @@ class SubmitGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in MODULES and args[0] not in {"--help", "--version"}:
             if not ctx.resilient_parsing:
-                refuse_slip(args[0])
+                refuse_misspelling(args[0])
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -80,8 +80,8 @@ def load(name: str) -> click.Command:
     return command
 
 
-def refuse_slip(word: str) -> None:
-    """End the program if a word is close to the name of a command."""
+def refuse_misspelling(word: str) -> None:
+    """End the program if a word is nearly the name of a command."""
     near = difflib.get_close_matches(word.lower(), MODULES, n=1, cutoff=CLOSE)
     if near and not any(character.isspace() for character in word):
         fail(

@@ -31,6 +31,13 @@ NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
 Overview = list[dict[str, Any]]
 
 
+class TableConsole(Console):
+    """A console that leaves a broken pipe, and the exit code for it, to the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def read_overview(connection: redis.Redis) -> Overview:
     """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
 
@@ -62,7 +69,7 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
     Raises:
         redis.exceptions.RedisError: if Redis is away at the start, or refuses.
     """
-    console = Console()
+    console = TableConsole()
     live = None
     if sys.stdout.isatty() and console.is_interactive and not as_json:
         live = Live(console=console, auto_refresh=False)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
@@ -15,6 +15,7 @@ from omlx_producer.cli.common import job_argument, json_option, redis_option
 from omlx_producer.cli.overview import (
     NO_MODEL,
     Overview,
+    TableConsole,
     draw_models,
     draw_overview,
     read_overview,
@@ -92,4 +93,4 @@ def show(overview: Overview, draw: Callable[[Overview], RenderableType], *, as_j
     elif as_json:
         write("".join(json.dumps(model) + "\n" for model in overview))
     else:
-        Console().print(draw(overview))
+        TableConsole().print(draw(overview))

@@ -154,6 +154,21 @@ def test_a_watch_of_the_workers_ends_quietly_with_130(
 
 
 @pytest.mark.system
+def test_a_watch_whose_reader_leaves_ends_quietly_with_141(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    announce(connection)
+    process = spawn(redis_url, "status", "--watch", "0.1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+@pytest.mark.system
 def test_a_terminal_gets_a_view_that_is_redrawn_and_no_foreign_commands(
     redis_url: str, connection: redis.Redis
 ) -> None:

@@ -1,4 +1,4 @@
-"""Text of others may not command the terminal, and reaches files unchanged."""
+"""Foreign text cannot control the terminal, and reaches files unchanged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from omlx_producer.cli.common import fail
 from omlx_producer.terminal import one_cell, write
 
 
@@ -53,6 +54,14 @@ def test_half_a_surrogate_pair_is_shown(monkeypatch: pytest.MonkeyPatch) -> None
 def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     write("a", err=True)
     assert capsys.readouterr() == ("", "a")
+
+
+def test_an_error_on_a_terminal_is_escaped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(SystemExit):
+        fail(2, "no worker is named \x1b[2J")
+    assert screen.kept.getvalue().endswith(b": no worker is named \\x1b[2J\n")
 
 
 def test_a_cell_stays_on_one_line() -> None:
