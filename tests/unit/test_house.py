@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -120,6 +121,13 @@ def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in modules().values()}
     long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MAX_LINES}
     assert long == {}
+
+
+def test_no_key_of_rq_is_written_out() -> None:
+    """RQ's keys begin with ``RQ_KEY_PREFIX``, which need not be ``rq``."""
+    for source in SOURCES:
+        for path in (*source.rglob("*.py"), *source.rglob("*.lua")):
+            assert not re.search(r"""['"]rq:""", path.read_text()), path
 
 
 def test_few_files_lie_at_the_top_of_the_worker() -> None:

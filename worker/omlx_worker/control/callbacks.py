@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request
 
 from rq.job import Job, JobStatus
 from rq.timeouts import TimerDeathPenalty
@@ -54,13 +54,16 @@ class ServedJob(Job):
 
         def send() -> None:
             for webhook in allowed:
-                _send(webhook, self, exc_string)
+                try:
+                    _send(webhook, self, exc_string)
+                except Exception as error:  # noqa: BLE001 (as RQ: it cannot fail the job)
+                    log.warning("a webhook of job %s failed: %s", self.id, error)
 
         if allowed:
             try:
                 _within_limit(send)
             except CallbackFailed as error:
-                log.warning("a webhook of job %s failed: %s", self.id, error)
+                log.warning("the webhooks of job %s were cut off: %s", self.id, error)
 
     def _allows(self, webhook: Webhook) -> bool:
         host = urlsplit(webhook.url).hostname
@@ -108,14 +111,10 @@ def _within_limit(call: Callable[[], None]) -> None:
         raise CallbackFailed(f"{type(error).__name__}: {error}") from error
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """An allowed host must not lead to another one."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_opener = build_opener(_NoRedirects)
+# Without a handler of redirects: an allowed host must not lead to another one.
+_opener = OpenerDirector()
+for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler()):
+    _opener.add_handler(handler)
 
 
 def _send(webhook: Webhook, job: Job, exc_string: str | None) -> None:
@@ -125,5 +124,6 @@ def _send(webhook: Webhook, job: Job, exc_string: str | None) -> None:
         data = json.dumps(webhook.get_payload(job, exc_string=exc_string)).encode()
         headers = {"Content-Type": "application/json", **headers}
     request = Request(webhook.url, data=data, headers=headers, method=webhook.method)
-    with _opener.open(request, timeout=min(webhook.timeout, LIMIT_SECONDS)):
-        pass
+    with _opener.open(request, timeout=min(webhook.timeout, LIMIT_SECONDS)) as response:
+        if not 200 <= response.status < 300:
+            raise ValueError(f"{webhook.url} answered {response.status}")
