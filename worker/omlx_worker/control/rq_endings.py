@@ -171,9 +171,10 @@ def end_through_rq(
         log.error(
             said, claim.id, type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG)
         )
-        leases.commit([(claim, ending)], force=True)
         # Redis does not roll back: dependents may be ready already.
-        _queue(worker, claim).ready_job_registry.cleanup()
+        with worker.extras.attempt("the ready dependents"):
+            _queue(worker, claim).ready_job_registry.cleanup()
+        leases.commit([(claim, ending)], force=True)
     finally:
         worker.on_ending = worker.fence = None
     leases.forget(claim)
