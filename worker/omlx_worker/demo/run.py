@@ -181,7 +181,7 @@ def _request(index: int, max_tokens: int) -> dict[str, Any]:
         "prompt": PROMPTS[index],
         "max_completion_tokens": max_tokens,
         "temperature": 0.6,
-        "seed": index,
+        "seed": index + 1,
     }
 
 
