@@ -1,38 +1,54 @@
-"""Submit generation jobs to omlx-queue workers and read their tokens; never imports MLX."""
+"""Submit generation jobs to omlx-queue workers and read their tokens; never imports MLX.
 
-from omlx_producer.client import JobHandle, Producer
-from omlx_producer.errors import (
-    InvalidRequest,
-    JobCancelled,
-    JobError,
-    JobFailed,
-    JobTimeout,
-    OmlxQueueError,
-    TokensLost,
-    UnknownJob,
-)
-from omlx_producer.outcome import JobState
-from omlx_producer.protocol import (
-    CancelledEvent,
-    ChoiceDelta,
-    DoneEvent,
-    FailedEvent,
-    GenerationRequest,
-    Message,
-    ModelInfo,
-    Priority,
-    TerminalEvent,
-    TokenEvent,
-    TokenLogprob,
-    TokensEvent,
-    Usage,
-)
-from omlx_producer.stream import AsyncTokenStream, TokenStream
+A name is imported when it is first used, so `import omlx_producer` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omlx_producer.async_client import AsyncJobHandle, AsyncProducer
+    from omlx_producer.client import JobHandle, Producer
+    from omlx_producer.completion import AssistantMessage, Choice, Completion
+    from omlx_producer.errors import (
+        InvalidRequest,
+        JobCancelled,
+        JobError,
+        JobFailed,
+        JobTimeout,
+        MalformedResult,
+        OmlxQueueError,
+        TokensLost,
+        UnknownJob,
+    )
+    from omlx_producer.fields import RequestFields
+    from omlx_producer.outcome import JobState
+    from omlx_producer.protocol import (
+        CancelledEvent,
+        ChoiceDelta,
+        DoneEvent,
+        FailedEvent,
+        GenerationRequest,
+        Message,
+        ModelInfo,
+        Priority,
+        TerminalEvent,
+        TokenEvent,
+        TokenLogprob,
+        TokensEvent,
+        Usage,
+    )
+    from omlx_producer.stream import AsyncTokenStream, TokenStream
 
 __all__ = [
+    "AssistantMessage",
+    "AsyncJobHandle",
+    "AsyncProducer",
     "AsyncTokenStream",
     "CancelledEvent",
+    "Choice",
     "ChoiceDelta",
+    "Completion",
     "DoneEvent",
     "FailedEvent",
     "GenerationRequest",
@@ -43,11 +59,13 @@ __all__ = [
     "JobHandle",
     "JobState",
     "JobTimeout",
+    "MalformedResult",
     "Message",
     "ModelInfo",
     "OmlxQueueError",
     "Priority",
     "Producer",
+    "RequestFields",
     "TerminalEvent",
     "TokenEvent",
     "TokenLogprob",
@@ -57,3 +75,28 @@ __all__ = [
     "UnknownJob",
     "Usage",
 ]
+
+# The modules that define these names. Those that import the least come first.
+_HOMES = (
+    "errors",
+    "protocol",
+    "fields",
+    "completion",
+    "outcome",
+    "stream",
+    "client",
+    "async_client",
+)
+
+if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(f"{__name__}.{home}")
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from redis.exceptions import WatchError
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
+from rq.rate_limit import RateLimitRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
@@ -88,6 +89,8 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
             pipe.delete(events_key(job.id))
             tokens = 0
         event = CancelledEvent(job_id=job.id, n=tokens, error=REASON)
+        # RQ refuses to cancel a job with a rate limit in a pipeline; its limit follows below.
+        limit, job.rate_limit_key = job.rate_limit_key, None
         job.cancel(pipeline=pipe)
         pipe.hdel(job.key, STOP_FIELD)
         Result.create(job, Result.Type.STOPPED, keep_for, exc_string=REASON, pipeline=pipe)
@@ -95,3 +98,5 @@ def _cancel_waiting(connection: redis.Redis, job: Job, keep_for: int) -> None:
         pipe.expire(job.key, keep_for)
         pipe.expire(job.dependencies_key, keep_for)
         pipe.execute()
+    if limit is not None:
+        RateLimitRegistry(limit, connection).cancel(job.id)

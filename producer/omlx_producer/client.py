@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self, Unpack
 
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
 from omlx_producer.cancel import CancelOutcome, cancel_job
-from omlx_producer.connection import connect, require_bytes
+from omlx_producer.completion import Completion
+from omlx_producer.connection import block_seconds, connect, redis_url, require_bytes
 from omlx_producer.enqueue import (
+    CHUNK,
     FAILURE_SECONDS,
     JOB_SECONDS,
     RESULT_SECONDS,
     Limits,
     NewJob,
     enqueue,
-    job_id_of,
-    job_id_of_content,
 )
-from omlx_producer.errors import InvalidRequest, JobTimeout
-from omlx_producer.models import only_model, read_models, require_fit, require_known
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.fields import RequestFields
+from omlx_producer.models import Fields, check, read_models
 from omlx_producer.outcome import (
-    ENDINGS,
     JobState,
     ask_result,
-    read_outcome,
+    find_outcome,
+    job_timeout,
     read_state,
     results_key,
-    unknown_job,
 )
-from omlx_producer.protocol import (
-    PRIORITIES,
-    GenerationRequest,
-    ModelInfo,
-    Priority,
-)
+from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
 from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
-
-# A MULTI of this many jobs delays other clients by about 3 ms; one of 50,000 by 200 ms.
-CHUNK = 500
-LONGEST_BLOCK_SECONDS = 4.0
-
-Fields = GenerationRequest | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """A submitted job. Another process needs only its id."""
+    """A submitted job. Another process needs only its id.
+
+    >>> job = producer.submit(prompt="def f(x):", max_completion_tokens=8)
+    >>> job.result(timeout=60) == producer.result(job.id)
+    True
+    """
 
     id: str
     queue: str
@@ -62,7 +55,7 @@ class JobHandle:
         """See `Producer.stream`."""
         return self.producer.stream(self.id, cursor)
 
-    def result(self, timeout: float | None = None) -> dict[str, Any]:
+    def result(self, timeout: float | None = None) -> Completion:
         """See `Producer.result`."""
         return self.producer.result(self.id, timeout)
 
@@ -79,12 +72,19 @@ class Producer:
     """A client of the queue.
 
     Args:
-        connection: a Redis client that returns bytes, or a URL.
+        connection: a Redis client that returns bytes, or a URL; by default the URL that the
+            environment gives, as to ``omlx-submit``.
+
+    >>> with Producer() as producer:
+    ...     job = producer.submit(prompt="def f(x):", temperature=0)
+    ...     text = job.result(timeout=60).text
     """
 
-    def __init__(self, connection: redis.Redis | str) -> None:
-        self.connection = connect(connection) if isinstance(connection, str) else connection
-        self._owned = isinstance(connection, str)
+    def __init__(self, connection: redis.Redis | str | None = None) -> None:
+        self._owned = connection is None or isinstance(connection, str)
+        if connection is None or isinstance(connection, str):
+            connection = connect(redis_url(connection))
+        self.connection = connection
         require_bytes(self.connection)
         self._queues: dict[str, Queue] = {}
 
@@ -95,7 +95,11 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        """Close the connection if it was made from a URL."""
+        """Close the connection if it was made from a URL.
+
+        >>> producer = Producer("redis://127.0.0.1:6379/0")
+        >>> producer.close()
+        """
         if self._owned:
             self.connection.close()
 
@@ -110,9 +114,17 @@ class Producer:
         require_known_model: bool = True,
         idempotency_key: str | None = None,
         idempotent: bool = False,
-        **fields: Any,
+        **fields: Unpack[RequestFields],
     ) -> JobHandle:
-        """Enqueue one request: ``submit(prompt="def fibonacci(n):", temperature=0)``.
+        """Enqueue one request.
+
+        >>> job = producer.submit(
+        ...     messages=[{"role": "user", "content": "Reverse a list."}],
+        ...     max_completion_tokens=200,
+        ...     priority="bulk",
+        ... )
+        >>> job.queue
+        'omlx:fake:bulk'
 
         Args:
             request: the request; or give its fields by name. ``model`` may be left out if workers
@@ -157,6 +169,10 @@ class Producer:
     ) -> list[JobHandle]:
         """Enqueue many requests in order, `CHUNK` at a time; see `submit`.
 
+        >>> jobs = producer.submit_many({"prompt": f"# {number}"} for number in range(100))
+        >>> len(jobs)
+        100
+
         Args:
             idempotency_keys: one for each request, or None.
 
@@ -166,14 +182,14 @@ class Producer:
         """
         if priority not in PRIORITIES:
             raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
-        checked = self._check(list(requests), require_known_model)
+        checked = check(list(requests), self.models(), require_known_model=require_known_model)
         keys = idempotency_keys or [None] * len(checked)
         if len(keys) != len(checked):
             raise InvalidRequest(
                 f"idempotency_keys: got {len(keys)} for {len(checked)} requests; give one for each"
             )
         jobs = [
-            _new_job(request, priority, key, idempotent)
+            NewJob.of(request, priority, key, idempotent)
             for request, key in zip(checked, keys, strict=True)
         ]
         limits = Limits(job_timeout, result_ttl, failure_ttl)
@@ -184,11 +200,21 @@ class Producer:
     def stream(
         self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS
     ) -> TokenStream:
-        """Iterate over a job's events from a cursor; see `TokenStream`."""
+        """Iterate over a job's events from a cursor; see `TokenStream`.
+
+        >>> job = producer.submit(prompt="def f(x):")
+        >>> *_, last = producer.stream(job.id)
+        >>> last.type
+        'done'
+        """
         return TokenStream(self.connection, job_id, cursor, reconnect_for=reconnect_for)
 
-    def result(self, job_id: str, timeout: float | None = None) -> dict[str, Any]:
+    def result(self, job_id: str, timeout: float | None = None) -> Completion:
         """Wait for a job's result, an OpenAI response body.
+
+        >>> job = producer.submit(prompt="def f(x):")
+        >>> producer.result(job.id, timeout=60).choices[0].text
+        '...'
 
         Args:
             job_id: the job.
@@ -198,26 +224,29 @@ class Producer:
             JobFailed: if it failed.
             JobCancelled: if it was cancelled or stopped.
             JobTimeout: if the timeout passes first; the job goes on.
+            MalformedResult: if its result in Redis is not a response body.
             UnknownJob: if the job does not exist, or its result has expired.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status, entries = ask_result(self.connection.pipeline(), job_id).execute()
-            if status is None:
-                raise unknown_job(job_id)
-            if ending := ENDINGS.get(status.decode()):
-                return read_outcome(job_id, ending, entries[0] if entries else None).unwrap()
-            wait = self._block_seconds
+            if outcome := find_outcome(job_id, status, entries):
+                return outcome.unwrap()
+            wait = block_seconds(self.connection)
             if deadline is not None:
                 wait = min(wait, deadline - time.monotonic())
                 if wait <= 0:
-                    raise JobTimeout(f"job {job_id} did not finish within {timeout:g} s")
+                    raise job_timeout(job_id, timeout)
             # A result ends the wait. Other tools cancel a job without one, so look again by time.
             last = entries[0][0] if entries else "0-0"
             self.connection.xread({results_key(job_id): last}, block=max(1, int(1000 * wait)))
 
     def status(self, job_id: str) -> JobState:
         """The state of a job.
+
+        >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+        >>> producer.status(job.id).status
+        'queued'
 
         Raises:
             UnknownJob: if it does not exist.
@@ -227,56 +256,25 @@ class Producer:
     def cancel(self, job_id: str) -> CancelOutcome:
         """Cancel a job that waits, stop one that runs; see `omlx_producer.cancel.cancel_job`.
 
+        >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+        >>> producer.cancel(job.id)
+        'cancelled'
+
         Raises:
             UnknownJob: if it does not exist.
         """
         return cancel_job(self.connection, job_id, keep_for=RESULT_SECONDS)
 
     def models(self) -> dict[str, ModelInfo]:
-        """The models that workers have announced, by alias."""
+        """The models that workers have announced, by alias.
+
+        >>> list(producer.models())
+        ['fake']
+        """
         return read_models(self.connection)
-
-    @property
-    def _block_seconds(self) -> float:
-        """How long a read may block; redis-py takes a longer silence for a lost connection."""
-        socket_timeout = self.connection.get_connection_kwargs().get("socket_timeout")
-        return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
-
-    def _check(self, requests: list[Fields], require_known_model: bool) -> list[GenerationRequest]:
-        models = self.models()
-        checked = []
-        for index, given in enumerate(requests):
-            try:
-                request = _parse(given, models)
-                if require_known_model:
-                    require_known(request, models)
-                require_fit(request, models)
-            except InvalidRequest as error:
-                where = f"request {index}: " if len(requests) > 1 else ""
-                raise InvalidRequest(f"{where}{error}") from None
-            checked.append(request)
-        return checked
 
     def _queue(self, name: str) -> Queue:
         # RQ asks the server for its version once per Queue object.
         if name not in self._queues:
             self._queues[name] = Queue(name, connection=self.connection, serializer=JSONSerializer)
         return self._queues[name]
-
-
-def _new_job(
-    request: GenerationRequest, priority: Priority, key: str | None, idempotent: bool
-) -> NewJob:
-    if key is not None:
-        return NewJob(job_id_of(key), request, priority, once=True)
-    if idempotent:
-        return NewJob(job_id_of_content(request), request, priority, once=True)
-    return NewJob(uuid.uuid4().hex, request, priority)
-
-
-def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
-    if isinstance(given, GenerationRequest):
-        return given
-    if isinstance(given, Mapping) and given.get("model") is None:
-        given = {**given, "model": only_model(models)}
-    return GenerationRequest.parse(given)

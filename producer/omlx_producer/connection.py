@@ -11,19 +11,23 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV
+
 INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
 
 CONNECT_SECONDS = 5.0
+LONGEST_BLOCK_SECONDS = 4.0
+# Every stream has a connection. redis-py's limit is 100; Redis's own is 10,000 clients.
+_MAX_CONNECTIONS = 10_000
 _BACKOFF = ExponentialBackoff(cap=0.5, base=0.05)
 _RETRIES = 3
 
 
 class Settings(BaseSettings):
-    """The environment variables that a producer reads. An empty one counts as unset."""
+    """The variables that a producer reads, also from ``.env``. An empty one counts as unset."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_ignore_empty=True, env_file=DOTENV, extra="ignore")
 
     redis_url: str = Field(
         default=DEFAULT_REDIS_URL,
@@ -48,18 +52,28 @@ def connect(url: str) -> redis.Redis:
     Raises:
         ValueError: if it is not the URL of a Redis server.
     """
-    return redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
     )
+    # A host that no name can be would raise only later. UnicodeError is a ValueError.
+    client.get_connection_kwargs().get("host", "").encode("idna")
+    return client
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """The asyncio form of `connect`."""
     return redis.asyncio.Redis.from_url(
         url,
+        max_connections=_MAX_CONNECTIONS,
         socket_connect_timeout=CONNECT_SECONDS,
         retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
     )
+
+
+def block_seconds(connection: redis.Redis | redis.asyncio.Redis) -> float:
+    """How long a read may block; redis-py takes a longer silence for a lost connection."""
+    socket_timeout = connection.get_connection_kwargs().get("socket_timeout")
+    return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
 
 
 def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:

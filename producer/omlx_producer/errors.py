@@ -7,6 +7,7 @@
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
+    · MalformedResult     its result in Redis is not that of a generation job
   · JobTimeout            also a TimeoutError: the wait ended, the job goes on
 
 Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 LONGEST_SENTENCE = 1000
+LONGEST_PATH = 150
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -30,15 +32,36 @@ _SHORT.maxlevel = 2
 
 
 class OmlxQueueError(Exception):
-    """The base of every exception of this package."""
+    """The base of every exception of this package.
+
+    >>> try:
+    ...     producer.result("no-such-job")
+    ... except OmlxQueueError as error:
+    ...     print(error)
+    no job has the id 'no-such-job': check the id, or its result has expired
+    """
 
 
 class InvalidRequest(OmlxQueueError, ValueError):
-    """A request that can never be served. The message names field, value and remedy."""
+    """A request that can never be served. The message names field, value and remedy.
+
+    >>> try:
+    ...     producer.submit(prompt="def f(x):", temperature=9)
+    ... except InvalidRequest as error:
+    ...     print(error)
+    temperature: got 9; give a number from 0 to 2
+    """
 
 
 class UnknownJob(OmlxQueueError, LookupError):
-    """No job has this id, or the job and its result have expired."""
+    """No job has this id, or the job and its result have expired.
+
+    >>> try:
+    ...     producer.status("no-such-job")
+    ... except UnknownJob:
+    ...     print("submit it again")
+    submit it again
+    """
 
 
 class TokensLost(OmlxQueueError):
@@ -46,6 +69,12 @@ class TokensLost(OmlxQueueError):
 
     Attributes:
         cursor: where the remaining tokens begin. A stream can start from it.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     events = list(job.stream())
+    ... except TokensLost as lost:
+    ...     events = list(job.stream(lost.cursor))
     """
 
     def __init__(self, message: str, cursor: int) -> None:
@@ -54,7 +83,14 @@ class TokensLost(OmlxQueueError):
 
 
 class JobError(OmlxQueueError):
-    """The job is over and has no result."""
+    """The job is over and has no result.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except JobError as error:
+    ...     text = f"job {error.job_id}: {error}"
+    """
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)
@@ -62,15 +98,51 @@ class JobError(OmlxQueueError):
 
 
 class JobFailed(JobError):
-    """The job failed; the message says why."""
+    """The job failed; the message says why.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except JobFailed as error:
+    ...     text = str(error)
+    """
 
 
 class JobCancelled(JobError):
-    """The job was cancelled or stopped; the message says why."""
+    """The job was cancelled or stopped; the message says why.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> job.cancel()
+    'cancelled'
+    >>> try:
+    ...     job.result()
+    ... except JobCancelled as error:
+    ...     print(error)
+    the job was cancelled before a worker took it
+    """
+
+
+class MalformedResult(JobError):
+    """The job finished, but its result is not a response body; the message says what is wrong.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> try:
+    ...     text = job.result().text
+    ... except MalformedResult as error:
+    ...     text = str(error)
+    """
 
 
 class JobTimeout(OmlxQueueError, TimeoutError):
-    """The job did not finish within the timeout; it goes on."""
+    """The job did not finish within the timeout; it goes on.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> try:
+    ...     job.result(timeout=0.1)
+    ... except JobTimeout:
+    ...     print(job.state().status)
+    queued
+    """
 
 
 def one_line(text: str) -> str:
@@ -94,11 +166,12 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
     # A union reports every branch that failed; the user meant the deepest.
     problem, path = max((p for p in problems if p[1][:1] == first), key=lambda p: len(p[1]))
     if problem["type"] == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
+        sentence = problem["msg"].removeprefix("Value error, ")
+        return f"{_spell(path)}.{sentence}" if path else sentence
     if not path:
-        return f"request: got {_SHORT.repr(problem['input'])}; give {whole}"
+        return f"request: got {_shown(problem['input'])}; give {whole}"
     owner, expected = _look_up(model, path)
-    if path == ["max_completion_tokens"] and isinstance(data, dict) and "max_tokens" in data:
+    if path == ["max_completion_tokens"] and data.get("max_tokens") is not None:
         path = ["max_tokens"]
     where = _spell(path)
     if problem["type"] == "extra_forbidden":
@@ -106,7 +179,18 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
         return f"{where}: unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
     if problem["type"] == "missing":
         return f"{where}: missing; give {expected}"
-    return f"{where}: got {_SHORT.repr(problem['input'])}; give {expected}"
+    if problem["type"] == "string_unicode":
+        expected = "text without lone surrogates, which are no characters"
+    return f"{where}: got {_shown(problem['input'])}; give {expected}"
+
+
+def _shown(value: Any) -> str:
+    """A value as a sentence quotes it, shortened."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:
+        # Python does not write out integers of thousands of digits.
+        return "a huge whole number"
 
 
 def _path(problem: ErrorDetails) -> list[int | str]:
@@ -145,4 +229,4 @@ def _spell(path: list[int | str]) -> str:
         else:
             name = part if part.isidentifier() and len(part) <= 60 else _SHORT.repr(part)
             spelled += f".{name}" if spelled else name
-    return spelled
+    return spelled if len(spelled) <= LONGEST_PATH else spelled[:LONGEST_PATH] + "..."

@@ -12,14 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 FinishReason = Literal["stop", "length"]
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     """The base of what workers write. It ignores unknown fields, for workers that are newer."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class TokenLogprob(_Wire):
-    """A sampled token and its log-probability: natural, before filters and temperature."""
+class TokenLogprob(Wire):
+    """A sampled token and its log-probability: natural, before filters and temperature.
+
+    >>> TokenLogprob(token="def", token_id=750, logprob=-0.25).logprob
+    -0.25
+    """
 
     token: str
     token_id: int
@@ -27,8 +31,12 @@ class TokenLogprob(_Wire):
     top: list[tuple[str, int, float]] = []
 
 
-class ChoiceDelta(_Wire):
-    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead."""
+class ChoiceDelta(Wire):
+    """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.
+
+    >>> ChoiceDelta(index=0, text="def", tokens=[750]).text
+    'def'
+    """
 
     index: int
     text: str
@@ -36,7 +44,7 @@ class ChoiceDelta(_Wire):
     logprobs: list[TokenLogprob] | None = None
 
 
-class Speculation(_Wire):
+class Speculation(Wire):
     """The drafts of a job, all choices together.
 
     Attributes:
@@ -49,8 +57,12 @@ class Speculation(_Wire):
     accepted: list[int] = []
 
 
-class Usage(_Wire):
-    """The token counts of a finished job, all choices together."""
+class Usage(Wire):
+    """The token counts of a finished job, all choices together.
+
+    >>> producer.submit(prompt="def f(x):").result().usage.prompt_tokens
+    9
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -58,7 +70,15 @@ class Usage(_Wire):
     speculation: Speculation = Speculation()
 
 
-class TokensEvent(_Wire):
+class TokensEvent(Wire):
+    """The new tokens of one step. ``n`` counts the tokens of the job so far.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]
+    >>> "".join(step.choices[0].text for step in steps) == job.result().text
+    True
+    """
+
     type: Literal["tokens"] = "tokens"
     job_id: str
     n: int = Field(ge=1)
@@ -74,7 +94,7 @@ class TokensEvent(_Wire):
         return f"{self.n}-0"
 
 
-class _TerminalEvent(_Wire):
+class _TerminalEvent(Wire):
     job_id: str
     n: int = Field(ge=0)
 
@@ -84,17 +104,40 @@ class _TerminalEvent(_Wire):
 
 
 class DoneEvent(_TerminalEvent):
+    """The job finished; its finish reasons are by choice.
+
+    >>> job = producer.submit(prompt="def f(x):", n=2)
+    >>> *_, last = job.stream()
+    >>> isinstance(last, DoneEvent) and len(last.finish_reasons)
+    2
+    """
+
     type: Literal["done"] = "done"
     finish_reasons: list[FinishReason]
     usage: Usage
 
 
 class FailedEvent(_TerminalEvent):
+    """The job failed; ``error`` is one sentence.
+
+    >>> FailedEvent(job_id="j1", n=0, error="the device was lost").type
+    'failed'
+    """
+
     type: Literal["failed"] = "failed"
     error: str
 
 
 class CancelledEvent(_TerminalEvent):
+    """The job was cancelled or stopped; ``error`` says why.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> job.cancel()
+    'cancelled'
+    >>> [event.type for event in job.stream()]
+    ['cancelled']
+    """
+
     type: Literal["cancelled"] = "cancelled"
     error: str
 
@@ -110,15 +153,20 @@ def parse_event(payload: bytes | str) -> TokenEvent:
     return _EVENT.validate_json(payload)
 
 
-class ModelInfo(_Wire):
+class ModelInfo(Wire):
     """The entry of a model in the hash ``MODELS_KEY``, under its alias.
 
     It outlives the worker, so jobs can be queued for a Mac that is asleep.
 
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
+        draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
+
+    >>> [info.context_length for info in producer.models().values()]
+    [10000]
     """
 
     model: str
     context_length: int = Field(ge=1)
     longest_token: int = Field(ge=1)
+    draft_depth: int | None = None

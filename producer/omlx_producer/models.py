@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import redis
 from pydantic import ValidationError
 from redis.utils import str_if_bytes
-from rq import Queue
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.protocol import (
     MODELS_KEY,
-    PRIORITIES,
     GenerationRequest,
     ModelInfo,
-    queue_name,
 )
+
+Fields = GenerationRequest | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,13 @@ def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
         try:
             models[alias] = ModelInfo.model_validate_json(document)
         except ValidationError:
-            log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
+            _warn(alias)
     return dict(sorted(models.items()))
 
 
-def count_waiting(connection: redis.Redis, model: str) -> dict[str, int]:
-    """The number of jobs that wait for a model, by priority."""
-    queues = {priority: Queue(queue_name(model, priority), connection) for priority in PRIORITIES}
-    return {priority: queue.count for priority, queue in queues.items()}
+@cache
+def _warn(alias: str) -> None:
+    log.warning("ignoring the entry %r of %s, which is not a model", alias, MODELS_KEY)
 
 
 def only_model(models: Mapping[str, ModelInfo]) -> str:
@@ -97,6 +97,36 @@ def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> 
             f"{field}: got {what}{tokens} tokens; give at most the {info.context_length} tokens "
             f"of the context of {request.model}"
         )
+
+
+def check(
+    requests: Sequence[Fields], models: Mapping[str, ModelInfo], *, require_known_model: bool
+) -> list[GenerationRequest]:
+    """Validate requests and check them against the models; see `Producer.submit_many`.
+
+    Raises:
+        InvalidRequest: for the first invalid one, with its index if there are several.
+    """
+    checked = []
+    for index, given in enumerate(requests):
+        try:
+            request = _parse(given, models)
+            if require_known_model:
+                require_known(request, models)
+            require_fit(request, models)
+        except InvalidRequest as error:
+            where = f"request {index}: " if len(requests) > 1 else ""
+            raise InvalidRequest(f"{where}{error}") from None
+        checked.append(request)
+    return checked
+
+
+def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
+    if isinstance(given, GenerationRequest):
+        return given
+    if isinstance(given, Mapping) and given.get("model") is None:
+        given = {**given, "model": only_model(models)}
+    return GenerationRequest.parse(given)
 
 
 def _spell(models: Mapping[str, ModelInfo]) -> str:

@@ -9,6 +9,7 @@ from redis.backoff import EqualJitterBackoff
 from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
@@ -23,6 +24,8 @@ _PASSING = (
     ReadOnlyError,
     ClusterDownError,
     TryAgainError,
+    # Scripts were flushed between loading one and calling it; the next call loads it again.
+    NoScriptError,
 )
 # For errors that redis-py has no class for, and for servers that wrap a script's error.
 _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -16,14 +17,20 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from omlx_producer.errors import JobCancelled, JobFailed, UnknownJob
+from omlx_producer.completion import Completion
+from omlx_producer.errors import (
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
+    MalformedResult,
+    UnknownJob,
+)
 from omlx_producer.protocol import (
     ENDED_SECONDS,
     CancelledEvent,
     DoneEvent,
     FailedEvent,
     TerminalEvent,
-    Usage,
     ended_stream,
     events_key,
     tokens_channel,
@@ -51,6 +58,10 @@ def unknown_job(job_id: str) -> UnknownJob:
     return UnknownJob(f"no job has the id {job_id!r}: check the id, or its result has expired")
 
 
+def job_timeout(job_id: str, timeout: float | None) -> JobTimeout:
+    return JobTimeout(f"job {job_id} did not finish within {timeout:g} s")
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a job: an OpenAI response body, or a sentence that says why there is none."""
@@ -60,47 +71,54 @@ class Outcome:
     body: Any = None
     error: str = ""
 
-    def unwrap(self) -> dict[str, Any]:
-        """The response body.
+    def unwrap(self) -> Completion:
+        """The result.
 
         Raises:
             JobFailed: if the job failed.
             JobCancelled: if it was cancelled or stopped.
-            UnknownJob: if the body is not a response.
+            MalformedResult: if its result is not a response body.
         """
         if self.ending == "failed":
             raise JobFailed(self.job_id, self.error)
         if self.ending == "cancelled":
             raise JobCancelled(self.job_id, self.error)
-        if not isinstance(self.body, dict):
-            raise self._foreign()
-        return self.body
+        try:
+            return Completion(self.body)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"]))
+            reason = f"{field}: {problem['msg']}" if field else "not a JSON object"
+            raise _malformed(self.job_id, reason) from None
 
     def as_event(self, cursor: int) -> TerminalEvent:
         """The terminal event of a stream that has none.
 
         Args:
             cursor: the number of tokens that the consumer has had.
+
+        Raises:
+            MalformedResult: if the job finished, but its result is not a response body.
         """
         if self.ending == "failed":
             return FailedEvent(job_id=self.job_id, n=cursor, error=self.error)
         if self.ending == "cancelled":
             return CancelledEvent(job_id=self.job_id, n=cursor, error=self.error)
-        try:
-            usage = Usage.model_validate(self.body["usage"])
-            return DoneEvent(
-                job_id=self.job_id,
-                n=max(cursor, usage.completion_tokens),
-                finish_reasons=[choice["finish_reason"] for choice in self.body["choices"]],
-                usage=usage,
-            )
-        except (KeyError, TypeError, ValidationError):
-            raise self._foreign() from None
-
-    def _foreign(self) -> UnknownJob:
-        return UnknownJob(
-            f"job {self.job_id} is not a generation job: its result is of another kind"
+        completion = self.unwrap()
+        return DoneEvent(
+            job_id=self.job_id,
+            n=max(cursor, completion.usage.completion_tokens),
+            finish_reasons=[choice.finish_reason for choice in completion.choices],
+            usage=completion.usage,
         )
+
+
+def _malformed(job_id: str, reason: str) -> MalformedResult:
+    return MalformedResult(
+        job_id,
+        f"the result of job {job_id} is not that of a generation job ({reason}); "
+        "check the id, or submit the request again",
+    )
 
 
 def results_key(job_id: str) -> str:
@@ -126,7 +144,8 @@ def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outc
     """Read the last entry of the results stream of an ended job.
 
     Raises:
-        UnknownJob: if the job finished, but its result has expired or is of another kind.
+        UnknownJob: if the job finished, but its result has expired.
+        MalformedResult: if the entry is not one of RQ's, or not in JSON. Pickle is never read.
     """
     if entry is None:
         if ending == "finished":
@@ -137,10 +156,26 @@ def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outc
     try:
         result = restore(job_id, entry_id.decode(), payload, None, serializer=JSONSerializer)
     except ValueError:
-        # A pickled return value; it is never read.
-        raise UnknownJob(f"job {job_id} is not a generation job: its result is not JSON") from None
+        raise _malformed(job_id, "not JSON") from None
+    except (KeyError, zlib.error):
+        raise _malformed(job_id, "not written by RQ") from None
     lines = (result.exc_string or "").strip().splitlines() or [_NO_REASON[ending]]
     return Outcome(job_id, ending, body=result.return_value, error=lines[-1])
+
+
+def find_outcome(
+    job_id: str, status: bytes | None, entries: Sequence[ResultEntry]
+) -> Outcome | None:
+    """The outcome of a job, from the reply to `ask_result`; None while it waits or runs.
+
+    Raises:
+        UnknownJob: if the job does not exist, or its result has expired.
+        MalformedResult: see `read_outcome`.
+    """
+    if status is None:
+        raise unknown_job(job_id)
+    ending = ENDINGS.get(status.decode())
+    return ending and read_outcome(job_id, ending, entries[0] if entries else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +187,11 @@ class JobState:
         tokens: the number of tokens it has published.
         worker: the name of its worker, or of its last one.
         error: why it failed or was cancelled.
+
+    >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
+    >>> state = job.state()
+    >>> state.status, state.position
+    ('queued', 0)
     """
 
     id: str

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any
 
+from pydantic import ValidationError
 from redis.exceptions import AuthenticationError
 
-from omlx_producer.errors import TokensLost
+from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.events import TokenEvent, TokensEvent, parse_event
 from omlx_producer.outage import Outage
 from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
@@ -21,7 +22,14 @@ from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_jo
 PAGE = 500
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 # RQ's statuses of jobs that wait.
-_WAITING = (b"created", b"queued", b"deferred", b"scheduled")
+_WAITING = (
+    b"created",
+    b"queued",
+    b"deferred",
+    b"ready_to_enqueue",
+    b"rate_limited",
+    b"scheduled",
+)
 
 
 class Step(Enum):
@@ -57,6 +65,8 @@ class Replay:
         reconnect_for: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if cursor < 0:
+            raise InvalidRequest(f"cursor: got {cursor}; give the n of an event, or 0 to start")
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
         self._position = (cursor, 0)
@@ -85,7 +95,7 @@ class Replay:
             return []
         if message["type"] != "message":
             return []
-        event = parse_event(message["data"])
+        event = self._parse(message["data"])
         if self._is_old(event):
             return []
         if self._leaves_gap(event):
@@ -106,7 +116,7 @@ class Replay:
         """
         self._reached = True
         self._outage.answered()
-        found = [parse_event(fields[b"event"]) for _, fields in entries]
+        found = [self._parse(fields.get(b"event", b"")) for _, fields in entries]
         if status in _WAITING and any(not isinstance(event, TokensEvent) for event in found):
             # The job was requeued. The worker that claims it deletes the stream of the earlier run.
             self.step = Step.LISTEN
@@ -155,6 +165,15 @@ class Replay:
             raise error
         self.step = Step.SUBSCRIBE
         return self._outage.failed(error)
+
+    def _parse(self, payload: bytes) -> TokenEvent:
+        try:
+            return parse_event(payload)
+        except ValidationError:
+            raise OmlxQueueError(
+                f"the stream of job {self.job_id} holds an event that cannot be read; "
+                "wait for its result, which has the whole text"
+            ) from None
 
     def _is_old(self, event: TokenEvent) -> bool:
         return _position(event) <= self._position

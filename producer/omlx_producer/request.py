@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from omlx_producer.errors import InvalidRequest, describe
+from omlx_producer.openai_fields import fold_message, fold_part, fold_request
 
 MAX_CHOICES = 16
 MAX_DRAFT_DEPTH = 4
@@ -25,23 +27,43 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+# The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
+Text = Annotated[str, Field(min_length=0)]
+
+
 class TextPart(_Request):
-    """One text part of a message's content."""
+    """One text part of a message's content. A refusal of the assistant is its text."""
 
     type: Literal["text"] = Field(description='"text", the only type of content that is served')
-    text: str = Field(description="text")
+    text: Text = Field(description="text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_openai(cls, data: Any) -> Any:
+        return fold_part(data) if isinstance(data, dict) else data
 
 
 class Message(_Request):
-    """One chat message."""
+    """One chat message.
+
+    An assistant's ``content`` may be null; its ``refusal``, if there is one, is then its text.
+
+    >>> Message(role="user", content="Write a function that reverses a list.").role
+    'user'
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="one of system, developer, user, assistant and tool"
     )
-    content: str | list[TextPart] = Field(
+    content: Text | list[TextPart] = Field(
         description='text or a list of parts such as {"type": "text", "text": "Hello"}'
     )
-    name: str | None = Field(default=None, description="text or leave it out")
+    name: Text | None = Field(default=None, description="text or leave it out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_openai(cls, data: Any) -> Any:
+        return fold_message(data) if isinstance(data, dict) else data
 
     @property
     def text(self) -> str:
@@ -53,7 +75,7 @@ class Message(_Request):
 class ResponseFormat(_Request):
     """The form of the answer. Only free text is served."""
 
-    type: Literal["text"] = Field(description='"text", the only form that is served')
+    type: Literal["text"] = Field(description='"text"; other forms are not supported yet')
 
 
 ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
@@ -64,6 +86,9 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 class GenerationRequest(_Request):
     """One generation request.
 
+    A field that is null counts as not given. Fields of OpenAI that change nothing here are accepted
+    and dropped; see `omlx_producer.openai_fields`.
+
     Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
     OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as
     mlx-lm's `make_sampler` does. The penalties count the prompt and all generated tokens.
@@ -72,6 +97,10 @@ class GenerationRequest(_Request):
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
     text of a seeded request. A job that is not finished ``completion_window`` after its submission
     fails.
+
+    >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
+    >>> producer.submit(request).queue
+    'omlx:fake:default'
     """
 
     model: ModelAlias = Field(
@@ -158,15 +187,12 @@ class GenerationRequest(_Request):
 
     @model_validator(mode="before")
     @classmethod
-    def _fold_aliases(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "max_tokens" in data:
-            if data.get("max_completion_tokens") is not None:
-                raise ValueError(
-                    "max_tokens: given beside max_completion_tokens, the same setting; give one"
-                )
-            data = dict(data)
-            data["max_completion_tokens"] = data.pop("max_tokens")
-        return data
+    def _fold_openai(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if isinstance(data.get("chat_template_kwargs"), dict):
+            _require_json("chat_template_kwargs", data["chat_template_kwargs"])
+        return fold_request(data)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -222,6 +248,14 @@ class GenerationRequest(_Request):
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def _require_json(name: str, value: dict[Any, Any]) -> None:
+    """Refuse what JSON or UTF-8 cannot hold, and what is nested too deeply to be read back."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class TokenStream:
     Raises, while iterating:
         UnknownJob: if the job does not exist, or has expired.
         TokensLost: if the stream has lost tokens after the cursor.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> with TokenStream(producer.connection, job.id) as stream:
+    ...     first = next(stream)
+    >>> later = list(job.stream(stream.cursor))
     """
 
     def __init__(
@@ -80,7 +85,15 @@ class TokenStream:
 
 
 class AsyncTokenStream:
-    """The form of `TokenStream` for ``async for``."""
+    """The form of `TokenStream` for ``async for``.
+
+    >>> async def count(url: str, job_id: str) -> int:
+    ...     async with AsyncTokenStream(url, job_id) as stream:
+    ...         return len([event async for event in stream])
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> asyncio.run(count(redis_url, job.id)) == len(list(job.stream()))
+    True
+    """
 
     def __init__(
         self,

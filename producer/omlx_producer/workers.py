@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import redis
@@ -96,8 +97,13 @@ def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:
         try:
             found[str_if_bytes(name)] = WorkerFigures.model_validate_json(document)
         except ValidationError:
-            log.debug("ignoring the figures of worker %r, which are of another version", name)
+            _warn(str_if_bytes(name))
     return found
+
+
+@cache
+def _warn(name: str) -> None:
+    log.warning("ignoring the figures of worker %r, which another version wrote", name)
 
 
 def _is_silent(figures: WorkerFigures, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
@@ -55,7 +56,7 @@ class FakeWorker:
     def start(self, worker_name: str = "fake-worker") -> None:
         """Take the job from its queue."""
         job = self.job
-        self.connection.lrem(f"rq:queue:{job.origin}", 0, self.job_id)
+        self.connection.lrem(f"{RQ}:queue:{job.origin}", 0, self.job_id)
         self.connection.hset(job.key, mapping={"status": "started", "worker_name": worker_name})
 
     def step(self, text: str, *, tokens: int = 1, choice: int = 0) -> TokensEvent:
@@ -78,12 +79,20 @@ class FakeWorker:
             pipe_.execute()
 
     def finish(
-        self, reason: FinishReason = "stop", *, event: bool = True, n: int | None = None
+        self,
+        reason: FinishReason = "stop",
+        *,
+        event: bool = True,
+        n: int | None = None,
+        body: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """End the job with its result; ``n`` counts tokens that were not published."""
+        """End the job with its result, or with a body made up by the test.
+
+        ``n`` counts tokens that were not published.
+        """
         count = self.n if n is None else n
         usage = Usage(prompt_tokens=3, completion_tokens=count, total_tokens=3 + count)
-        body = {
+        body = body or {
             "id": f"cmpl-{self.job_id}",
             "object": "text_completion",
             "choices": [

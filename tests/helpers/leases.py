@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redis import Redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.protocol import (
     PRIORITIES,
@@ -55,7 +56,7 @@ def failed(job_id: str, sentence: str = "it broke") -> Ending:
 def expire(connection: Redis, leases: LeaseTable) -> None:
     """As if the worker had been silent for longer than its leases."""
     for job in leases.jobs():
-        key, member = f"rq:wip:{job.queue}", f"{job.id}:{job.execution}"
+        key, member = f"{RQ}:wip:{job.queue}", f"{job.id}:{job.execution}"
         connection.zincrby(key, -leases.seconds - 1, member)
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from redis import Redis
 from rq import Queue
 from rq.cli import main as rq_cli
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
@@ -63,6 +64,8 @@ def enqueue(
             "on_stopped",
             "retry",
             "repeat",
+            "rate_limit",
+            "webhooks",
             "job_timeout",
             "result_ttl",
             "failure_ttl",
@@ -79,7 +82,7 @@ def enqueue_raw(connection: Redis, data: bytes, job_id: str, **fields: Any) -> J
     """A job as somebody writes it by hand."""
     target = queue(connection)
     connection.hset(
-        f"rq:job:{job_id}",
+        f"{RQ}:job:{job_id}",
         mapping={
             "data": data,
             "status": "queued",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -122,6 +123,13 @@ def test_no_file_is_too_long() -> None:
     assert long == {}
 
 
+def test_no_key_of_rq_is_written_out() -> None:
+    """RQ's keys begin with ``RQ_KEY_PREFIX``, which need not be ``rq``."""
+    for source in SOURCES:
+        for path in (*source.rglob("*.py"), *source.rglob("*.lua")):
+            assert not re.search(r"""['"]rq:""", path.read_text()), path
+
+
 def test_few_files_lie_at_the_top_of_the_worker() -> None:
     top = sorted(path.name for path in (ROOT / "worker/omlx_worker").glob("*.py"))
     assert len(top) <= MAX_TOP_FILES, top
@@ -130,7 +138,10 @@ def test_few_files_lie_at_the_top_of_the_worker() -> None:
 @pytest.mark.parametrize("group", [cli, main], ids=str)
 def test_help_fits_one_line(group: click.Group) -> None:
     lines = []
-    for command in group.commands.values():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         lines.append(command.get_short_help_str(1000))
         options = (param for param in command.params if isinstance(param, click.Option))
         lines += [(option.help or "").partition("  [")[0] for option in options]

@@ -21,7 +21,7 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         settings,
         lambda: load_engine(settings),
         connection=connection,
-        make_driver=lambda engine: make_driver(settings, engine),
+        make_driver=lambda engine, budget: make_driver(settings, engine, budget),
     )
 
 
@@ -35,13 +35,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
     Raises:
         ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
-    try:
-        from omlx_worker.engine import loader
-    except ImportError as error:
-        raise ModelNotLoaded(
-            f"{error.name or 'MLX'} is not installed; install omlx-queue with its extra: "
-            "pip install 'omlx-queue[worker]'"
-        ) from error
+    from omlx_worker.engine import loader
+
     try:
         engine = loader.load_engine(
             settings.model,
@@ -70,12 +65,10 @@ def connect(url: str) -> Redis:
     )
 
 
-def make_driver(settings: WorkerSettings, engine: Engine) -> DepthDriver:
+def make_driver(settings: WorkerSettings, engine: Engine, budget: MemoryBudget) -> DepthDriver:
     """The depth driver of a mode, for an engine."""
     policy, calibration = make_policy(settings.mode, engine.max_depth), None
     if isinstance(policy, AutoPolicy):
-        limit = settings.memory_limit or engine.memory_budget
-        budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
         calibration = Calibration(
             policy, engine, budget, settings.state_dir, measures=settings.calibration
         )

@@ -11,86 +11,49 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
-from redis.exceptions import RedisError
 
 from omlx_producer.cli.common import fail
-from omlx_producer.connection import INVALID_URL, without_password
-from omlx_producer.outage import passes
+from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.environment import DOTENV, warn_of_unknown_variables
+from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
-from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
+from omlx_worker.logs import start_logging
+from omlx_worker.options import USAGE, describe, read_settings, require_mlx, settings_options
 from omlx_worker.settings import WorkerSettings
 
-BROKEN, USAGE, UNREACHABLE, STOPPED_AT_ONCE = 1, 2, 3, 128
+BROKEN, UNREACHABLE, STOPPED_AT_ONCE = 1, 3, 128
 INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
 
+log = logging.getLogger("omlx_worker")
 
-@click.group("omlx-worker")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def main(verbose: bool) -> None:
+
+@click.group("omlx-worker", context_settings={"max_content_width": 110})
+@click.version_option(package_name="omlx-queue")
+def main() -> None:
     """Run generation jobs from a Redis queue on this machine."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    try:
+        warn_of_unknown_variables(lambda said: write(f"omlx-worker: {said}\n", err=True))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"{DOTENV}: cannot be read ({error}); mend or remove it")
 
 
-@main.command()
-@click.option("--model", help="demo, a folder, or a Hugging Face id.")
-@click.option("--model-alias", help="The name in requests and queues.")
-@click.option("--redis-url", help="Default: OMLX_QUEUE_REDIS_URL or REDIS_URL.")
-@click.option("--embedded-redis", is_flag=True, default=None, help="Run a Redis server as a child.")
-@click.option(
-    "--redis-dir", type=click.Path(path_type=Path), help="Data folder of the embedded server."
-)
-@click.option("--max-batch", type=int, help="Rows in the batch at the same time.")
-@click.option(
-    "--mode",
-    type=click.Choice(["auto", "hybrid", "mtp", "batched"]),
-    help="Draft if faster, for a single row, always, never.",
-)
-@click.option("--mtp-depth", type=int, help="Drafts per step with an MTP head; 0 for none.")
-@click.option(
-    "--acceptance",
-    type=click.Choice(["coupled", "ratio"]),
-    help="The rule for drafts of requests without a seed.",
-)
-@click.option("--burst", is_flag=True, default=None, help="End when the queues are empty.")
-@click.option("--name", help="The worker's name in RQ; by default a unique one.")
-@click.option("--lease-seconds", type=float, help="How long a silent worker keeps its jobs.")
-@click.option("--prefill-chunk", type=int, help="Prompt tokens read between two steps, at most.")
-@click.option("--patience", type=float, help="Seconds before a job of a worse queue gets its turn.")
-@click.option("--memory-limit", metavar="SIZE", help="For model and caches, as in 24GB.")
-@click.option(
-    "--calibration/--no-calibration",
-    default=None,
-    help="Measure step times while idle, for mode auto.",
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help="Folder of measurements for the next start.",
-)
-@click.option("--drain-timeout", type=float, help="Seconds for running jobs after SIGTERM.")
-@click.option("--redis-grace", type=float, help="Seconds that Redis may be away.")
+@main.command(cls=SectionedCommand)
+@settings_options
 def run(**options: Any) -> None:
     """Serve the jobs of one model until told to stop.
 
-    Every option can also be set as OMLX_QUEUE_<OPTION> in the environment.
+    Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
     """
-    given = {key: value for key, value in options.items() if value is not None}
-    try:
-        settings = WorkerSettings(**given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = str(problem["loc"][0]) if problem["loc"] else "settings"
-        fail(USAGE, f"{field}: got {problem['input']!r}; {problem['msg']}")
+    from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
+
+    given = {key: value for key, value in options.items() if value not in (None, ())}
+    settings = read_settings(given)
+    start_logging(settings.log_level, settings.log_format)
+    require_mlx()
     with contextlib.ExitStack() as stack:
         url = settings.redis_url
         if settings.embedded_redis:
@@ -101,7 +64,7 @@ def run(**options: Any) -> None:
                 url = stack.enter_context(server).url
             except ServerError as error:
                 fail(UNREACHABLE, str(error))
-            click.echo(f"Redis is at {url}", err=True)
+            log.info("Redis is at %s", url)
         try:
             code = serve(settings, url)
         except KeyboardInterrupt:
@@ -115,17 +78,40 @@ def run(**options: Any) -> None:
 
 
 @main.command()
-@click.option("--max-batch", type=click.IntRange(1, 64), default=8, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(1), default=96, show_default=True)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Rows in the batch at the same time.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=96,
+    show_default=True,
+    help="Generate at most this many tokens for a prompt.",
+)
 def demo(max_batch: int, max_tokens: int) -> None:
     """Run a server, the demo model, and a few prompts."""
-    from omlx_worker.demo import run_demo
+    require_mlx()
+    from omlx_producer.errors import OmlxQueueError
+    from omlx_worker.queue.embedded import ServerError
 
-    logging.getLogger().setLevel(logging.WARNING)
+    start_logging("warning")
     try:
+        from omlx_worker.demo.run import run_demo
+
         run_demo(max_batch=max_batch, max_tokens=max_tokens)
     except ServerError as error:
         fail(UNREACHABLE, str(error))
+    except ValidationError as error:
+        fail(USAGE, describe(error))
+    except OmlxQueueError as error:
+        fail(BROKEN, str(error))
+    except KeyboardInterrupt:
+        logging.shutdown()
+        os._exit(INTERRUPTED)
 
 
 main.add_command(bench)
@@ -133,9 +119,16 @@ main.add_command(bench)
 
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
+    from redis.exceptions import RedisError
+    from rq.logutils import colorizer
+
+    from omlx_producer.connection import INVALID_URL
+    from omlx_producer.outage import passes
     from omlx_worker.build import ModelNotLoaded, connect, make_worker
     from omlx_worker.control.rq_record import NameTaken
 
+    # The log escapes control characters, RQ's colours too.
+    colorizer.notty = True
     try:
         connection = connect(url)
         connection.ping()
@@ -146,13 +139,13 @@ def serve(settings: WorkerSettings, url: str) -> int:
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)
-        worker.work(burst=settings.burst)
+        worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
     except (ModelNotLoaded, NameTaken) as error:
         fail(USAGE, str(error))
     except Exception as error:
         if passes(error):
             fail(UNREACHABLE, _unreachable(url, error))
-        logging.getLogger("omlx_worker").exception("the worker ends")
+        log.exception("the worker ends")
         fail(BROKEN, f"the worker cannot go on: {error}")
     finally:
         connection.close()
@@ -160,6 +153,8 @@ def serve(settings: WorkerSettings, url: str) -> int:
 
 
 def _unreachable(url: str, error: Exception) -> str:
+    from omlx_producer.connection import without_password
+
     return (
         f"Redis at {without_password(url)} cannot be used ({error}); start a server there, "
         "name another with --redis-url, or pass --embedded-redis"

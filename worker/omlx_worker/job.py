@@ -72,7 +72,7 @@ class Choice:
         """
         said, final = self.text, text_of(self.row.resumed)
         if not (said.startswith(final) or final.startswith(said)):
-            raise ValueError(f"the stream says {said[-40:]!r} where its tokens say {final[-40:]!r}")
+            raise ValueError("the text of the stream is not that of its tokens")
         self.pieces = [final]
         self.unsent_text = final[len(said) :]
         self.repeats = max(0, len(said) - len(final))
@@ -97,6 +97,8 @@ class ActiveJob:
 
     Attributes:
         sent: the count in the latest event, which the terminal event repeats.
+        drafts: those of this run.
+        resumed_tokens: tokens of interrupted runs.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class ActiveJob:
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         self.choices = [Choice(DecodeRow(row, level)) for row in rows]
         self.sent = 0
-        self._drafts = DraftCounts()
+        self.drafts = DraftCounts()
+        self.resumed_tokens = 0
         self._by_row = {choice.row.row_id: choice for choice in self.choices}
 
     @property
@@ -124,6 +127,15 @@ class ActiveJob:
     def tokens(self) -> int:
         """Tokens produced so far, all choices together."""
         return sum(choice.heard_tokens for choice in self.choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.choices[0].row.request.prompt)
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """Those of the choices that have finished."""
+        return [choice.finish_reason for choice in self.choices if choice.finish_reason]
 
     @property
     def produced(self) -> bool:
@@ -150,11 +162,12 @@ class ActiveJob:
                 self.choices[delta.index].take_over(delta)
         for choice in self.choices:
             choice.go_on(text_of)
+        self.resumed_tokens = self.tokens
 
     def feed(self, emission: Emission) -> None:
         """Take in what one step added to one row."""
         self._by_row[emission.row_id].feed(emission)
-        self._drafts.add(emission)
+        self.drafts.add(emission)
 
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.
@@ -172,10 +185,10 @@ class ActiveJob:
         return TokensEvent(job_id=self.id, n=self.sent, choices=deltas)
 
     def usage(self) -> Usage:
-        prompt, completion = len(self.choices[0].row.request.prompt), self.tokens
+        prompt, completion = self.prompt_tokens, self.tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            speculation=self._drafts.to_wire(),
+            speculation=self.drafts.to_wire(),
         )

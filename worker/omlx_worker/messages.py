@@ -107,10 +107,11 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class NeedsRQ:
-    """An ending that RQ's handlers must write."""
+    """An ending that RQ's handlers must write. ``job`` is None if it did not start."""
 
     claim: Claim
     ending: Ending
+    job: ActiveJob | None
 
 
 @dataclass(frozen=True, slots=True)

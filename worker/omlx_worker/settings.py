@@ -1,11 +1,11 @@
-"""The worker's settings: command line, else ``OMLX_QUEUE_*``, else defaults."""
+"""The worker's settings: command line, else ``OMLX_QUEUE_*``, else ``.env``, else defaults."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -17,10 +17,12 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from omlx_producer.protocol import MAX_DRAFT_DEPTH, ModelAlias
+from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV, PREFIX
+from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
+from omlx_worker.logs import LogFormat, LogLevel
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
 
@@ -34,61 +36,89 @@ def app_folder() -> Path:
 
 
 class WorkerSettings(BaseSettings):
-    """The settings of a worker. Durations are in seconds.
-
-    Attributes:
-        model: ``demo``, a folder, or a Hugging Face id.
-        model_alias: the name in requests and queues; by default the last part of ``model``.
-        embedded_redis: run a Redis server as a child of the worker.
-        redis_dir: the data folder of the embedded server.
-        max_batch: rows in the batch at the same time.
-        mode: when to draft: ``auto`` if it is faster, ``hybrid`` for a single row, ``mtp``
-            always, ``batched`` never.
-        mtp_depth: drafts per step, at most, of a model with an MTP head.
-        acceptance: the rule for drafts of requests without a seed; see
-            `omlx_worker.engine.ragged.speculation`.
-        burst: end when the queues are empty.
-        name: the worker's name in RQ; by default host, process id and random digits.
-        lease_seconds: how long the worker keeps a job without renewing its lease.
-        prefill_chunk: prompt tokens read between two decode steps, at most.
-        patience: how long a queue or row is passed over for better ones.
-        memory_limit: for the model and its caches, also as in ``24GB``; by default what the
-            device recommends, or free memory.
-        calibration: measure step times while there are no jobs, in mode ``auto``.
-        state_dir: the folder of measurements that the next start uses.
-        drain_timeout: how long running jobs may take after SIGTERM.
-        redis_grace: how long Redis may be away before the worker ends with an error.
-        stream_ttl: how long a stream is kept if its job has no result.
-    """
+    """The settings of a worker and the options of ``omlx-worker run``. Times are in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OMLX_QUEUE_", populate_by_name=True, env_ignore_empty=True
+        env_prefix=PREFIX,
+        env_file=DOTENV,
+        extra="ignore",
+        populate_by_name=True,
+        env_ignore_empty=True,
     )
 
     # First: the check of `model` needs it.
-    model_alias: ModelAlias | None = None
-    model: str = "demo"
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
+    model_alias: ModelAlias | None = Field(
+        default=None, description="Name in requests and queues; else the model's."
     )
-    embedded_redis: bool = False
-    redis_dir: Path = Field(default_factory=lambda: app_folder() / "redis")
-    max_batch: int = Field(default=16, ge=1, le=1024)
-    mode: Mode = "auto"
-    mtp_depth: int = Field(default=3, ge=0, le=MAX_DRAFT_DEPTH)
-    acceptance: Literal["coupled", "ratio"] = "coupled"
-    burst: bool = False
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
-    lease_seconds: float = Field(default=30.0, ge=1)
-    prefill_chunk: int = Field(default=2048, ge=1)
-    patience: float = Field(default=30.0, gt=0)
-    memory_limit: ByteSize | None = Field(default=None, gt=0)
-    calibration: bool = True
-    state_dir: Path = Field(default_factory=app_folder)
-    drain_timeout: float = Field(default=60.0, ge=0)
-    redis_grace: float = Field(default=600.0, gt=0)
-    stream_ttl: int = Field(default=86_400, ge=60)
+    model: str = Field(default="demo", description="demo, a folder, or a Hugging Face id.")
+    redis_url: str = Field(
+        default=DEFAULT_REDIS_URL,
+        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
+        description="The Redis server; REDIS_URL sets it too.",
+    )
+    embedded_redis: bool = Field(default=False, description="Run a Redis server as a child.")
+    redis_dir: Path = Field(
+        default_factory=lambda: app_folder() / "redis",
+        description="Data folder of the embedded server.",
+    )
+    max_batch: int = Field(
+        default=16, ge=1, le=1024, description="Rows in the batch at the same time."
+    )
+    mode: Mode = Field(
+        default="auto", description="Draft if faster, for a single row, always, never."
+    )
+    mtp_depth: int = Field(
+        default=3,
+        ge=0,
+        le=MAX_DRAFT_DEPTH,
+        description="Drafts per step with an MTP head, at most.",
+    )
+    acceptance: Literal["coupled", "ratio"] = Field(
+        default="coupled", description="The rule for drafts of requests without a seed."
+    )
+    burst: bool = Field(default=False, description="End when the queues are empty.")
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Name in RQ; else host, process id and random digits.",
+    )
+    lease_seconds: float = Field(
+        default=30.0, ge=1, description="Seconds that a silent worker keeps its jobs."
+    )
+    prefill_chunk: int = Field(
+        default=2048, ge=1, description="Prompt tokens read between two steps, at most."
+    )
+    patience: float = Field(
+        default=30.0, gt=0, description="Seconds before a job of a worse queue gets its turn."
+    )
+    memory_limit: ByteSize | None = Field(
+        default=None, description="For model and caches; else what the device allows."
+    )
+    allow_webhooks: Annotated[frozenset[str], NoDecode] = Field(
+        default=frozenset(), description="A host that webhooks of jobs may call; repeatable."
+    )
+    calibration: bool = Field(
+        default=True, description="Measure step times while idle, for mode auto."
+    )
+    state_dir: Path = Field(
+        default_factory=app_folder, description="Folder of measurements for the next start."
+    )
+    drain_timeout: float = Field(
+        default=60.0, ge=0, description="Seconds for running jobs after SIGTERM."
+    )
+    redis_grace: float = Field(default=600.0, gt=0, description="Seconds that Redis may be away.")
+    stream_ttl: int = Field(
+        default=86_400, ge=60, description="Seconds that a stream is kept without a result."
+    )
+    log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
+    log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
+
+    @field_validator("allow_webhooks", mode="before")
+    @classmethod
+    def _split(cls, hosts: Any) -> Any:
+        return (
+            [host.strip().lower() for host in hosts.split(",")] if isinstance(hosts, str) else hosts
+        )
 
     @field_validator("model")
     @classmethod

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
-from omlx_producer.bulk.records import open_input, read_records
+from omlx_producer.bulk.records import open_input
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
 from omlx_producer.bulk.run import RunOptions
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, ModelInfo
+from omlx_producer.terminal import write
 
 
 @dataclass
@@ -25,6 +24,7 @@ class Findings:
 
     Attributes:
         exact: whether ``prompt_tokens`` was counted, not estimated.
+        ignored: rows by field of OpenAI that has no effect.
         most_completion_tokens: the limit of all rows together.
     """
 
@@ -33,6 +33,7 @@ class Findings:
     prompt_tokens: int = 0
     exact: bool = True
     most_completion_tokens: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -41,6 +42,7 @@ class Findings:
             "prompt_tokens": self.prompt_tokens,
             "prompt_tokens_exact": self.exact,
             "most_completion_tokens": self.most_completion_tokens,
+            "ignored_fields": dict(self.ignored),
         }
 
 
@@ -97,14 +99,14 @@ def look_through(producer: Producer, options: RunOptions) -> Findings:
     maker = options.row_maker(models)
     findings, counter = Findings(), TokenCounter(models)
     with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
-        for row in plan_rows(read_records(stream, options.kind), maker.make, index, Plan()):
+        for row in plan_rows(options.records(stream, maker), maker.make, index, Plan()):
             findings.rows += 1
             if isinstance(row, BadRow):
                 findings.bad[row.code] += 1
-                click.echo(row.reason, err=True)
+                write(row.reason + "\n", err=True)
                 continue
             findings.prompt_tokens += counter.count(row)
             limit = row.request.max_completion_tokens or DEFAULT_MAX_TOKENS
             findings.most_completion_tokens += limit * row.request.n
-    findings.exact = counter.exact
+    findings.exact, findings.ignored = counter.exact, maker.ignored
     return findings

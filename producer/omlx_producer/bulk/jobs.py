@@ -9,11 +9,12 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 from redis.utils import str_if_bytes
+from rq import Queue
 from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 
 from omlx_producer.bulk.row import Row
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import MalformedResult, UnknownJob
 from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
 
@@ -27,10 +28,10 @@ _REGISTRIES = (FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
 _WITHDRAW = """
 local withdrawn = {}
 for _, job in ipairs(ARGV) do
-  local status = redis.call('HGET', 'rq:job:' .. job, 'status')
+  local status = redis.call('HGET', KEYS[2] .. job, 'status')
   if not status or status == 'queued' then
     redis.call('LREM', KEYS[1], 0, job)
-    redis.call('DEL', 'rq:job:' .. job)
+    redis.call('DEL', KEYS[2] .. job)
     withdrawn[#withdrawn + 1] = job
   end
 end
@@ -88,7 +89,7 @@ def read_endings(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, O
 def _outcome(job_id: str, ending: Ending, entries: list[Any]) -> Outcome | None:
     try:
         return read_outcome(job_id, ending, entries[0] if entries else None)
-    except UnknownJob:
+    except (UnknownJob, MalformedResult):
         return None
 
 
@@ -99,9 +100,10 @@ def withdraw(connection: redis.Redis, queue: str, job_ids: Sequence[str]) -> lis
         The ids of the deleted jobs, which will not run.
     """
     script = connection.register_script(_WITHDRAW)
+    keys = [Queue.redis_queue_namespace_prefix + queue, Job.redis_job_namespace_prefix]
     withdrawn: list[str] = []
     for start in range(0, len(job_ids), FETCH):
-        reply = script(keys=[f"rq:queue:{queue}"], args=list(job_ids[start : start + FETCH]))
+        reply = script(keys=keys, args=list(job_ids[start : start + FETCH]))
         withdrawn += [str_if_bytes(job_id) for job_id in reply]
     return withdrawn
 

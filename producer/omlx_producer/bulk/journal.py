@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-try:
-    # On macOS fsync does not flush the cache of the drive; this does.
-    from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined,unused-ignore]
-except ImportError:
-    F_FULLFSYNC = None
+from omlx_producer.errors import InvalidRequest
 
+# On macOS fsync does not flush the cache of the drive; this does.
+F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 TAIL_BYTES = 1 << 16
 
 
 class Journal:
-    """An append-only file of lines.
+    """An append-only file of lines with one writer. It is known by its data, not by its name: a
+    second name of the file, by a link, is refused too.
 
     Opening it cuts off a last line that a kill has torn. The row of that line is still in Redis, or
     runs again.
+
+    Raises:
+        InvalidRequest: if another process writes the file.
 
     Attributes:
         torn: bytes that were cut off.
@@ -32,6 +35,7 @@ class Journal:
         self.path = path
         new = not path.exists()
         self._file = path.open("ab")
+        lock(self._file, path)
         self.torn = _cut_torn_line(path)
         self._end = path.stat().st_size
         self._dirty = False
@@ -62,8 +66,10 @@ class Journal:
                 offset += len(line)
 
     def close(self) -> None:
-        self.sync()
-        self._file.close()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
     def rewrite(self, offsets: Iterable[int]) -> None:
         """Atomically replace the file by some of its lines, in the order given, and close it."""
@@ -72,6 +78,21 @@ class Journal:
             for offset in offsets:
                 source.seek(offset)
                 target.write(source.readline())
+
+
+def lock(stream: IO[bytes], path: Path) -> None:
+    """Keep other processes off an open file. The system releases the lock when it is closed.
+
+    Raises:
+        InvalidRequest: if another process holds the lock; the file is then closed.
+    """
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise InvalidRequest(
+            f"{path}: another omlx-submit is writing it; wait for its end, or end it"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -92,7 +113,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def sync_file(descriptor: int) -> None:
     """Make a file's data durable."""
     if F_FULLFSYNC is not None:
-        fcntl(descriptor, F_FULLFSYNC)
+        fcntl.fcntl(descriptor, F_FULLFSYNC)
     else:
         os.fsync(descriptor)
 

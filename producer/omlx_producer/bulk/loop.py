@@ -12,6 +12,7 @@ from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 
 PATIENCE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -88,5 +89,5 @@ def _wait(outage: Outage, error: RedisError, patience: float = float("inf")) -> 
         raise error
     pause = outage.failed(error)
     if not away:
-        click.echo(f"Redis is unavailable ({error}); waiting for it", err=True)
+        write(f"Redis is unavailable ({error}); waiting for it\n", err=True)
     time.sleep(pause)

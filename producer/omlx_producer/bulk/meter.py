@@ -14,6 +14,20 @@ from omlx_producer.bulk.row import RowResult
 RATE_SECONDS = 30.0
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What the workers of a run do at one moment.
+
+    Attributes:
+        running: rows that they hold.
+        tokens_in: prompt tokens a second, for all their clients; so is ``tokens_out``.
+    """
+
+    running: int
+    tokens_in: float
+    tokens_out: float
+
+
 @dataclass
 class Meter:
     """The counts of a run so far.
@@ -22,6 +36,8 @@ class Meter:
         total: rows of the input, None if not known.
         before: rows that were done before this run.
         reasons: failed rows by code.
+        ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
+        now: what the workers do, None if not known.
     """
 
     total: int | None = None
@@ -32,6 +48,8 @@ class Meter:
     completion_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    now: Speed | None = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -93,6 +111,13 @@ class Meter:
             (self.completion_tokens - tokens_out) / seconds,
         )
 
+    def token_rates(self) -> tuple[float, float]:
+        """Tokens in and out a second: those of the workers, if known, else of rows that ended."""
+        if self.now is not None:
+            return self.now.tokens_in, self.now.tokens_out
+        _, tokens_in, tokens_out = self.rates()
+        return tokens_in, tokens_out
+
     def eta(self) -> float | None:
         """Seconds until the last row at the present rate."""
         rate = self.rates()[0]
@@ -102,12 +127,14 @@ class Meter:
 
     def snapshot(self) -> dict[str, Any]:
         """The figures of a status line."""
-        rows, tokens_in, tokens_out = self.rates()
+        rows, tokens_in, tokens_out = self.rates()[0], *self.token_rates()
         eta = self.eta()
         return {
             "rows": self.total,
             "done": self.before + self.done,
             "failed": self.failed,
+            "running": self.now.running if self.now else None,
+            "seconds": round(self.seconds, 1),
             "rows_per_second": round(rows, 2),
             "prompt_tokens_per_second": round(tokens_in, 1),
             "completion_tokens_per_second": round(tokens_out, 1),
@@ -124,6 +151,7 @@ class Meter:
             "failed": self.failed,
             "failures": dict(self.reasons.most_common()),
             "done_before": self.before,
+            "ignored_fields": dict(self.ignored),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_per_second": round(self.prompt_tokens / seconds, 1),

@@ -1,34 +1,22 @@
-"""The files of a run: results, errors, and the table (CSV or Parquet) made of the results."""
+"""The files of a run: results, errors, and the table made of both."""
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
-import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from omlx_producer.bulk.journal import Journal, replacing
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.records import MAX_LINE_BYTES, import_pyarrow
-from omlx_producer.bulk.row import BadRow, RowResult, may_be_ours, read_line, write_line
+from omlx_producer.bulk.row import RowResult, may_be_ours, read_line, write_line
+from omlx_producer.bulk.table import is_table, write_table
 from omlx_producer.errors import InvalidRequest
 
-TABLES = {".csv", ".parquet"}
-COLUMNS = (
-    "custom_id",
-    "text",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "model",
-    "response",
-)
-"""Of the table. ``text`` is that of the first choice, ``response`` the whole body."""
 
-TABLE_CHUNK = 512
+def real_path(output: Path) -> Path:
+    """The file that a link names, so that the files beside it are found by every name."""
+    return Path(os.path.realpath(output)) if output.is_symlink() else output
 
 
 def errors_path(output: Path) -> Path:
@@ -36,7 +24,7 @@ def errors_path(output: Path) -> Path:
 
 
 def require_output(output: Path) -> None:
-    """Refuse an output that has no folder, or whose format needs what is not installed.
+    """Refuse an output that cannot be written.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -45,13 +33,14 @@ def require_output(output: Path) -> None:
         import_pyarrow()
     if not output.parent.is_dir():
         raise InvalidRequest(f"{output}: there is no folder {output.parent}; make it first")
+    for path in (output, results_path(output), errors_path(output)):
+        if path.exists() and not path.is_file():
+            raise InvalidRequest(f"{path}: is not a regular file; give another output")
 
 
 def results_path(output: Path) -> Path:
     """The JSONL file of results: the output itself, or a file beside a table."""
-    if output.suffix.lower() in TABLES:
-        return output.with_name(f"{output.name}.jsonl")
-    return output
+    return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
 
 
 class OutputFiles:
@@ -84,27 +73,43 @@ class OutputFiles:
             journal = self._results if result.ok else self._errors
             offset = journal.append(write_line(result))
             self._lines[result.ok] += 1
-            row = result.row
-            by_line = isinstance(row, BadRow) and row.key.startswith("line:")
-            self._index.record(row.key, row.digest, result.ok, offset, by_line=by_line)
+            self._index.record(result.written, offset)
         self._results.sync()
         self._errors.sync()
 
-    def finish(self, *, ordered: bool) -> None:
-        """Drop replaced lines, order the others, write the table. Call at the end of the input."""
-        self._index.forget_absent_lines()
+    def finish(self, *, ordered: bool, whole: bool = True, with_body: bool = False) -> None:
+        """Write the table, drop replaced lines, order the others. Call at the end of the input.
+
+        Args:
+            whole: whether the input was read to its end; else errors of lines that it has not
+                shown stay.
+            with_body: see `write_table`.
+        """
+        if whole:
+            self._index.forget_absent_lines()
+        if is_table(self._output):
+            write_table(self._current(ordered), self._output, with_body=with_body)
         for ok, journal in ((True, self._results), (False, self._errors)):
             if ordered or self._lines[ok] != self._index.count(ok):
-                journal.rewrite(self._index.offsets(ok, in_input_order=ordered))
+                places = self._index.places(in_input_order=ordered)
+                journal.rewrite(offset for kind, offset in places if kind == ok)
             else:
                 journal.close()
-        if self._output != self._results.path:
-            write_table(self._results.path, self._output)
 
     def close(self) -> None:
         """Close the files as they are; a later run resumes."""
-        self._results.close()
-        self._errors.close()
+        try:
+            self._results.close()
+        finally:
+            self._errors.close()
+
+    def _current(self, ordered: bool) -> Iterator[bytes]:
+        """The lines that count, of both files."""
+        with self._results.path.open("rb") as good, self._errors.path.open("rb") as bad:
+            for ok, offset in self._index.places(in_input_order=ordered):
+                stream = good if ok else bad
+                stream.seek(offset)
+                yield stream.readline()
 
     def _load(self, journal: Journal) -> int:
         """Read a file into the index; returns how many lines it has."""
@@ -112,9 +117,7 @@ class OutputFiles:
         for offset, line in journal.lines():
             count += 1
             if written := read_line(line):
-                self._index.record(
-                    written.key, written.digest, written.ok, offset, by_line=written.by_line
-                )
+                self._index.record(written, offset)
         return count
 
 
@@ -135,64 +138,26 @@ def _require_ours(path: Path) -> None:
         )
 
 
-def write_results(lines: Iterable[bytes], output: Path) -> None:
+def write_results(lines: Iterable[bytes], output: Path, *, with_body: bool) -> None:
     """Write the output lines of a batch into the files that a run on this machine has.
+
+    Args:
+        with_body: see `write_table`.
 
     Raises:
         OSError: if a file cannot be written.
     """
-    results = results_path(output)
-    with replacing(results) as good, replacing(errors_path(output)) as bad:
-        for line in lines:
-            written = read_line(line)
-            (good if written is not None and written.ok else bad).write(line)
-    if results != output:
-        write_table(results, output)
+    output = real_path(output)
+    with replacing(results_path(output)) as good, replacing(errors_path(output)) as bad:
 
+        def kept() -> Iterator[bytes]:
+            for line in lines:
+                written = read_line(line)
+                (good if written is not None and written.ok else bad).write(line)
+                yield line
 
-def write_table(results: Path, output: Path) -> None:
-    """Write the table of a file of results.
-
-    Raises:
-        InvalidRequest: if Parquet is asked for without pyarrow.
-    """
-    if output.suffix.lower() == ".parquet":
-        _write_parquet(results, output)
-    else:
-        _write_csv(results, output)
-
-
-def _rows(results: Path) -> Iterator[dict[str, Any]]:
-    with results.open("rb") as stream:
-        for line in stream:
-            document = json.loads(line)
-            body = document["response"]["body"]
-            choice = body["choices"][0]
-            yield {
-                "custom_id": document["custom_id"],
-                "text": choice["text"] if "text" in choice else choice["message"]["content"],
-                "finish_reason": choice["finish_reason"],
-                "prompt_tokens": body["usage"]["prompt_tokens"],
-                "completion_tokens": body["usage"]["completion_tokens"],
-                "model": body["model"],
-                "response": json.dumps(body, ensure_ascii=False),
-            }
-
-
-def _write_csv(results: Path, output: Path) -> None:
-    with replacing(output) as stream:
-        text = io.TextIOWrapper(stream, "utf-8", newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        writer.writeheader()
-        writer.writerows(_rows(results))
-        text.detach()
-
-
-def _write_parquet(results: Path, output: Path) -> None:
-    arrow, parquet = import_pyarrow()
-    types = {"prompt_tokens": arrow.int64(), "completion_tokens": arrow.int64()}
-    schema = arrow.schema([(name, types.get(name, arrow.string())) for name in COLUMNS])
-    rows = _rows(results)
-    with replacing(output) as stream, parquet.ParquetWriter(stream, schema) as writer:
-        while chunk := list(itertools.islice(rows, TABLE_CHUNK)):
-            writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))
+        if is_table(output):
+            write_table(kept(), output, with_body=with_body)
+        else:
+            for _ in kept():
+                pass

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from omlx_producer.bulk.records import Record
-from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.bulk.row import BadRow, Row, WrittenLine
 
 CACHE_KIB = 16 * 1024
 
@@ -32,6 +34,9 @@ class RowIndex:
     It is a private temporary database of SQLite, which vanishes with the process: everything in it
     is read again from the input and the output. A million rows take about 60 MB of disk and the
     page cache below. A dict with as many keys took several times that in memory.
+
+    Raises:
+        OSError: if the folder of temporary files is full; so do all methods.
     """
 
     def __init__(self) -> None:
@@ -43,7 +48,7 @@ class RowIndex:
         # `line` is null until the input has shown the row, `digest` until it has a result.
         run(
             "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, digest BLOB, ok INTEGER, "
-            "offset INTEGER, by_line INTEGER) WITHOUT ROWID"
+            "offset INTEGER, by_line INTEGER, final INTEGER) WITHOUT ROWID"
         )
         run("BEGIN")
 
@@ -52,15 +57,16 @@ class RowIndex:
 
     def see(self, key: str, line: int) -> int | None:
         """Note that the input has a row; returns the line of an earlier row with the same key."""
-        packed = _pack(key)
-        found = self._database.execute("SELECT line FROM rows WHERE key = ?", (packed,)).fetchone()
-        if found is None:
-            self._database.execute("INSERT INTO rows (key, line) VALUES (?, ?)", (packed, line))
-            return None
-        if found[0] is None:
-            self._database.execute("UPDATE rows SET line = ? WHERE key = ?", (line, packed))
-            return None
-        return int(found[0])
+        packed, run = _pack(key), self._database.execute
+        with _disk_errors():
+            found = run("SELECT line FROM rows WHERE key = ?", (packed,)).fetchone()
+            if found is None:
+                run("INSERT INTO rows (key, line) VALUES (?, ?)", (packed, line))
+                return None
+            if found[0] is None:
+                run("UPDATE rows SET line = ? WHERE key = ?", (line, packed))
+                return None
+            return int(found[0])
 
     def known(self, key: str) -> Known | None:
         """The result of a row, None without one."""
@@ -70,14 +76,23 @@ class RowIndex:
         ).fetchone()
         return None if found is None else Known(found[0].hex(), bool(found[1]), found[2])
 
-    def record(self, key: str, digest: str, ok: bool, offset: int, *, by_line: bool) -> None:
+    def record(self, line: WrittenLine, offset: int) -> None:
         """Note a row's result; it replaces an earlier one."""
-        self._database.execute(
-            "INSERT INTO rows (key, digest, ok, offset, by_line) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
-            "offset = excluded.offset, by_line = excluded.by_line",
-            (_pack(key), bytes.fromhex(digest), ok, offset, by_line),
-        )
+        with _disk_errors():
+            self._database.execute(
+                "INSERT INTO rows (key, digest, ok, offset, by_line, final) "
+                "VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
+                "offset = excluded.offset, by_line = excluded.by_line, final = excluded.final",
+                (
+                    _pack(line.key),
+                    bytes.fromhex(line.digest),
+                    line.ok,
+                    offset,
+                    line.by_line,
+                    line.final,
+                ),
+            )
 
     def forget_absent_lines(self) -> None:
         """Drop errors of lines that the input no longer has. Call at its end."""
@@ -88,17 +103,33 @@ class RowIndex:
         found = self._database.execute("SELECT count(*) FROM rows WHERE ok = ?", (ok,)).fetchone()
         return int(found[0])
 
-    def offsets(self, ok: bool, *, in_input_order: bool) -> Iterator[int]:
-        """The offsets of the current lines in one of the files.
+    def count_repeatable(self) -> int:
+        """How many rows failed and may succeed when they run again."""
+        found = self._database.execute("SELECT count(*) FROM rows WHERE NOT ok AND NOT final")
+        return int(found.fetchone()[0])
+
+    def places(self, *, in_input_order: bool) -> Iterator[tuple[bool, int]]:
+        """Where the current lines are: whether in the file of results, and the offset.
 
         Args:
-            in_input_order: rows that the input does not have come last; else by offset.
+            in_input_order: rows that the input does not have come last; else results by offset,
+                then errors by offset.
         """
-        order = "line IS NULL, line, offset" if in_input_order else "offset"
-        for (offset,) in self._database.execute(
-            f"SELECT offset FROM rows WHERE ok = ? ORDER BY {order}", (ok,)
-        ):
-            yield offset
+        order = "line IS NULL, line, ok DESC, offset" if in_input_order else "ok DESC, offset"
+        with _disk_errors():
+            for ok, offset in self._database.execute(
+                f"SELECT ok, offset FROM rows WHERE digest IS NOT NULL ORDER BY {order}"
+            ):
+                yield bool(ok), offset
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        where = "the index of rows, in the folder of temporary files (TMPDIR)"
+        raise OSError(errno.EIO, str(error), where) from error
 
 
 def _pack(key: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.terminal import write
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -34,7 +36,7 @@ class Display(Protocol):
 
 def make_display(style: Style) -> Display:
     if style == "auto":
-        style = "bar" if sys.stderr.isatty() else "ndjson"
+        return Bar() if sys.stderr.isatty() else StatusLines(readable=True)
     displays: dict[str, type[Display]] = {"bar": Bar, "ndjson": StatusLines, "none": Silence}
     return displays[style]()
 
@@ -50,9 +52,14 @@ class Silence:
 
 
 class StatusLines:
-    """One JSON document per line."""
+    """One JSON document per line.
 
-    def __init__(self) -> None:
+    Args:
+        readable: put a summary in sentences before the one in JSON.
+    """
+
+    def __init__(self, *, readable: bool = False) -> None:
+        self._readable = readable
         self._shown_at = time.monotonic()
 
     def update(self, meter: Meter) -> None:
@@ -61,6 +68,8 @@ class StatusLines:
             click.echo(json.dumps({"type": "progress", **meter.snapshot()}), err=True)
 
     def end(self, meter: Meter) -> None:
+        if self._readable:
+            write(summary_text(meter) + "\n", err=True)
         click.echo(json.dumps({"type": "summary", **meter.summary()}), err=True)
 
 
@@ -87,7 +96,7 @@ class Bar:
     def end(self, meter: Meter) -> None:
         self._show(meter)
         self._progress.stop()
-        click.echo(summary_text(meter), err=True)
+        write(summary_text(meter) + "\n", err=True)
 
     def _show(self, meter: Meter) -> None:
         self._shown_at = time.monotonic()
@@ -113,17 +122,20 @@ class BadRowReporter:
                 continue
             self._count += 1
             if self._count <= SHOWN_BAD_ROWS:
-                click.echo(row.reason, err=True)
+                write(row.reason + "\n", err=True)
             elif self._count == SHOWN_BAD_ROWS + 1:
                 click.echo(f"more bad lines are in {self._errors}", err=True)
 
 
 def figures(meter: Meter) -> str:
     """The figures beside the bar."""
-    _, tokens_in, tokens_out = meter.rates()
-    parts = [f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out"]
+    tokens_in, tokens_out = meter.token_rates()
+    parts = [duration(meter.seconds)]
     if meter.failed:
-        parts.insert(0, f"{meter.failed} failed")
+        parts.append(f"{meter.failed} failed")
+    if meter.now is not None:
+        parts.append(f"{meter.now.running} running")
+    parts.append(f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out")
     if meter.acceptance is not None:
         parts.append(f"{meter.acceptance:.0%} accepted")
     if (eta := meter.eta()) is not None:
@@ -144,7 +156,14 @@ def summary_text(meter: Meter) -> str:
         f"{end['completion_tokens']} out ({end['completion_tokens_per_second']:.0f}/s)"
         + (f", {end['acceptance']:.0%} of drafts accepted" if end["acceptance"] is not None else "")
     )
+    if meter.ignored:
+        lines.append(ignored_text(meter.ignored))
     return "\n".join(lines)
+
+
+def ignored_text(ignored: Mapping[str, int]) -> str:
+    """The fields that have no effect, with the rows that have them."""
+    return "rows with ignored fields: " + ", ".join(f"{name} {n:,}" for name, n in ignored.items())
 
 
 def duration(seconds: float) -> str:

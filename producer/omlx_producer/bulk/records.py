@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn, get_args
@@ -153,7 +153,8 @@ def _parsed(number: int, text: str) -> Record:
     except RecursionError:
         return Record(number, None, "nested too deeply")
     except ValueError as error:
-        return Record(number, None, f"not JSON ({error})")
+        hint = "" if text.lstrip().startswith("{") else "; for a prompt a line give --format text"
+        return Record(number, None, f"not JSON ({error}){hint}")
     if not isinstance(value, dict):
         return Record(number, None, "not a JSON object")
     return Record(number, value)
@@ -165,8 +166,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    # A byte that is not UTF-8 becomes a lone surrogate, which validation refuses for its row alone.
+    # A byte that is not UTF-8 becomes a lone surrogate, so it spoils its own row only.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _read_csv_text(text)
+    finally:
+        # Else the wrapper would close what is not its own.
+        if not stream.closed:
+            text.detach()
+
+
+def _read_csv_text(text: IO[str]) -> Iterator[Record]:
     reader = csv.DictReader(text, strict=True)
     try:
         columns = reader.fieldnames
@@ -176,6 +186,8 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
         ) from None
     if not columns:
         raise InvalidRequest("the CSV input is empty; its first line must name the columns")
+    if not _is_utf8(columns):
+        raise InvalidRequest("the CSV input's first line is not UTF-8; save the file as UTF-8")
     while True:
         line = reader.line_num + 1
         try:
@@ -187,8 +199,18 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
             continue
         if None in values:
             yield Record(line, None, f"more cells than the {len(columns)} columns")
+        elif not _is_utf8(values.values()):
+            yield Record(line, None, "not UTF-8")
         else:
             yield Record(line, values)
+
+
+def _is_utf8(cells: Iterable[str | None]) -> bool:
+    try:
+        "".join(cell or "" for cell in cells).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
@@ -197,11 +219,12 @@ def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
     while True:
         try:
             batch = next(batches, None)
+            rows = None if batch is None else batch.to_pylist()
         except (ValueError, OSError) as error:
             raise _no_parquet(error) from None
-        if batch is None:
+        if rows is None:
             return
-        for values in batch.to_pylist():
+        for values in rows:
             number += 1
             yield Record(number, values)
 

@@ -21,8 +21,12 @@ TOKEN_CHARACTERS = 4
 """The length of a token in a text whose tokens were not counted."""
 
 ID_PREFIX = "batch_req_"
+NEVER_RUNS = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
+"""The codes of rows that fail again however often they run."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
+# A worker's refusal of a request begins with the field.
+_FIELD = re.compile(r"[a-z_]+(?=[:.\[])")
 _BEGINNING = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
 _ANY_BEGINNING = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 
@@ -66,7 +70,7 @@ class BadRow:
     """A row that can never run, and why.
 
     Attributes:
-        code: ``unparsable``, ``duplicate_custom_id`` or ``invalid_request``.
+        code: one of `NEVER_RUNS`.
         own_id: whether no other row has its custom_id; otherwise its line identifies it.
     """
 
@@ -99,8 +103,13 @@ class RowResult:
         """The result of a row whose job is over."""
         if outcome.ending == "finished" and isinstance(outcome.body, dict):
             return cls(row, outcome.job_id, body=outcome.body)
-        code = outcome.ending if outcome.ending != "finished" else "no_response"
-        reason = outcome.error or "the job's result is no response body"
+        if outcome.ending == "finished":
+            code, reason = "no_response", "the job's result is no response body"
+        else:
+            code, reason = outcome.ending, outcome.error
+            field = _FIELD.match(reason)
+            if field and field[0] in GenerationRequest.model_fields:
+                code = "invalid_request"
         return cls(row, outcome.job_id, code=code, reason=reason)
 
     @classmethod
@@ -112,15 +121,27 @@ class RowResult:
     def ok(self) -> bool:
         return self.body is not None
 
+    @property
+    def written(self) -> WrittenLine:
+        """What its output line says."""
+        by_line = isinstance(self.row, BadRow) and self.row.key == line_key(self.row.line)
+        return WrittenLine(self.row.key, self.row.digest, self.ok, by_line, self.code in NEVER_RUNS)
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenLine:
-    """What an output line says about its row."""
+    """What an output line says about its row.
+
+    Attributes:
+        by_line: whether the key is a line, for lack of a custom_id of its own.
+        final: whether the row fails again however often it runs.
+    """
 
     key: str
     digest: str
     ok: bool
     by_line: bool
+    final: bool
 
 
 def id_key(custom_id: str) -> str:
@@ -166,7 +187,8 @@ def write_line(result: RowResult) -> bytes:
         if isinstance(row, BadRow) and not row.own_id:
             error["line"] = row.line
         document["error"] = error
-    return json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+    # A lone surrogate becomes JSON's own escape of it.
+    return json.dumps(document, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def read_line(line: bytes) -> WrittenLine | None:
@@ -178,6 +200,7 @@ def read_line(line: bytes) -> WrittenLine | None:
             return None
         custom_id, error = document["custom_id"], document["error"]
         by_line = error is not None and "line" in error
+        final = error is not None and error["code"] in NEVER_RUNS
         if by_line:
             key = line_key(int(error["line"]))
         elif isinstance(custom_id, str):
@@ -186,7 +209,7 @@ def read_line(line: bytes) -> WrittenLine | None:
             return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WrittenLine(key, line_id[1], error is None, by_line)
+    return WrittenLine(key, line_id[1], error is None, by_line, final)
 
 
 def may_be_ours(line: bytes) -> bool:

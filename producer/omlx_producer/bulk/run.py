@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.loop import drive
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.ordering import balanced
-from omlx_producer.bulk.output import OutputFiles, errors_path, require_output, results_path
+from omlx_producer.bulk.output import (
+    OutputFiles,
+    errors_path,
+    real_path,
+    require_output,
+    results_path,
+)
 from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
-from omlx_producer.bulk.progress import BadRowReporter, Style, make_display
-from omlx_producer.bulk.records import Format, estimate_rows, format_of, open_input, read_records
+from omlx_producer.bulk.progress import BadRowReporter, Style, ignored_text, make_display
+from omlx_producer.bulk.records import (
+    Format,
+    Record,
+    estimate_rows,
+    format_of,
+    open_input,
+    read_records,
+)
 from omlx_producer.bulk.row import RowResult
 from omlx_producer.bulk.runfile import RunFile
 from omlx_producer.bulk.shape import RowMaker, Shape
@@ -30,6 +45,7 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.outage import passes
 from omlx_producer.protocol import ModelInfo, Priority
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,8 @@ class RunOptions:
 
     Attributes:
         input: a path, or ``-`` for stdin.
+        with_body: add the whole response to a table.
+        limit: take only so many rows from the beginning of the input.
     """
 
     input: str
@@ -47,6 +65,8 @@ class RunOptions:
     window: int = DEFAULT_WINDOW
     job_timeout: int = JOB_SECONDS
     require_known_model: bool = True
+    with_body: bool = False
+    limit: int | None = None
 
     @classmethod
     def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
@@ -59,14 +79,17 @@ class RunOptions:
         if name == "-" and kind == "parquet":
             raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
         if name != "-" and not Path(name).is_file():
-            raise InvalidRequest(f"{name}: there is no such file; give an input, or - for stdin")
+            problem = "is no regular file" if Path(name).exists() else "there is no such file"
+            raise InvalidRequest(f"{name}: {problem}; give an input, or - for stdin")
         return cls(name, kind, shape, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options in JSON's types, for the run file."""
+        """The options in JSON's types, for the run file. The limit is that of one command."""
         name = self.input if self.input == "-" else str(Path(self.input).resolve())
-        return {**asdict(self), "input": name}
+        settings = {**asdict(self), "input": name}
+        del settings["limit"]
+        return settings
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], **changes: Any) -> RunOptions:
@@ -79,6 +102,24 @@ class RunOptions:
         """See `RowMaker` for the errors."""
         return RowMaker(self.kind, self.shape, models, require_known_model=self.require_known_model)
 
+    def records(self, stream: IO[bytes], maker: RowMaker) -> Iterator[Record]:
+        """The records to run, of an open input; see `RowMaker.checked` for the errors."""
+        return maker.checked(itertools.islice(read_records(stream, self.kind), self.limit))
+
+
+class Ended(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        finished: False if it was interrupted.
+        failed: rows of the output that have failed, in this run or an earlier one.
+        repeatable: those of them that may succeed when they run again.
+    """
+
+    finished: bool
+    failed: int
+    repeatable: int
+
 
 def run_here(
     producer: Producer,
@@ -88,12 +129,8 @@ def run_here(
     ordered: bool = False,
     only_failures: bool = False,
     progress: Style = "auto",
-) -> tuple[bool, int]:
+) -> Ended:
     """Run the rows that have no result yet, or only those that failed.
-
-    Returns:
-        whether it reached the end (False: interrupted), and how many rows of the output have
-        failed, in this run or an earlier one.
 
     Raises:
         InvalidRequest: if input or output cannot be used.
@@ -101,22 +138,22 @@ def run_here(
         OSError: if a file cannot be read or written.
         KeyboardInterrupt: at the second interrupt.
     """
+    output = real_path(output)
     require_output(output)
     _require_distinct(options, output)
     maker = options.row_maker(producer.models())
-    with (
-        RunFile.open(output) as run_file,
-        contextlib.closing(RowIndex()) as index,
-        contextlib.closing(OutputFiles(output, index)) as files,
-        open_input(options.input) as stream,
-    ):
+    with contextlib.ExitStack() as stack:
+        records = options.records(stack.enter_context(open_input(options.input)), maker)
+        run_file = stack.enter_context(RunFile.open(output))
+        index = stack.enter_context(contextlib.closing(RowIndex()))
+        files = stack.enter_context(contextlib.closing(OutputFiles(output, index)))
         if run_file.settings != options.settings:
             run_file.settings = options.settings
             run_file.save()
         if files.torn:
             click.echo(f"cut off {files.torn} bytes of a line that a kill had torn", err=True)
         plan, meter = Plan(), Meter(total=_estimate(options, index, only_failures))
-        records = read_records(stream, options.kind)
+        meter.ignored = maker.ignored
         rows = plan_rows(records, maker.make, index, plan, only_failures=only_failures)
         display, reporter = make_display(progress), BadRowReporter(errors_path(output))
 
@@ -125,6 +162,7 @@ def run_here(
             reporter.report(results)
 
         def show() -> None:
+            watch.look(maker.used, meter, feed.in_flight)
             meter.before = plan.done
             if not only_failures:
                 meter.total = max(meter.total or 0, plan.rows) if meter.total else None
@@ -141,18 +179,22 @@ def run_here(
             on_results=count,
             rerun_failures=only_failures,
         )
-        signals = StopSignals()
+        signals, watch = StopSignals(), WorkerWatch(producer.connection)
+        whole = options.limit is None and not only_failures
         try:
             with signals.caught():
                 finished = drive(feed, signals, show)
                 if finished:
-                    files.finish(ordered=ordered)
-                    if not only_failures:
+                    files.finish(
+                        ordered=ordered, whole=options.limit is None, with_body=options.with_body
+                    )
+                    if whole:
                         _sweep(feed)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
+            meter.now = None
             display.end(meter)
-        return finished, index.count(ok=False)
+        return Ended(finished, index.count(ok=False), index.count_repeatable())
 
 
 def detach(producer: Producer, options: RunOptions) -> Batch:
@@ -163,15 +205,17 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
         redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
     """
     maker = options.row_maker(producer.models())
-    batch = Batch.create(
-        producer.connection,
-        priority=options.priority,
-        window=options.window,
-        job_timeout=options.job_timeout,
-    )
     with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
-        records = read_records(stream, options.kind)
+        records = options.records(stream, maker)
+        batch = Batch.create(
+            producer.connection,
+            priority=options.priority,
+            window=options.window,
+            job_timeout=options.job_timeout,
+        )
         batch.upload(plan_rows(records, maker.make, index, Plan()))
+    if maker.ignored:
+        write(ignored_text(maker.ignored) + "\n", err=True)
     return batch
 
 
@@ -198,4 +242,7 @@ def _require_distinct(options: RunOptions, output: Path) -> None:
 def _estimate(options: RunOptions, index: RowIndex, only_failures: bool) -> int | None:
     if only_failures:
         return index.count(ok=False)
-    return None if options.input == "-" else estimate_rows(Path(options.input), options.kind)
+    if options.input == "-":
+        return options.limit
+    rows = estimate_rows(Path(options.input), options.kind)
+    return rows if options.limit is None else min(rows, options.limit)

@@ -7,7 +7,6 @@ process ends, however it ends.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -16,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omlx_producer.bulk.journal import sync_file, sync_folder
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.bulk.journal import lock, sync_file, sync_folder
 
 
 def run_path(output: Path) -> Path:
@@ -60,12 +58,7 @@ class RunFile:
         """
         path = run_path(output)
         with path.open("a+b") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidRequest(
-                    f"{output}: another omlx-submit is writing it; wait for its end, or end it"
-                ) from None
+            lock(stream, output)
             found = _read(stream)
             run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
             run_file._stream = stream

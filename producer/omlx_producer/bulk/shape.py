@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import BadRow, Row, digest_of
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, one_line
 from omlx_producer.models import only_model, require_fit, require_known
+from omlx_producer.openai_fields import ignored_fields
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_producer.request import text_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
 _FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt"}
+# Columns of the custom_id, unless --id-field names another.
+ID_COLUMNS = ("custom_id", "id")
 MAX_ID_CHARACTERS = 512
+# A column that none of the first rows has is a mistake in the options.
+FIRST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,8 @@ class Shape:
 
     Attributes:
         template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines.
-        id_field: the field of an object that holds its custom_id.
+        id_field: the field of an object that holds its custom_id; by default ``custom_id``, else
+            ``id``, else the row has its number.
         model: the model of all rows, whatever they name.
         sampling: fields of the request, for rows that do not set them.
     """
@@ -48,6 +56,9 @@ class Template:
 
     Raises:
         InvalidRequest: if braces do not match, or a field is more than a name.
+
+    Attributes:
+        columns: the names of its fields.
     """
 
     def __init__(self, text: str) -> None:
@@ -65,6 +76,7 @@ class Template:
                     "{{ or }} for a brace"
                 )
         self._parts = [(literal, name) for literal, name, _, _ in parts]
+        self.columns = [name for _, name in self._parts if name is not None]
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The prompt of one row.
@@ -80,13 +92,13 @@ class Template:
     def _value(self, values: Mapping[str, Any], name: str) -> str:
         value = values.get(name)
         if value is None:
-            known = ", ".join(column for column in values if column is not None)
             raise InvalidRequest(
-                f"{name}: the template needs it and the row has none; the row has {known}"
+                f"{name}: the template needs it and the row has none; the row has "
+                f"{', '.join(values)}"
             )
         if isinstance(value, str | datetime.date | datetime.time):
             return str(value)
-        return json.dumps(value, default=str)
+        return json.dumps(value, default=str, ensure_ascii=False)
 
 
 class RowMaker:
@@ -95,6 +107,10 @@ class RowMaker:
     Args:
         models: the known models, by alias.
         require_known_model: False also takes models that no worker has announced.
+
+    Attributes:
+        ignored: how many rows had a field of OpenAI that has no effect, by field.
+        used: the models of the rows.
 
     Raises:
         InvalidRequest: if the template is invalid, or no row can have a known model.
@@ -115,12 +131,56 @@ class RowMaker:
         self._shape = shape
         self._models = models
         self._require_known = require_known_model
-        self._plain = kind == "text"
+        if kind == "text" and (shape.template, shape.id_field) != (None, None):
+            option = "--id-field" if shape.template is None else "--template"
+            raise InvalidRequest(f"{option}: a text input has no columns; leave it out")
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
+        self.ignored: Counter[str] = Counter()
+        self.used: set[str] = set()
+
+    def checked(self, records: Iterable[Record]) -> Iterator[Record]:
+        """All records, after a look at the first for the columns that the options name.
+
+        Raises:
+            InvalidRequest: at once, if none of the first rows has such a column.
+        """
+        records = iter(records)
+        first = list(itertools.islice(records, FIRST_ROWS))
+        values = [record.value for record in first if isinstance(record.value, dict)]
+        if values:
+            self._require_columns({column: None for value in values for column in value})
+        return itertools.chain(first, records)
+
+    def _require_columns(self, columns: Mapping[str, None]) -> None:
+        shape, known = self._shape, ", ".join(columns)
+        if shape.id_field is not None and shape.id_field not in columns:
+            raise InvalidRequest(
+                f"--id-field: got {shape.id_field!r}, a column that the input lacks; it has {known}"
+            )
+        if self._batch_lines:
+            if "body" not in columns:
+                raise InvalidRequest(
+                    f"the input holds no OpenAI Batch lines: it has {known}, not body; for objects "
+                    "of your own give --template"
+                )
+            return
+        for column in self._template.columns:
+            if column not in columns:
+                given = "missing" if shape.template is None else f"got {shape.template!r:.80}"
+                raise InvalidRequest(
+                    f"--template: {given}, but the input lacks the column {column}; it has {known}"
+                )
 
     def make(self, record: Record) -> Row | BadRow:
         """The row of a record; a `BadRow` if it has no valid request."""
+        try:
+            return self._make(record)
+        except RecursionError:
+            empty = Record(record.line, None)
+            return _bad(empty, None, "unparsable", "nested too deeply", own_id=False)
+
+    def _make(self, record: Record) -> Row | BadRow:
         if record.value is None:
             return _bad(record, None, "unparsable", record.problem, own_id=False)
         custom_id = None
@@ -130,6 +190,7 @@ class RowMaker:
         except InvalidRequest as error:
             code = "unparsable" if custom_id is None else "invalid_request"
             return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
+        self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
         return Row(custom_id, record.line, request, digest)
 
@@ -137,17 +198,24 @@ class RowMaker:
         default = f"row-{record.line}"
         if isinstance(record.value, str):
             return default
-        values = record.value or {}
-        name = self._shape.id_field or "custom_id"
+        values, name = record.value or {}, self._shape.id_field
+        if name is None and self._batch_lines:
+            name = "custom_id"
+        if name is None:
+            name = next((name for name in ID_COLUMNS if values.get(name) is not None), None)
+            if name is None:
+                return default
         given = values.get(name)
-        if given is None and not self._batch_lines and self._shape.id_field is None:
-            return default
         if isinstance(given, int) and not isinstance(given, bool) and not self._batch_lines:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
-            hint = "" if "body" in values else "; for objects of your own give --template"
             raise InvalidRequest(
-                f"{name}: got {given!r:.80}; give text of 1 to {MAX_ID_CHARACTERS} characters{hint}"
+                f"{name}: got {given!r:.80}; give text of 1 to {MAX_ID_CHARACTERS} characters"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in given):
+            raise InvalidRequest(
+                f"{name}: got {given!r:.80}; give text without lone surrogates, which are no "
+                "characters"
             )
         return given
 
@@ -155,12 +223,14 @@ class RowMaker:
         shape, values = self._shape, record.value
         if isinstance(values, dict) and self._batch_lines:
             fields = _batch_body(values)
+            self.ignored.update(ignored_fields(fields))
         else:
             text = values if isinstance(values, str) else self._template.render(values or {})
             fields = text_fields(text, chat=shape.chat, system=shape.system)
         for name, value in shape.sampling.items():
-            if name != "max_completion_tokens" or "max_tokens" not in fields:
-                fields.setdefault(name, value)
+            names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
+            if all(fields.get(given) is None for given in names):
+                fields[name] = value
         # Nobody reads the tokens of a row; publishing them would only cost.
         fields.pop("stream", None)
         if shape.model is not None:
@@ -195,4 +265,5 @@ def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
 def _bad(record: Record, custom_id: str | None, code: str, reason: str, *, own_id: bool) -> BadRow:
     content = [record.value, reason] if own_id else [record.line, record.value, reason]
     digest = digest_of(custom_id, content)
-    return BadRow(record.line, custom_id, code, f"line {record.line}: {reason}", digest, own_id)
+    reason = one_line(f"line {record.line}: {reason}")
+    return BadRow(record.line, custom_id, code, reason, digest, own_id)

@@ -15,46 +15,67 @@ from omlx_producer.bulk.batch import OVER, Batch, BatchState
 from omlx_producer.bulk.batch_feeder import BatchFeed, Feeder, LockLost
 from omlx_producer.bulk.loop import WAIT_SECONDS, serve
 from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.output import require_output, write_results
+from omlx_producer.bulk.output import real_path, require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
     fail,
-    open_producer,
     output_option,
     redis_option,
+    with_body_option,
 )
+from omlx_producer.cli.sections import SectionedCommand, option
+from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 
 CANCEL_SECONDS = 10.0
+NOT_ENDED = 4
 
 batch_argument = click.argument("batch_id")
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @batch_argument
 @output_option
-@click.option("--wait", is_flag=True, help="Wait for the end of the batch.")
+@option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
+@option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
+@with_body_option
 @redis_option
-def results(batch_id: str, output: Path | None, wait: bool, redis_url: str | None) -> None:
-    """Write the results of a batch so far, in input order."""
+def results(
+    batch_id: str,
+    output: Path | None,
+    wait: bool,
+    partial: bool,
+    with_body: bool,
+    redis_url: str | None,
+) -> None:
+    """Write the results of a batch so far, in input order.
+
+    Exit codes: 0 all rows are done, 1 some failed or the batch was cancelled, 2 usage, 3 Redis
+    unreachable, 4 the batch has not ended.
+    """
     with open_producer(redis_url) as producer:
         if output is not None:
-            require_output(output)
+            require_output(real_path(output))
         batch = Batch(producer.connection, batch_id)
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
             for line in batch.results(state.rows):
-                click.echo(line, nl=False)
+                write(line.decode("utf-8", "replace"))
         else:
-            write_results(batch.results(state.rows), output)
-    if state.failed:
+            write_results(batch.results(state.rows), output, with_body=with_body)
+    if state.ok + state.failed < state.rows or not state.over:
+        click.echo(f"{state.state}: {state.ok + state.failed} of {state.rows} rows", err=True)
+    if not (state.over or partial):
+        raise click.exceptions.Exit(NOT_ENDED)
+    if state.failed or (state.state == "cancelled" and not partial):
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("batch_ids", nargs=-1, metavar="[BATCH_ID]...")
 @click.option("--burst", is_flag=True, help="End when no batch is left.")
 @redis_option
@@ -76,18 +97,15 @@ def feed(batch_ids: tuple[str, ...], burst: bool, redis_url: str | None) -> None
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-COMMANDS = (results, feed)
-
-
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit status`` of a batch."""
     with open_producer(url) as producer:
         state = dataclasses.asdict(Batch(producer.connection, batch_id).read())
     if as_json:
-        click.echo(json.dumps(state))
+        write(json.dumps(state) + "\n")
     else:
         known = {name: value for name, value in state.items() if value not in (None, {})}
-        click.echo("\n".join(f"{name:<17} {value}" for name, value in known.items()))
+        write("".join(f"{name:<17} {value}\n" for name, value in known.items()))
 
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.dry_run import look_through
+from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import STYLES, Style
 from omlx_producer.bulk.records import FORMATS, Format
-from omlx_producer.bulk.run import RunOptions, detach, run_here
+from omlx_producer.bulk.run import Ended, RunOptions, detach, run_here
 from omlx_producer.bulk.runfile import read_settings, run_path
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.bulk.window import DEFAULT_WINDOW
@@ -27,62 +29,67 @@ from omlx_producer.cli.common import (
     REDIS_OPTION,
     fail,
     file_error,
-    open_producer,
     output_option,
     redis_option,
+    with_body_option,
 )
-from omlx_producer.cli.options import given, sampling_options
+from omlx_producer.cli.options import given, model_option, sampling_options
+from omlx_producer.cli.sections import SectionedCommand, option
+from omlx_producer.cli.session import open_producer
 from omlx_producer.connection import without_password
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.protocol import PRIORITIES, Priority
 
-progress_option = click.option(
+_input = partial(option, section="Input")
+_request = partial(option, section="Request")
+_run = partial(option, section="Run")
+
+progress_option = option(
     "--progress",
+    section="Output",
     type=click.Choice(STYLES),
     default="auto",
-    show_default=True,
     help="On stderr; auto is a bar on a terminal, else ndjson.",
 )
-window_option = click.option(
+window_option = _run(
     "--window",
     type=click.IntRange(min=1),
     default=DEFAULT_WINDOW,
-    show_default=True,
     help="Rows in Redis at once, at most.",
 )
-ordered_option = click.option(
-    "--ordered", is_flag=True, help="Sort the results by input at the end."
+ordered_option = option(
+    "--ordered", section="Output", is_flag=True, help="Sort the results by input at the end."
 )
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("input")
-@output_option
-@click.option("--template", help='Make prompts of fields, as in "Summarise: {text}".')
-@click.option(
+@_input("--template", help='Make prompts of fields, as in "Summarise: {text}".')
+@_input(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
     help="The format of INPUT; by default its suffix.",
 )
-@click.option("--id-field", metavar="NAME", help="The field that holds the custom_id.")
-@click.option("--model", help="Run all rows on this model, whatever they name.")
-@click.option("--chat", is_flag=True, help="Send texts as user messages, not raw prompts.")
-@click.option("--system", help="A system message before each; needs --chat.")
+@_input("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
+@model_option("Run all rows on this model, whatever they name.")
+@_request("--chat", is_flag=True, help="Send texts as user messages, not raw prompts.")
+@_request("--system", help="A system message before each; needs --chat.")
+@_request("--priority", type=click.Choice(PRIORITIES), default="bulk", help="Queue of the rows.")
+@_request("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
+@sampling_options
 @window_option
-@ordered_option
-@click.option("--priority", type=click.Choice(PRIORITIES), default="bulk", show_default=True)
-@click.option(
+@_run(
     "--job-timeout", type=click.IntRange(min=1), default=JOB_SECONDS, help="Seconds a row may run."
 )
-@click.option("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
-@click.option(
-    "--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed."
-)
-@click.option("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
+@_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
+@_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
+@_run("--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed.")
+@output_option
+@ordered_option
+@with_body_option
 @progress_option
 @redis_option
-@sampling_options
 def run(
     input: str,
     output: Path | None,
@@ -96,9 +103,11 @@ def run(
     ordered: bool,
     priority: Priority,
     job_timeout: int,
+    limit: int | None,
     dry_run: bool,
     detached: bool,
     queue_anyway: bool,
+    with_body: bool,
     progress: Style,
     redis_url: str | None,
     **sampling: Any,
@@ -129,6 +138,8 @@ def run(
             window=window,
             job_timeout=job_timeout,
             require_known_model=not queue_anyway,
+            with_body=with_body,
+            limit=limit,
         )
         if dry_run:
             findings = look_through(producer, options)
@@ -142,12 +153,12 @@ def run(
         elif output is not None:
             with resumable():
                 ended = run_here(producer, options, output, ordered=ordered, progress=progress)
-            conclude(*ended, output)
+            conclude(ended, output)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--input", "source", help="The input, if it was stdin or has moved.")
+@_input("--input", "source", help="The input, if it was stdin or has moved.")
 @window_option
 @ordered_option
 @progress_option
@@ -162,7 +173,7 @@ def retry(
 ) -> None:
     """Run the failed rows of the run that wrote OUTPUT again."""
     with open_producer(redis_url) as producer:
-        settings = read_settings(output)
+        settings = read_settings(real_path(output))
         if not settings:
             fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
         source = source or settings["input"]
@@ -173,21 +184,22 @@ def retry(
             ended = run_here(
                 producer, options, output, ordered=ordered, only_failures=True, progress=progress
             )
-        conclude(*ended, output)
+        conclude(ended, output)
 
 
-COMMANDS = (run, retry)
-
-
-def conclude(finished: bool, failed: int, output: Path) -> None:
+def conclude(ended: Ended, output: Path) -> None:
     """End a run with its exit code, and say how to continue."""
-    if not finished:
+    if not ended.finished:
         click.echo(f"interrupted; continue with: {command_line()}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
-    if failed:
-        click.echo(
-            f"{failed} rows have failed; run them again: omlx-submit retry {output}", err=True
+    if ended.failed:
+        some = "them" if ended.repeatable == ended.failed else f"{ended.repeatable} of them"
+        advice = (
+            f"run {some} again: omlx-submit retry {shlex.quote(str(output))}"
+            if ended.repeatable
+            else "they would fail again; correct them in the input, and run the same command"
         )
+        click.echo(f"{ended.failed} rows have failed; {advice}", err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 

@@ -6,23 +6,62 @@ cancelled, 2 usage or an invalid request, 3 Redis unreachable, 130 interrupted.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from omlx_producer.cli import batch, bulk, status, submit
-from omlx_producer.cli.common import BROKEN_PIPE, INTERRUPTED
+from omlx_producer.cli.common import BROKEN_PIPE, INTERRUPTED, INVALID, fail
+from omlx_producer.environment import DOTENV, warn_of_unknown_variables
+from omlx_producer.terminal import write
+
+DEFAULT = "submit"
+# The modules of the commands, by section of the help. They are imported when needed.
+SECTIONS = {
+    "Submit and read": {"submit": "submit", "watch": "submit", "result": "submit"},
+    "Files of requests": {"run": "bulk", "retry": "bulk", "results": "batch", "feed": "batch"},
+    "Look and cancel": {"status": "status", "models": "status", "cancel": "status"},
+}
+MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
+# A word at least this similar to a command's name counts as a misspelling of it.
+CLOSE = 0.75
 
 
-class DefaultGroup(click.Group):
-    """A group that runs ``submit`` if the first argument names no command."""
+class SubmitGroup(click.Group):
+    """Commands that are imported when needed; without the name of one, ``submit`` runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        return load(cmd_name) if cmd_name in MODULES else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(map(len, MODULES))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), load(name).get_short_help_str(1000)) for name in names]
+                )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in {"--help", "--version"}:
-            args = ["submit", *args]
+        if args and args[0] not in MODULES and args[0] not in {"--help", "--version"}:
+            if not ctx.resilient_parsing:
+                refuse_misspelling(args[0])
+            args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        items = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            own = {item.value for item in items}
+            others = load(DEFAULT).shell_complete(ctx, incomplete)
+            items += [item for item in others if item.value not in own]
+        return items
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -35,7 +74,24 @@ class DefaultGroup(click.Group):
             raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
-@click.group("omlx-submit", cls=DefaultGroup)
+def load(name: str) -> click.Command:
+    """Import a command."""
+    command: click.Command = getattr(import_module(f"omlx_producer.cli.{MODULES[name]}"), name)
+    return command
+
+
+def refuse_misspelling(word: str) -> None:
+    """End the program if a word is nearly the name of a command."""
+    near = difflib.get_close_matches(word.lower(), MODULES, n=1, cutoff=CLOSE)
+    if near and not any(character.isspace() for character in word):
+        fail(
+            INVALID,
+            f"{word}: no such command; did you mean {near[0]}? "
+            f"To submit it as a prompt: omlx-submit -- {word}",
+        )
+
+
+@click.group("omlx-submit", cls=SubmitGroup, context_settings={"show_default": True})
 @click.version_option(package_name="omlx-queue")
 def cli() -> None:
     """Submit a prompt to the queue and print its text as it is generated.
@@ -43,13 +99,13 @@ def cli() -> None:
     \b
     omlx-submit "def fibonacci(n):"        submit a prompt; see omlx-submit submit --help
     echo "def fib(n):" | omlx-submit -     read it from stdin
-    omlx-submit submit status              submit a prompt that is a command's name
+    omlx-submit -- status                  submit a prompt that is a command's name
     omlx-submit run rows.jsonl -o out.jsonl        run a file of requests
     """
-
-
-for command in (*submit.COMMANDS, *status.COMMANDS, *bulk.COMMANDS, *batch.COMMANDS):
-    cli.add_command(command)
+    try:
+        warn_of_unknown_variables(lambda said: write(f"omlx-submit: {said}\n", err=True))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(INVALID, f"{DOTENV}: cannot be read ({error}); mend or remove it")
 
 
 def main() -> None:

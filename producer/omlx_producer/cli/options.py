@@ -1,11 +1,21 @@
-"""The sampling fields of a request as command line options of the same names."""
+"""The fields of a request as command line options of the same names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import click
+
+from omlx_producer.cli.sections import option
+from omlx_producer.request import DEFAULT_MAX_TOKENS
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+# In the title, because only the worker knows the other defaults.
+_sampling = partial(option, section="Sampling (defaults: the model's, else OpenAI's)")
+_DEFAULTS = {"max_completion_tokens": str(DEFAULT_MAX_TOKENS), "n": "1"}
 
 _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
@@ -42,34 +52,39 @@ def _texts(
     return list(values) or None
 
 
+def _number(names: tuple[str, ...], kind: type, text: str) -> Callable[[_Command], _Command]:
+    field = names[0].strip("-").replace("-", "_")
+    return _sampling(*names, field, type=kind, help=text, show_default=_DEFAULTS.get(field, False))
+
+
+def model_option(help: str) -> Callable[[_Command], _Command]:
+    """The option for the model's alias."""
+    return option("-m", "--model", section="Request", metavar="ALIAS", help=help)
+
+
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each sampling field."""
-    options = [
-        click.option(*names, names[0].strip("-").replace("-", "_"), type=kind, help=text)
-        for names, kind, text in _NUMBERS
-    ]
+    options = [_number(names, kind, text) for names, kind, text in _NUMBERS]
     options += [
-        click.option("--stop", multiple=True, callback=_texts, help="Text to stop at; repeatable."),
-        click.option(
+        _sampling("--stop", multiple=True, callback=_texts, help="Text to stop at; repeatable."),
+        _sampling(
             "--logit-bias",
             multiple=True,
             callback=_biases,
             metavar="ID=VALUE",
             help="Add to a token's logit; repeatable.",
         ),
-        click.option("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
-        click.option("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
-        click.option(
+        _sampling("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
+        _sampling("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
+        _sampling(
             "--completion-window",
             metavar="TIME",
             help="Fail if not finished in this time, as in 24h or 90m.",
         ),
-        click.option(
-            "--ignore-eos", is_flag=True, default=None, help="Continue after the end token."
-        ),
+        _sampling("--ignore-eos", is_flag=True, default=None, help="Continue after the end token."),
     ]
-    for option in reversed(options):
-        command = option(command)
+    for decorate in reversed(options):
+        command = decorate(command)
     return command
 
 

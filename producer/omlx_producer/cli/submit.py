@@ -6,10 +6,11 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import watch_batch
@@ -19,10 +20,11 @@ from omlx_producer.cli.common import (
     fail,
     job_argument,
     json_option,
-    open_producer,
     redis_option,
 )
-from omlx_producer.cli.options import given, sampling_options
+from omlx_producer.cli.options import given, model_option, sampling_options
+from omlx_producer.cli.sections import SectionedCommand, option
+from omlx_producer.cli.session import open_producer
 from omlx_producer.client import Producer
 from omlx_producer.connection import without_password
 from omlx_producer.protocol import (
@@ -34,24 +36,31 @@ from omlx_producer.protocol import (
     TokensEvent,
 )
 from omlx_producer.request import text_fields
+from omlx_producer.terminal import write
+
+_request = partial(option, section="Request")
+_output = partial(option, section="Output")
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("prompt")
-@click.option("--model", help="A model's alias; not needed if only one is known.")
-@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True)
-@click.option("--chat", is_flag=True, help="Send the text as a user message, not a raw prompt.")
-@click.option("--system", help="A system message before it; needs --chat.")
-@click.option("--no-stream", is_flag=True, help="Print the whole text when it is complete.")
-@click.option("--detach", is_flag=True, help="Print the job's id and do not wait.")
-@click.option("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
-@click.option(
-    "--idempotency-key", metavar="KEY", help="A second submission with KEY returns the same job."
+@model_option("A model's alias; not needed if only one is known.")
+@_request(
+    "--priority",
+    type=click.Choice(PRIORITIES),
+    default="default",
+    help="Queue for jobs that are urgent, usual, or can wait.",
 )
-@click.option("--idempotent", is_flag=True, help="Make the idempotency key from the request.")
+@_request("--chat", is_flag=True, help="Send the text as a user message, not a raw prompt.")
+@_request("--system", metavar="TEXT", help="A system message before it; needs --chat.")
+@_request("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
+@_request("--idempotency-key", metavar="KEY", help="Submitting again with KEY gives the same job.")
+@_request("--idempotent", is_flag=True, help="Make the idempotency key from the request.")
+@sampling_options
+@_output("--no-stream", is_flag=True, help="Print the whole text when it is complete.")
+@_output("--detach", is_flag=True, help="Print the job's id and do not wait.")
 @json_option
 @redis_option
-@sampling_options
 def submit(
     prompt: str,
     model: str | None,
@@ -99,7 +108,7 @@ def submit(
                 show_stream(producer, job.id, as_json=as_json)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @job_argument
 @json_option
 @redis_option
@@ -115,9 +124,15 @@ def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
         show_stream(producer, job_id, as_json=as_json)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @job_argument
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait at most.")
+@option(
+    "--timeout",
+    section="Request",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait at most this long; by default until the end.",
+)
 @json_option
 @redis_option
 def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | None) -> None:
@@ -127,9 +142,6 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
     """
     with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
         show_result(producer, job_id, timeout, as_json=as_json)
-
-
-COMMANDS = (submit, watch, result)
 
 
 class TextWriter:
@@ -172,13 +184,13 @@ class TextWriter:
 
     def _put(self, text: str) -> None:
         if text:
-            click.echo(text, nl=False)
+            write(text)
             self.wrote = True
             self._at_line_start = text.endswith("\n")
 
     def _end_line(self) -> None:
         if not self._at_line_start:
-            click.echo()
+            write("\n")
             self._at_line_start = True
 
 
@@ -187,6 +199,8 @@ def job_goes_on(job_id: str, given_url: str | None) -> Iterator[None]:
     """If watching ends before the job does, say how to watch it again."""
     try:
         yield
+    except AuthenticationError:
+        raise
     except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
         where = f" --redis-url {without_password(given_url)}" if given_url else ""
         goes_on = "\nthe job goes on; " if isinstance(reason, KeyboardInterrupt) else ""
@@ -199,7 +213,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
     writer, event = TextWriter(), None
     for event in producer.stream(job_id):
         if as_json:
-            click.echo(event.model_dump_json())
+            write(event.model_dump_json() + "\n")
         else:
             writer.write(event)
     failed = isinstance(event, FailedEvent | CancelledEvent)
@@ -215,7 +229,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
 def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:
     body = producer.result(job_id, timeout)
     if as_json:
-        click.echo(json.dumps(body, ensure_ascii=False))
+        write(json.dumps(body, ensure_ascii=False) + "\n")
         return
     writer = TextWriter()
     writer.write_body(body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -45,8 +46,8 @@ def served(connection: redis.Redis) -> Iterator[dict[str, Any]]:
 
     def serve() -> None:
         while not stop.is_set():
-            for key in connection.scan_iter("rq:job:*"):
-                job_id = key.decode().removeprefix("rq:job:")
+            for key in connection.scan_iter(f"{RQ}:job:*"):
+                job_id = key.decode().removeprefix(f"{RQ}:job:")
                 job = Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
                 if job.get_status(refresh=False) == "queued":
                     answer(FakeWorker(connection, job_id), job.kwargs["request"])

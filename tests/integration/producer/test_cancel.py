@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.registry import CanceledJobRegistry
 from rq.serializers import JSONSerializer
@@ -32,7 +33,7 @@ def test_a_waiting_job_is_cancelled_for_good(connection: redis.Redis, job: JobHa
         job.result()
     (event,) = job.stream()
     assert event.type == "cancelled"
-    for key in (f"rq:job:{job.id}", f"rq:results:{job.id}", f"omlx:events:{job.id}"):
+    for key in (f"{RQ}:job:{job.id}", f"{RQ}:results:{job.id}", f"omlx:events:{job.id}"):
         assert connection.ttl(key) > 0
 
 
@@ -53,8 +54,8 @@ def test_a_job_given_back_half_done_is_cancelled_after_its_tokens(
     connection: redis.Redis, job: JobHandle, worker: FakeWorker
 ) -> None:
     worker.step("a", tokens=2)
-    connection.hset(f"rq:job:{job.id}", "status", "queued")
-    connection.lpush(f"rq:queue:{job.queue}", job.id)
+    connection.hset(f"{RQ}:job:{job.id}", "status", "queued")
+    connection.lpush(f"{RQ}:queue:{job.queue}", job.id)
     assert job.cancel() == "cancelled"
     assert [(event.type, event.n) for event in job.stream()] == [("tokens", 2), ("cancelled", 2)]
 
@@ -63,7 +64,7 @@ def test_a_running_job_is_stopped_by_its_worker(
     connection: redis.Redis, job: JobHandle, worker: FakeWorker
 ) -> None:
     with connection.pubsub() as pubsub:
-        pubsub.subscribe("rq:pubsub:fake-worker")
+        pubsub.subscribe(f"{RQ}:pubsub:fake-worker")
         pubsub.get_message(timeout=1)
         assert job.cancel() == "stopping"
         command = json.loads(pubsub.get_message(timeout=1)["data"])
@@ -97,6 +98,6 @@ def test_a_job_that_runs_nowhere_does_not_hang_its_canceller(
     connection: redis.Redis, job: JobHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancel, "TRIES", 3)
-    connection.hset(f"rq:job:{job.id}", mapping={"status": "started", "worker_name": ""})
+    connection.hset(f"{RQ}:job:{job.id}", mapping={"status": "started", "worker_name": ""})
     with pytest.raises(OmlxQueueError, match="cancel it again later"):
         job.cancel()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +17,8 @@ from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
 from omlx_producer.protocol import parse_event
 from omlx_worker.queue.embedded import free_port
-from tests.helpers.fake_worker import FakeWorker
-from tests.helpers.redis_server import RedisServer
+from tests.helpers.fake_worker import FakeWorker, announce
+from tests.helpers.redis_server import RedisServer, redis_server
 
 Run = Callable[..., Result]
 
@@ -139,14 +141,14 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
     ("args", "said"),
     [
         ([""], "prompt: got ''; give text"),
-        (["x", "--temperature", "3"], "temperature: got 3.0; give a number from 0 to 2"),
-        (["x", "--temperature", "nan"], "temperature: got nan; give a number from 0 to 2"),
+        (["x", "--temperature", "3"], "--temperature: got 3.0; give a number from 0 to 2"),
+        (["x", "--temperature", "nan"], "--temperature: got nan; give a number from 0 to 2"),
         (["x", "--temperature", "warm"], "'warm' is not a valid float"),
-        (["x", "--n", "17"], "n: got 17; give a whole number from 1 to 16"),
-        (["x", "--model", "nope"], "model: got 'nope', which no worker has announced"),
+        (["x", "--n", "17"], "--n: got 17; give a whole number from 1 to 16"),
+        (["x", "--model", "nope"], "--model: got 'nope', which no worker has announced"),
         (["x", "--logit-bias", "5"], "got '5'; give ID=VALUE"),
-        (["x", "--logit-bias", "a=5"], "logit_bias: got the key 'a'"),
-        (["x", "--top-logprobs", "2"], "top_logprobs: got 2 without logprobs"),
+        (["x", "--logit-bias", "a=5"], "--logit-bias: got the key 'a'"),
+        (["x", "--top-logprobs", "2"], "--top-logprobs: got 2 without logprobs"),
         (["x", "--system", "s"], "--system needs --chat"),
         (["x", "--priority", "low"], "'low' is not one of"),
         (["x", "--tmeperature", "1"], "No such option"),
@@ -191,16 +193,96 @@ def test_an_unreachable_redis_exits_with_3_and_no_password(run: Run) -> None:
         assert time.monotonic() - began < 10
 
 
+def sentence_of(run: Run, url: str, *args: str) -> str:
+    """What a command that Redis refuses says, in one line."""
+    done = run(*args, "--redis-url", url)
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 3
+    (sentence,) = done.stderr.splitlines()
+    return sentence
+
+
 @pytest.mark.parametrize("command", [["status"], ["watch", "j"]])
 def test_a_refused_password_exits_with_3(
     run: Run, private_server: RedisServer, command: list[str]
 ) -> None:
     with redis.Redis.from_url(private_server.url) as connection:
         connection.config_set("requirepass", "right")
-    done = run(*command, "--redis-url", private_server.url.replace("//", "//:wrong@"))
-    assert done.exit_code == 3
-    assert "wrong@" not in done.stderr
-    assert "Traceback" not in done.stderr
+    said = sentence_of(run, private_server.url.replace("//", "//:wrong@"), *command)
+    assert "refuses the user or password" in said
+    assert "wrong@" not in said
+
+
+def test_a_missing_right_is_named(run: Run, private_server: RedisServer) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        announce(connection)
+        connection.acl_setuser(
+            "me",
+            enabled=True,
+            nopass=True,
+            keys="*",
+            channels="*",
+            categories=["+@all"],
+            commands=["-rpush"],
+        )
+    said = sentence_of(run, private_server.url.replace("//", "//me:x@"), "--detach", "x")
+    assert "denies this user a right" in said
+    assert "rpush" in said
+
+
+def test_a_cluster_is_refused(run: Run) -> None:
+    with redis_server("--cluster-enabled", "yes") as server:
+        assert "is part of a Redis Cluster, which is not" in sentence_of(run, server.url, "status")
+
+
+def test_a_server_that_is_not_redis_is_told(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(100)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        assert "is not a Redis server" in sentence_of(run, url, "status")
+        thread.join()
+
+
+@pytest.mark.parametrize("entry", [{"event": "junk"}, {"no": "event"}])
+def test_an_event_that_cannot_be_read_ends_with_1(
+    run: Run, connection: redis.Redis, job: JobHandle, entry: dict[Any, Any]
+) -> None:
+    connection.xadd(f"omlx:events:{job.id}", entry, id="1-0")
+    done = run("watch", job.id)
+    assert done.exit_code == 1
+    assert "holds an event that cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "models"])
+def test_without_models_one_sentence_is_said(
+    run: Run, connection: redis.Redis, command: str
+) -> None:
+    connection.flushall()
+    done = run(command)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "no worker has announced a model yet; start one with omlx-worker run\n"
+
+
+def test_models_lists_what_workers_announced(run: Run) -> None:
+    assert "models/demo" in run("models").stdout
+    state = json.loads(run("models", "--json").stdout)
+    assert (state["alias"], state["context_length"]) == ("demo", 1024)
+
+
+def test_text_of_a_model_reaches_a_pipe_unchanged(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.step("A\x1b[31mRED\r")
+    worker.finish()
+    assert run("watch", job.id).stdout_bytes == b"A\x1b[31mRED\r\n"
+    assert run("result", job.id).stdout_bytes == b"A\x1b[31mRED\r\n"
 
 
 def test_watch_shows_a_job_from_its_beginning(run: Run, job: JobHandle, worker: FakeWorker) -> None:

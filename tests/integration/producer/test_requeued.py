@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -19,7 +20,7 @@ def requeued(connection: redis.Redis, job: JobHandle, worker: FakeWorker) -> Job
     worker.step("old", tokens=3)
     worker.fail("out of memory")
     found = Job.fetch(job.id, connection=connection, serializer=JSONSerializer)
-    connection.zadd(f"rq:failed:{job.queue}", {job.id: 2**40})
+    connection.zadd(f"{RQ}:failed:{job.queue}", {job.id: 2**40})
     found.requeue()
     assert queued(connection) == [job.id]
     return job

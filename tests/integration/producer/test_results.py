@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import pytest
 import redis
 from rq import Queue
@@ -9,12 +12,15 @@ from rq.results import Result
 
 from omlx_producer import (
     JobCancelled,
+    JobError,
     JobFailed,
     JobHandle,
     JobTimeout,
+    MalformedResult,
     Producer,
     UnknownJob,
 )
+from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import fetch, later
 
@@ -101,8 +107,29 @@ def test_a_pickled_result_is_never_read(connection: redis.Redis, producer: Produ
     job = Queue("other", connection=connection).enqueue("os.getcwd")
     Result.create(job, Result.Type.SUCCESSFUL, 60, return_value={"a": 1})
     connection.hset(job.key, "status", "finished")
-    with pytest.raises(UnknownJob, match="is not a generation job: its result is not JSON"):
+    with pytest.raises(MalformedResult, match=r"not that of a generation job \(not JSON\)"):
         producer.result(job.id)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"type": "1", "return_value": base64.b64encode(b'{"choices": [')}, "not JSON"),
+        ({"type": "1", "return_value": base64.b64encode(b"[1]")}, "not a JSON object"),
+        ({"type": "1", "return_value": base64.b64encode(b'{"choices": 1}')}, "choices: "),
+        ({"return_value": base64.b64encode(b"{}")}, "not written by RQ"),
+        ({"type": "2", "exc_string": base64.b64encode(b"?")}, "not written by RQ"),
+    ],
+)
+def test_a_malformed_result_is_a_sentence(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker, entry: Any, reason: str
+) -> None:
+    worker.finish(event=False)
+    connection.xadd(results_key(job.id), entry)
+    with pytest.raises(MalformedResult, match=rf"^the result of job {job.id} .*\({reason}"):
+        job.result()
+    with pytest.raises(JobError):
+        list(job.stream())
 
 
 def test_the_state_of_a_job_follows_it(producer: Producer, connection: redis.Redis) -> None:

@@ -16,6 +16,7 @@ from omlx_producer import (
     CancelledEvent,
     DoneEvent,
     FailedEvent,
+    InvalidRequest,
     JobHandle,
     Producer,
     TokenEvent,
@@ -95,6 +96,13 @@ def test_a_cursor_resumes_after_what_was_had(job: JobHandle, worker: FakeWorker)
     follow.close()
     assert follow.cursor == 4
     assert text_of(had + list(job.stream(follow.cursor))) == "0 1 2 3 4 "
+
+
+def test_a_negative_cursor_is_refused(redis_url: str, job: JobHandle) -> None:
+    with pytest.raises(InvalidRequest, match=r"^cursor: got -1; give "):
+        job.stream(-1)
+    with pytest.raises(ValueError, match=r"^cursor: got -1; give "):
+        AsyncTokenStream(redis_url, job.id, -1)
 
 
 def cut(connection: redis.Redis, until: threading.Event) -> None:

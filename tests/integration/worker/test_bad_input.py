@@ -138,6 +138,17 @@ def test_what_is_no_job_at_all_is_dropped_from_the_queue(
     assert queue(connection).count == started(connection) == 0
 
 
+@pytest.mark.parametrize("levels", [200, 300, 900, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":[', "]}")])
+def test_a_request_that_is_nested_too_deeply_is_told_so(
+    levels: int, opening: str, closing: str
+) -> None:
+    value = opening * levels + closing * levels
+    body = f'["{JOB_FUNCTION}", null, [], {{"request": {{"model": "fake", "x": {value}}}}}]'
+    with pytest.raises(InvalidRequest, match="nested too deeply; flatten it"):
+        decode_request(body.encode(), "fake")
+
+
 @given(
     st.one_of(
         st.binary(),

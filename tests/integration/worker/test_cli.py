@@ -1,7 +1,8 @@
-"""The command omlx-worker: options, exit codes, and the demo."""
+"""The command omlx-worker: options and exit codes."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -17,12 +18,13 @@ from pydantic import ByteSize
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY
-from omlx_worker import build, cli, demo
+from omlx_worker import build, cli
 from omlx_worker.build import ModelNotLoaded, load_engine
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
-from tests.helpers.workers import enqueue, status
+from tests.helpers.redis_server import RedisServer, redis_server
+from tests.helpers.workers import enqueue, status, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -68,13 +70,39 @@ def test_settings_come_from_the_environment_too(
 
 @pytest.mark.usefixtures("fake")
 def test_an_embedded_server_lives_as_long_as_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(embedded_redis, "USUAL_PORT", embedded_redis.free_port())
     result = invoke("run", "--embedded-redis", "--redis-dir", str(tmp_path), "--burst")
     assert result.exit_code == 0, result.output
-    assert "Redis is at redis://127.0.0.1:" in result.stderr
+    assert "Redis is at redis://127.0.0.1:" in caplog.text
     assert (tmp_path / "appendonlydir").is_dir()
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_log_has_the_level_and_the_format_that_the_user_chose(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("OMLX_QUEUE_LOG_FORMAT", "json")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    job = enqueue(connection)
+    entries = list(map(json.loads, invoke("run", "-m", "fake", "--burst").stderr.splitlines()))
+    assert [entry["event"] for entry in entries if entry.get("job") == job.id] == [
+        "starts",
+        "finished",
+    ]
+    monkeypatch.setattr(logging.root, "handlers", [])
+    enqueue(connection)
+    assert invoke("run", "-m", "fake", "--burst", "--log-level", "warning").stderr == ""
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_lines_of_rq_have_no_colours(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rq.logutils.colorizer.notty", False)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst").stderr
+    assert "Listening on omlx:fake:high, omlx:fake:default, omlx:fake:bulk" in log
 
 
 def test_an_unreachable_redis_exits_with_3_and_one_sentence() -> None:
@@ -90,6 +118,51 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
     assert "out of range" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["zadd", "xadd", "evalsha", "scan"])
+def test_a_user_without_a_right_that_jobs_need_exits_with_3_and_the_command(
+    private_server: RedisServer, command: str
+) -> None:
+    with Redis.from_url(private_server.url) as owner:
+        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
+        job = enqueue(owner)
+        url = private_server.url.replace("//", "//w:p@")
+        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
+        assert result.exit_code == 3
+        assert result.stderr.count("\n") == 1
+        assert f"user w has no permissions to run the '{command}' command" in result.stderr
+        assert "grant it with ACL SETUSER" in result.stderr
+        assert status(job) in ("queued", "started")
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("command", ["subscribe", "hdel", "smembers"])
+def test_jobs_are_served_without_rights_that_they_do_not_need(
+    private_server: RedisServer, command: str
+) -> None:
+    with Redis.from_url(private_server.url) as owner:
+        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
+        job = enqueue(owner)
+        url = private_server.url.replace("//", "//w:p@")
+        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
+        assert result.exit_code == 0
+        assert status(job) == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake")
+def test_a_redis_cluster_exits_with_3_and_is_called_one() -> None:
+    port = str(embedded_redis.free_port())
+    with redis_server("--cluster-enabled", "yes", "--cluster-port", port) as server:
+        with Redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
+            wait_for(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        result = invoke("run", "--model", "fake", "--redis-url", server.url, "--burst")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "it is a Redis Cluster, and the worker needs all keys on one server" in result.stderr
 
 
 def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:
@@ -154,13 +227,15 @@ def test_an_engine_that_breaks_exits_with_1(redis_url: str, connection: Redis) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-batch", "0"], "max_batch: got 0"),
-        (["--model-alias", "a b"], "model_alias: got 'a b'"),
+        (["--max-batch", "0"], "--max-batch: got 0; give 1 to 1024"),
+        (["--model-alias", "a b"], "--model-alias: got 'a b'; give letters, digits and . _ @ / -"),
         (["--embedded-redis", "--redis-url", "redis://x"], "leave --redis-url out"),
-        (["--max-batch", "many"], "not a valid integer"),
-        (["--memory-limit", "much"], "memory_limit: got 'much'"),
-        (["--patience", "0"], "patience: got 0"),
-        (["--model", "/models/My Model (4bit)"], "model: got '/models/My Model (4bit)'; "),
+        (["--max-batch", "many"], "--max-batch: got many; give 1 to 1024"),
+        (["--memory-limit", "much"], "--memory-limit: got much; give a size such as 24GB"),
+        (["--patience", "0"], "--patience: got 0; give more than 0"),
+        (["--lease-seconds", "0"], "--lease-seconds: got 0; give 1 or more"),
+        (["--name", ""], "--name: got ''; give letters, digits and . _ -"),
+        (["-m", "/models/My Model (4bit)"], "--model: got '/models/My Model (4bit)'; "),
         (["--model", "/models/My Model (4bit)"], "give it another with --model-alias"),
     ],
 )
@@ -185,41 +260,6 @@ def test_a_model_is_known_by_the_last_part_of_its_path(model: str, alias: str) -
 def test_a_model_whose_path_is_no_alias_needs_one() -> None:
     path = "/models/My Model (4bit)"
     assert WorkerSettings(model=path, model_alias="mine").alias == "mine"
-
-
-@pytest.mark.usefixtures("fake")
-def test_the_demo_shows_every_prompt_and_one_line_of_figures() -> None:
-    result = invoke("demo", "--max-tokens", "30")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    for number in range(1, len(demo.PROMPTS) + 1):
-        assert any(line.startswith(f"{number} | ") for line in lines)
-    assert lines[-1].startswith(f"{len(demo.PROMPTS)} jobs, ")
-    assert "tokens/s, mean batch" in lines[-1]
-
-
-@pytest.mark.usefixtures("fake")
-def test_the_demo_draws_panels_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = [demo.Shown(1, "def f():\n", text="    return [1]\n" * 20, tokens=7)]
-    panels = demo._Panels(shown)
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(panels._draw())
-    text = console.export_text()
-    console.file.close()
-    assert "1: 7 tokens" in text
-    assert "return [1]" in text
-
-
-def test_a_worker_without_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import omlx_worker.engine
-
-    monkeypatch.delattr(omlx_worker.engine, "loader", raising=False)
-    monkeypatch.setitem(sys.modules, "omlx_worker.engine.loader", None)
-
-    with pytest.raises(ModelNotLoaded, match=r"pip install 'omlx-queue\[worker\]'"):
-        load_engine(WorkerSettings())
 
 
 def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:

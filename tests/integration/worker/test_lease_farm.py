@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,17 +11,22 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from omlx_worker.queue import lease
 from omlx_worker.queue import quarantine as quarantine_module
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
+from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, Quarantine
 from tests.helpers.leases import commit, done, failed, kill, table
 from tests.helpers.workers import enqueue
 
 
 @dataclass
 class Farm:
-    """Workers that run jobs of which some kill, each after so many turns; a turn is 4 seconds."""
+    """Workers that run jobs of which some kill, each after so many turns; a turn is 4 seconds.
+
+    Attributes:
+        kills: the chance that a worker is killed from outside in a turn.
+    """
 
     connection: Redis
     deadly: dict[str, int]
@@ -31,6 +37,8 @@ class Farm:
     deaths: int = 0
     finished: set[str] = field(default_factory=set)
     convicted: set[str] = field(default_factory=set)
+    kills: float = 0.0
+    chance: random.Random = field(default_factory=random.Random)
 
     def turn(self, number: int) -> None:
         """One worker claims, runs what it holds for a while, and may die of it."""
@@ -46,11 +54,12 @@ class Farm:
         self.check_that_suspects_are_alone(held)
         for job in held:
             self.ran[job.id] += 1
-            if self.ran[job.id] == self.deadly.get(job.id):
-                self.deaths += 1
-                kill(self.connection, leases)
-                self.workers[number] = table(self.connection, f"worker-{self.deaths}-{number}")
-                return
+        deadly = any(self.ran[job.id] == self.deadly.get(job.id) for job in held)
+        if held and (deadly or self.chance.random() < self.kills):
+            self.deaths += 1
+            kill(self.connection, leases)
+            self.workers[number] = table(self.connection, f"worker-{self.deaths}-{number}")
+            return
         for job in held:
             if job.id not in self.deadly and self.ran[job.id] >= 2:
                 self.finished.add(job.id)
@@ -100,3 +109,35 @@ def test_innocents_finish_killers_are_convicted_and_no_queue_stands_still(
     assert farm.convicted == set(deadly)
     assert ours - set(deadly) <= farm.finished
     assert all(connection.ttl(key) > 0 for key in connection.keys("omlx:trial:*"))
+
+
+@pytest.mark.parametrize(("lone_crashes", "spares_innocents"), [(3, True), (1, False)])
+def test_frequent_kills_from_outside_convict_the_killer_and_no_innocent(
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    lone_crashes: int,
+    spares_innocents: bool,
+) -> None:
+    """One lone crash, which convicts for comparison, convicts innocents too."""
+    monkeypatch.setattr(lease, "Quarantine", lambda: Quarantine(lone_crashes))
+    convicted_innocents = 0
+    for seed in range(10):
+        connection.flushall()
+        innocents = {enqueue(connection).id for _ in range(30)}
+        killer = enqueue(connection).id
+        farm = Farm(
+            connection,
+            {killer: 1},
+            [table(connection, f"worker-{n}") for n in range(3)],
+            kills=0.05,
+            chance=random.Random(seed),
+        )
+        monkeypatch.setattr(quarantine_module.time, "monotonic", lambda farm=farm: farm.now)
+        for number in itertools.islice(itertools.cycle(range(3)), 900):
+            if innocents | {killer} <= farm.finished | farm.convicted:
+                break
+            farm.turn(number)
+        assert killer in farm.convicted
+        assert farm.finished == innocents - farm.convicted
+        convicted_innocents += len(farm.convicted & innocents)
+    assert (convicted_innocents == 0) is spares_innocents

@@ -10,7 +10,7 @@ from omlx_producer.cancel import cancel_job
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, RUN_FIELDS
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
-from tests.helpers.workers import enqueue, queue, status
+from tests.helpers.workers import enqueue, fetch, queue, status
 
 
 def crash(connection: Redis, times: int, *jobs: Job) -> None:
@@ -140,16 +140,28 @@ def test_a_suspect_that_is_cancelled_while_it_waits_frees_the_worker(connection:
 # Who is convicted
 
 
-def test_a_job_that_was_alone_at_its_third_death_is_convicted(connection: Redis) -> None:
-    (job,) = suspects(connection)
+@pytest.mark.parametrize("company", [1, 3, 8])
+def test_a_job_is_convicted_by_its_third_death_alone_whatever_came_before(
+    connection: Redis, company: int
+) -> None:
+    jobs = suspects(connection, company)
+    job = jobs[0]
+    for other in jobs[1:]:
+        fetch(connection, other.id).cancel()
+    for _ in range(2):
+        crash(connection, 1, job)
+        leases = table(connection)
+        (suspect,) = claim(leases)
+        assert suspect.treatment == "alone"
+        leases.give_back([suspect])
     crash(connection, 1, job)
     (convict,) = claim(table(connection))
-    assert (convict.treatment, convict.crashes) == ("fail", 3)
+    assert (convict.treatment, convict.crashes) == ("fail", 5)
 
 
 def test_convicts_are_claimed_in_company_for_they_do_not_run(connection: Redis) -> None:
     (job,) = suspects(connection)
-    crash(connection, 1, job)
+    crash(connection, 3, job)
     other = enqueue(connection)
     assert ids(claim(table(connection), 10)) == [job.id, other.id]
 
@@ -188,7 +200,7 @@ def test_an_ending_forgets_the_deaths_before_it(connection: Redis) -> None:
     leases = table(connection)
     (suspect,) = claim(leases)
     commit(leases, suspect, failed(job.id))
-    assert connection.hmget(job.key, *RUN_FIELDS) == [None, None]
+    assert connection.hmget(job.key, *RUN_FIELDS) == [None] * len(RUN_FIELDS)
     job.refresh()
     job.requeue()
     (again,) = claim(leases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from redis import Redis
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.serializers import JSONSerializer
@@ -38,6 +39,18 @@ def test_stop_job_ends_a_running_job_and_leaves_the_others(
         assert jobs[1] in queue(connection).failed_job_registry
         wait_for(lambda: is_over(jobs[0]) and is_over(jobs[2]))
     assert status(jobs[0]) == status(jobs[2]) == "finished"
+
+
+def test_commands_that_are_nested_too_deeply_are_ignored(
+    redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: worker.pubsub_thread is not None)
+        connection.publish(worker.pubsub_channel_name, "[" * 100_000)
+        wait_for(lambda: "unreadable command" in caplog.text)
+        send_shutdown_command(connection, worker.name)
+        worker.test_thread.join(20)
+        assert not worker.test_thread.is_alive()
 
 
 def test_cancelling_a_running_job_through_rq_stops_it(redis_url: str, connection: Redis) -> None:

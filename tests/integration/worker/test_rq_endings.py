@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -87,14 +86,14 @@ def test_a_success_callback_gets_the_result(redis_url: str, connection: Redis) -
 def test_handlers_that_meet_a_busy_redis_are_called_again(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, troubles = Job.fetch, [ResponseError("BUSY Redis is busy running a script.")]
+    refresh, troubles = Job.refresh, [ResponseError("BUSY Redis is busy running a script.")]
 
-    def fetched(*args: Any, **kwargs: Any) -> Job:
-        if troubles and threading.current_thread() is not threading.main_thread():
+    def refreshed(job: Job) -> None:
+        if troubles:
             raise troubles.pop()
-        return fetch(*args, **kwargs)
+        refresh(job)
 
-    monkeypatch.setattr("omlx_worker.control.rq_endings.Job.fetch", fetched)
+    monkeypatch.setattr("omlx_worker.control.callbacks.ServedJob.refresh", refreshed)
     job = enqueue(connection, on_success=named(remember))
     with running_worker(redis_url):
         wait_for(lambda: is_over(job))

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from redis import Redis
 from rq import Callback, Queue, Repeat, Retry
 from rq.cli import main as rq_cli
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.exceptions import NoSuchJobError
 from rq.group import Group
 from rq.job import Dependency
@@ -104,7 +105,7 @@ def test_a_result_through_rqs_handlers_is_kept_for_its_ttl(
         max_completion_tokens=5,
     )
     run_burst(redis_url)
-    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+    for key in (job.key, f"{RQ}:results:{job.id}", events_key(job.id)):
         assert 0 < connection.ttl(key) <= 50
 
 
@@ -208,11 +209,13 @@ def test_a_failure_callback_is_told_of_a_job_that_kills_its_workers(
     redis_url: str, connection: Redis
 ) -> None:
     job = enqueue(connection, on_failure=named(remember_failure), retry=Retry(max=5))
-    connection.hset(job.key, mapping={"omlx_crashes": 3, "omlx_alone": 1})
+    connection.hset(job.key, mapping={"omlx_crashes": 5, "omlx_lone": 3})
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "failed"
-    assert b"worker died 3 times while it ran" in connection.get("remembered")
-    assert connection.hmget(job.key, "omlx_crashes", "omlx_alone") == [None, None]
+    assert b"worker died 5 times while it ran, 3 times with no other job" in connection.get(
+        "remembered"
+    )
+    assert connection.hmget(job.key, "omlx_crashes", "omlx_lone") == [None, None]
 
 
 # Repeats

@@ -42,7 +42,7 @@ def make_due(connection: Redis, job: Job) -> None:
 
 
 def move(connection: Redis) -> list[str]:
-    moved = load(connection, "schedule")(keys=QUEUES, args=[100])
+    moved, _ = load(connection, "schedule")(keys=QUEUES, args=[100])
     return [job_id.decode() for job_id in moved]
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from redis import Redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import MODELS_KEY, ModelInfo, events_key
@@ -79,7 +80,7 @@ def test_the_record_of_a_finished_job_is_rqs_own(redis_url: str, connection: Red
     assert result.execution_started_at <= result.execution_ended_at
     assert job in queue(connection).finished_job_registry
     assert job.get_executions() == []
-    for key in (job.key, f"rq:results:{job.id}", events_key(job.id)):
+    for key in (job.key, f"{RQ}:results:{job.id}", events_key(job.id)):
         assert 0 < connection.ttl(key) <= 100
 
 

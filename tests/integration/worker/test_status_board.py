@@ -9,7 +9,7 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.status import print_overview, read_overview
+from omlx_producer.cli.overview import draw_overview, read_overview
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,
@@ -56,7 +56,6 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
         driver=DepthDriver.fixed(0),
-        on_terminal=True,
         clock=clock,
     )
 
@@ -80,21 +79,24 @@ def test_rates_are_those_since_the_last_look(
     assert (figures.tokens_per_second, figures.acceptance) == (0.0, None)
 
 
-def test_a_terminal_shows_a_line_every_few_seconds_while_rows_run(
+def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    counters.batch = 3
-    for _ in range(11):
+    counters.batch, counters.jobs = 3, 7
+    for _ in range(20):
         board.show("busy")
         clock.now += 1
     lines = [record.message for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0] == "3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
-    counters.batch = 0
-    clock.now += 10
-    board.show("idle")
-    assert len(caplog.records) == 1
+    assert lines[0] == (
+        "7 jobs finished, 3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
+    )
+    counters.batch, counters.jobs = 0, 8
+    for _ in range(20):
+        board.show("idle")
+        clock.now += 1
+    assert [record.message[:15] for record in caplog.records[1:]] == ["1 jobs finished"]
 
 
 def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:
@@ -122,7 +124,7 @@ def test_the_overview_shows_models_queues_and_workers(
     with running_worker(redis_url, max_rows=1, step_seconds=0.005, name="mac-1", mode="auto"):
         [model] = wait_for(lambda: [m for m in read_overview(connection) if m["workers"]])
         [worker] = model["workers"]
-        print_overview([model], Console(width=80))
+        Console(width=80).print(draw_overview([model]))
     printed = capsys.readouterr().out.splitlines()
     assert (model["alias"], model["high"], model["default"]) == (ALIAS, 0, 0)
     assert worker["name"] == "mac-1"
@@ -137,5 +139,5 @@ def test_the_overview_says_when_nobody_works(
 ) -> None:
     with running_worker(redis_url):
         wait_for(lambda: read_overview(connection))
-    print_overview(read_overview(connection), Console(width=100))
+    Console(width=100).print(draw_overview(read_overview(connection)))
     assert "no worker is running" in capsys.readouterr().out

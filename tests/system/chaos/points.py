@@ -20,7 +20,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
-from omlx_worker.control import worker as rq_worker
+from omlx_worker.control import rq_endings
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 
@@ -115,7 +115,7 @@ def _wrap_answers() -> None:
 def _wrap_calls() -> None:
     claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
     sweep, give_back, renew = LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew
-    end_through_rq = rq_worker.end_through_rq
+    end_through_rq = rq_endings.end_through_rq
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
         waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self._queues)
@@ -161,13 +161,13 @@ def _wrap_calls() -> None:
         with _waiting_at("renew-sent"):
             return renew(self, jobs)
 
-    def ends(worker: GenerationWorker, *args: Any) -> None:
+    def ends(worker: GenerationWorker, *args: Any) -> Any:
         with _waiting_at("in-rq-ending", every=True):
-            end_through_rq(worker, *args)
+            return end_through_rq(worker, *args)
 
     LeaseTable.claim, LeaseTable.append, LeaseTable.commit = claims, appends, commits  # type: ignore[method-assign, assignment]
     LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
-    rq_worker.end_through_rq = ends
+    rq_endings.end_through_rq = ends
 
 
 def _expired(leases: LeaseTable) -> bool:

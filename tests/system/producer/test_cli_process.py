@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce
 
 
-def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
+def spawn(redis_url: str, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     # A shell that runs the tests in the background has its children ignore interrupts.
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -27,8 +30,9 @@ def spawn(redis_url: str, *args: str) -> subprocess.Popen[str]:
         env={
             "PYTHONPATH": ":".join(path for path in sys.path if path),
             "OMLX_QUEUE_REDIS_URL": redis_url,
+            "TERM": "xterm",
         },
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -133,3 +137,56 @@ def test_the_first_text_does_not_wait_for_the_last(redis_url: str, connection: r
         assert os.read(process.stdout.fileno(), 10) == text.encode()
     worker.finish()
     assert process.communicate(timeout=30)[0] == "\n"
+
+
+@pytest.mark.system
+def test_a_watch_of_the_workers_ends_quietly_with_130(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    announce(connection)
+    process = spawn(redis_url, "status", "--watch", "0.1", "--json")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert json.loads(process.stdout.readline())["models"][0]["alias"] == "demo"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.system
+def test_a_watch_whose_reader_leaves_ends_quietly_with_141(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    announce(connection)
+    process = spawn(redis_url, "status", "--watch", "0.1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+@pytest.mark.system
+def test_a_terminal_gets_a_view_that_is_redrawn_and_no_foreign_commands(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    announce(connection, "bad[/nope]\x07")
+    primary, secondary = pty.openpty()
+    process = spawn(redis_url, "status", "--watch", "0.1", stdout=secondary)
+    os.close(secondary)
+    shown = b""
+    while shown.count(b"bad[/nope]\\x07") < 2:
+        shown += os.read(primary, 1000)
+    assert b"\x1b[2K" in shown
+    assert b"\x07" not in shown
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):
+        while os.read(primary, 1000):
+            pass
+    assert process.wait(timeout=30) == 130
+    os.close(primary)
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,35 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
         client.set("kept", "yes")
     with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
         assert client.get("kept") == b"yes"
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_its_files_are_closed_to_other_users(tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    with EmbeddedRedis(folder) as server, Redis.from_url(server.url) as client:
+        client.set("secret", "prompt")
+        client.bgrewriteaof()
+        wait_for(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+        paths = [folder, *folder.rglob("*")]
+        assert any(path.suffix == ".aof" for path in paths)
+        assert any(path.name == "server.log" for path in paths)
+        assert [path for path in paths if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_the_data_of_an_earlier_start_is_closed_to_other_users(tmp_path: Path) -> None:
+    (tmp_path / "appendonlydir").mkdir()
+    (tmp_path / "server.log").touch()
+    with EmbeddedRedis(tmp_path):
+        modes = [(tmp_path / name).stat().st_mode for name in ("appendonlydir", "server.log")]
+    assert [mode & 0o077 for mode in modes] == [0, 0]
 
 
 def test_it_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from omlx_producer import AsyncProducer, Producer
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMLX_QUEUE_REDIS_URL", raising=False)
     monkeypatch.delenv("REDIS_URL", raising=False)
 
@@ -28,6 +32,13 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     assert redis_url() == "redis://b"
 
 
+def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\nDATABASE_URL=foreign\n")
+    assert redis_url() == "redis://a"
+    monkeypatch.setenv("REDIS_URL", "redis://b")
+    assert redis_url() == "redis://b"
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -40,3 +51,15 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+async def test_a_producer_without_a_url_takes_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://a:1234/5")
+    with Producer() as producer:
+        kwargs = producer.connection.get_connection_kwargs()
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)
+    async with AsyncProducer() as other:
+        kwargs = other._connection.get_connection_kwargs()
+    assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)

@@ -6,6 +6,7 @@ import pytest
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -28,6 +29,7 @@ from omlx_producer.outage import Outage, passes
         ResponseError("Command # 2 (HSET k v) of pipeline caused error: MISCONF Redis is"),
         OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
         ReadOnlyError("You can't write against a read only replica."),
+        NoScriptError("No matching script."),
         BusyLoadingError("Redis is loading the dataset in memory"),
     ],
 )

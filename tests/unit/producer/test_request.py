@@ -40,6 +40,9 @@ STOP = "give a text or up to 16 texts, each of 1 to 256 characters"
 MODEL = "give a model's alias, 1 to 200 letters, digits and any of . _ @ / -"
 BIAS = 'give up to 1024 numbers from -100 to 100, as {"<token id>": 5}'
 MESSAGES = 'give a list of messages such as {"role": "user", "content": "Hello"}'
+UNICODE = "give text without lone surrogates, which are no characters"
+TEXT_ONLY = 'only text is generated; give ["text"] or remove it'
+TOOLS = "tools are not supported yet; remove it"
 CONTENT = 'give text or a list of parts such as {"type": "text", "text": "Hello"}'
 BAD: list[tuple[Any, str]] = [
     ([1], f"request: got [1]; {SHAPE}"),
@@ -55,11 +58,22 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"prompt": ""}, f"prompt: got ''; {PROMPT}"),
     (OK | {"prompt": []}, f"prompt: got []; {PROMPT}"),
     (OK | {"prompt": 5}, f"prompt: got 5; {PROMPT}"),
-    (OK | {"prompt": ["a"]}, f"prompt[0]: got 'a'; {PROMPT}"),
+    (
+        OK | {"prompt": ["a", "b"]},
+        "prompt: got a list of 2 prompts; give each a request of its own",
+    ),
+    (OK | {"prompt": [1, "a"]}, f"prompt[1]: got 'a'; {PROMPT}"),
     (OK | {"prompt": [1, -1]}, f"prompt[1]: got -1; {PROMPT}"),
     (OK | {"prompt": [2**31]}, f"prompt[0]: got 2147483648; {PROMPT}"),
     (OK | {"prompt": [True]}, f"prompt[0]: got True; {PROMPT}"),
-    (OK | {"prompt": "\ud800"}, f"prompt: got '\\ud800'; {PROMPT}"),
+    (OK | {"prompt": "\ud800"}, f"prompt: got '\\ud800'; {UNICODE}"),
+    (message(content="\ud800"), f"messages[0].content: got '\\ud800'; {UNICODE}"),
+    (message(name="\ud800"), f"messages[0].name: got '\\ud800'; {UNICODE}"),
+    (
+        message(content=[{"type": "text", "text": "\ud800"}]),
+        f"messages[0].content[0].text: got '\\ud800'; {UNICODE}",
+    ),
+    (OK | {"stop": "\ud800"}, f"stop: got '\\ud800'; {UNICODE}"),
     (CHAT | {"messages": []}, f"messages: got []; {MESSAGES}"),
     (CHAT | {"messages": "hi"}, f"messages: got 'hi'; {MESSAGES}"),
     (CHAT | {"messages": ["hi"]}, f"messages[0]: got 'hi'; {MESSAGES}"),
@@ -72,7 +86,13 @@ BAD: list[tuple[Any, str]] = [
     ),
     (message(name=3), "messages[0].name: got 3; give text or leave it out"),
     (message(nmae="a"), "messages[0].nmae: unknown field; did you mean name?"),
-    (message(tool_calls=[]), "messages[0].tool_calls: unknown field; remove it"),
+    (message(content=None), f"messages[0].content: got None; {CONTENT}"),
+    (message(role="assistant", tool_calls=[{}]), f"messages[0].tool_calls: {TOOLS}"),
+    (
+        message(content=[{"type": "image_url", "image_url": {"url": "http://a"}}]),
+        "messages[0].content[0].type: got 'image_url'; "
+        'give "text", the only type of content that is served',
+    ),
     (
         message(content=[{"type": "image_url", "text": "a"}]),
         "messages[0].content[0].type: got 'image_url'; "
@@ -96,7 +116,9 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"temperature": "1"}, "temperature: got '1'; give a number from 0 to 2"),
     (OK | {"temperature": float("nan")}, "temperature: got nan; give a number from 0 to 2"),
     (OK | {"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
-    (OK | {"user": "me"}, "user: unknown field; remove it"),
+    (OK | {"usr": "me"}, "usr: unknown field; remove it"),
+    (OK | {"tools": [{}]}, f"tools: {TOOLS}"),
+    (OK | {"modalities": ["text", "audio"]}, f"modalities: {TEXT_ONLY}"),
     (OK | {"a\nb": 1}, "'a\\nb': unknown field; remove it"),
     (OK | {"top_p": 0}, "top_p: got 0; give a number above 0 and up to 1"),
     (OK | {"top_k": -1}, "top_k: got -1; give a whole number of at least 0"),
@@ -130,7 +152,8 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"seed": 2**63}, "seed: got 9223372036854775808; give a whole number that fits 64 bits"),
     (OK | {"n": 0}, f"n: got 0; give a whole number from 1 to {MAX_CHOICES}"),
     (OK | {"n": 17}, f"n: got 17; give a whole number from 1 to {MAX_CHOICES}"),
-    (OK | {"logprobs": 5}, "logprobs: got 5; give true or false"),
+    (CHAT | {"logprobs": 5}, "logprobs: got 5; give true or false"),
+    (OK | {"logprobs": 21}, "top_logprobs: got 21; give a whole number from 0 to 20"),
     (
         OK | {"top_logprobs": 3},
         "top_logprobs: got 3 without logprobs; give logprobs: true too",
@@ -142,7 +165,7 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"stream": "yes"}, "stream: got 'yes'; give true or false"),
     (
         OK | {"response_format": {"type": "json_object"}},
-        "response_format.type: got 'json_object'; give \"text\", the only form that is served",
+        "response_format.type: got 'json_object'; give \"text\"; other forms are not supported yet",
     ),
     (
         OK | {"response_format": "text"},
@@ -151,6 +174,24 @@ BAD: list[tuple[Any, str]] = [
     (
         OK | {"chat_template_kwargs": [1]},
         'chat_template_kwargs: got [1]; give a JSON object such as {"enable_thinking": false}',
+    ),
+]
+
+
+BAD += [
+    (
+        OK | {"seed": 10**5000},
+        "seed: got a huge whole number; give a whole number that fits 64 bits",
+    ),
+    (
+        OK | {"chat_template_kwargs": {"a": float("inf")}},
+        "chat_template_kwargs: cannot be sent as JSON "
+        "(Out of range float values are not JSON compliant); change it",
+    ),
+    (
+        OK | {"chat_template_kwargs": {"a": "\ud800"}},
+        "chat_template_kwargs: cannot be sent as JSON ('utf-8' codec can't encode character "
+        "'\\ud800' in position 7: surrogates not allowed); change it",
     ),
 ]
 
@@ -171,6 +212,17 @@ def test_every_field_is_refused_with_its_own_description() -> None:
 @pytest.mark.parametrize("model", [Message, TextPart, ResponseFormat])
 def test_every_inner_field_says_what_it_should_hold(model: Any) -> None:
     assert all(field.description for field in model.model_fields.values())
+
+
+def test_a_request_nested_too_deeply_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    sentence = refusal(OK | {"chat_template_kwargs": deep})
+    assert sentence.startswith("chat_template_kwargs: cannot be sent as JSON (maximum recursion")
+    for _ in range(4600):
+        deep = deep["a"]
+    assert len(refusal(OK | {"chat_template_kwargs": deep})) < 300
 
 
 def test_a_huge_value_is_not_repeated() -> None:

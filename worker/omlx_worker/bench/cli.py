@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omlx_producer.cli.common import fail
-from omlx_producer.protocol import MAX_DRAFT_DEPTH
+from omlx_producer.request import MAX_DRAFT_DEPTH
+from omlx_worker.logs import start_logging
+from omlx_worker.options import USAGE, require_mlx
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
 
-USAGE, INTERRUPTED = 2, 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT
 MOST_ROWS = 1024
 
 
@@ -40,7 +41,14 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 
 
 @click.command()
-@click.option("--model", default="demo", show_default=True, help="demo, a folder, or an id.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="NAME",
+    default="demo",
+    show_default=True,
+    help="demo, a folder, or a Hugging Face id.",
+)
 @click.option(
     "--rows",
     callback=_listed(1, MOST_ROWS),
@@ -53,11 +61,23 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     callback=_listed(0, MAX_DRAFT_DEPTH, "auto"),
     help="Drafts a step.  [default: 0,1,2,3,auto, or 0 for a model without an MTP head]",
 )
-@click.option("--context", type=click.IntRange(2), default=64, show_default=True)
 @click.option(
-    "--tokens", type=click.IntRange(1), default=32, show_default=True, help="A row and lap."
+    "--context", type=click.IntRange(2), default=64, show_default=True, help="Tokens of a prompt."
 )
-@click.option("--laps", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Tokens that a row decodes in a lap.",
+)
+@click.option(
+    "--laps",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="How often every side measures.",
+)
 @click.option(
     "--json",
     "report",
@@ -69,13 +89,12 @@ def bench(report: Path | None, model: str, tokens: int, laps: int, **options: An
 
     All sides take turns with the same prompts. Ctrl-C prints the figures so far.
     """
-    try:
-        from omlx_worker.bench.benchmark import BenchError, Benchmark
-        from omlx_worker.bench.laps import Plan
-        from omlx_worker.engine.loader import ModelError
-    except ImportError as error:
-        fail(USAGE, f"{error.name or 'MLX'} is missing; pip install 'omlx-queue[worker]'")
-    logging.getLogger().setLevel(logging.WARNING)
+    require_mlx()
+    from omlx_worker.bench.benchmark import BenchError, Benchmark
+    from omlx_worker.bench.laps import Plan
+    from omlx_worker.engine.loader import ModelError
+
+    start_logging("warning")
     try:
         benchmark = Benchmark(model, plan=Plan(laps, tokens), **options)
     except (BenchError, ModelError) as error:

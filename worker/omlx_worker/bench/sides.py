@@ -18,6 +18,7 @@ from mlx_lm.sample_utils import make_sampler
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import make_policy
+from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
@@ -59,32 +60,33 @@ class DecoderSide:
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         rows = [
-            Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index))
+            DecodeRow(Row(str(index), list(prompt), FOREVER, replace(sampling, seed=index)))
             for index, prompt in enumerate(prompts)
         ]
         try:
             for row in rows:
-                self._driver.add(row)
-                self._decoder.add(row)
+                self._decoder.add(row.request)
                 while self._decoder.prefill(row.row_id, CHUNK):
                     pass
-            yield from self._steps([row.row_id for row in rows])
+            yield from self._steps({row.row_id: row for row in rows})
         finally:
             for row in rows:
                 self._decoder.remove(row.row_id)
-                self._driver.remove(row.row_id)
             mx.synchronize()
 
-    def _steps(self, ids: list[str]) -> Generator[Step]:
+    def _steps(self, rows: dict[str, DecodeRow]) -> Generator[Step]:
         decoder, driver, clock = self._decoder, self._driver, StepClock()
-        waiting = set(ids)
+        waiting = set(rows)
         while True:
             changes = decoder.changes
-            steps = decoder.step(driver.before(ids, decoder.slots))
+            steps = decoder.step(driver.before(list(rows.values()), decoder.slots))
             if decoder.changes != changes:
                 clock.traced()
             seconds, alone = clock.step()
-            driver.after([_as_emission(step) for step in steps], seconds if alone else None)
+            emissions = [_as_emission(step) for step in steps]
+            driver.after(emissions, seconds if alone else None)
+            for emission in emissions:
+                rows[emission.row_id].tokens += emission.tokens
             if waiting:
                 waiting -= {step.row_id for step in steps}
             else:

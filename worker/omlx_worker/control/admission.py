@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from omlx_producer.outage import passes
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.delivery.job_log import log_start
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -27,6 +28,7 @@ from omlx_worker.messages import (
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -77,7 +79,7 @@ class Admission:
     def fail_overdue(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
-            if sentence := claim.overdue:
+            if not claim.ending and (sentence := claim.overdue):
                 self._submit(Drop(claim, Failed(sentence)))
 
     def sweep(self) -> None:
@@ -95,6 +97,9 @@ class Admission:
     def take(self) -> bool:
         """Claim as many jobs as there is room for; returns whether there were any."""
         held = self._leases.jobs()
+        if sum(claim.ending for claim in held) > self._max_rows:
+            # Callbacks are slower than decoding; their results would fill the memory.
+            return False
         room = self._max_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
         planned = self._order.plan(room, bulk + min(room, 0), held)
@@ -119,14 +124,18 @@ class Admission:
         try:
             prepared = self._intake.prepare(claim)
         except RedisError as error:
-            if not passes(error):
+            if unfit(error):
                 raise
-            prepared = GivenBack()
+            log.warning("the keys of job %s cannot be read: %s", claim.id, error)
+            # A key of another type.
+            refused = Failed(f"Redis refuses the job's keys: {error}")
+            prepared = GivenBack() if passes(error) else refused
         if not isinstance(prepared, ActiveJob):
             self._traffic.put(Drop(claim, prepared))
             return True
         # Without later jobs of the same claim, which have no sizes yet.
-        others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
+        held = [other for other in self._leases.jobs() if other is not claim]
+        others = [other for other in held if other.sizes and not other.ending]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
         # The others have read their prompts, or will before this job does.
@@ -134,6 +143,7 @@ class Admission:
         if others and not self._budget.fits([*beside, *claim.sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False
+        log_start(prepared)
         self._submit(Admit(prepared))
         return True
 

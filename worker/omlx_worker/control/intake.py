@@ -25,13 +25,14 @@ from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
+from omlx_worker.queue.quarantine import MAX_LONE_CRASHES
 
 log = logging.getLogger("omlx_worker.control.intake")
 
 # A compressed payload of this size may unpack to the longest that is read.
 LARGE_BYTES = 32 * 2**10
 CONVICTED = (
-    "the job's worker died {} times while it ran, the last time with no other job; "
+    f"the job's worker died {{}} times while it ran, {MAX_LONE_CRASHES} times with no other job; "
     "the job is taken for the cause and does not run again"
 )
 
@@ -90,7 +91,7 @@ class Intake:
         created: Any = self._connection.hget(Job.key_for(claim.id), "created_at")
         try:
             return claim.started_at - datetime.fromisoformat(created.decode()).timestamp()
-        except (AttributeError, ValueError):
+        except (AttributeError, ValueError, OverflowError):
             return 0.0
 
     def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
@@ -109,7 +110,9 @@ class Intake:
             ]
             job.resume(events, self._engine.text_of)
         except (ValidationError, ValueError, KeyError, IndexError) as error:
-            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, error)
+            # Not the error itself: it may quote the text.
+            reason = type(error).__name__
+            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, reason)
             self._connection.delete(key)
             return ActiveJob(claim, request, rows, streams=streams)
         return job

@@ -17,6 +17,7 @@ from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidReque
 from omlx_worker.queue.claim import MAX_BODY_BYTES
 
 MAX_VALUES = 100_000
+MAX_LEVELS = 100
 TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
 
 _SHORT = reprlib.Repr()
@@ -102,14 +103,17 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
 
 
 def _require_few_values(request: Any) -> None:
-    """Refuse requests of very many values: validation makes an error of each wrong one.
+    """Refuse requests of very many values or levels.
 
-    A prompt of token ids is not counted; its validation ends at the first error.
+    Validation makes an error of each wrong value and names all levels above it. A prompt of token
+    ids is not counted; its validation ends at the first error.
     """
     left = MAX_VALUES
-    waiting = [request]
+    waiting = [(request, 0)]
     while waiting:
-        value = waiting.pop()
+        value, level = waiting.pop()
+        if level > MAX_LEVELS:
+            raise InvalidRequest("the request is nested too deeply; flatten it")
         if isinstance(value, dict):
             found: list[Any] = [item for key, item in value.items() if key != "prompt"]
         else:
@@ -119,7 +123,7 @@ def _require_few_values(request: Any) -> None:
             raise InvalidRequest(
                 f"the request holds more than {MAX_VALUES} values beside its prompt; shorten it"
             )
-        waiting += found
+        waiting += [(item, level + 1) for item in found]
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -3,29 +3,43 @@
 Only this module calls RQ's handlers, so a new RQ changes only this module. The transaction in which
 RQ ends a job watches the lease and fails if a sweep takes the job away meanwhile. After a lost
 answer the lease shows what happened: if it is gone, the transaction succeeded.
+
+Callbacks take time, so endings run one by one on a thread of their own. The traffic thread renews
+the leases meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError, WatchError
 from rq import Queue
+from rq.callbacks import (
+    execute_failure_callback,
+    execute_stopped_callback,
+    execute_success_callback,
+)
 from rq.executions import Execution
 from rq.job import Job, JobStatus
+from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
-from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
 from omlx_producer.outcome import write_stream_end
 from omlx_producer.protocol import FailedEvent
+from omlx_worker.control.callbacks import CallbackFailed, ServedJob
 from omlx_worker.control.rq_record import RecordedWorker
+from omlx_worker.delivery.job_log import log_end
+from omlx_worker.messages import NeedsRQ
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -42,42 +56,110 @@ class LeaseGone(Exception):
 
 
 class FencedQueue(Queue):
-    """A queue that enqueues dependents only for a lease holder.
+    """A queue that moves dependents only for a lease holder.
 
     RQ calls it first in each try of the transaction that ends a job, while keys can be watched.
     """
 
     fence: Callable[[Pipeline], None]
 
-    def enqueue_dependents(
+    def move_dependents_to_ready(
         self, job: Job, pipeline: Pipeline | None = None, *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> dict[str, list[str]]:
         if pipeline is not None:
             self.fence(pipeline)
-        super().enqueue_dependents(job, pipeline, *args, **kwargs)
+        return super().move_dependents_to_ready(job, pipeline, *args, **kwargs)
+
+
+class RQEndings:
+    """The endings that RQ's handlers must write, one after the other. For the main thread.
+
+    Args:
+        webhook_hosts: the hosts that webhooks may call.
+        on_ended: called on another thread after each ending.
+    """
+
+    def __init__(
+        self,
+        worker: RecordedWorker,
+        leases: LeaseTable,
+        webhook_hosts: Collection[str],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._leases = leases
+        self._webhook_hosts = webhook_hosts
+        self._on_ended = on_ended
+        self._waiting: deque[NeedsRQ] = deque()
+        self._running: Future[Ending | None] | None = None
+        self._thread = ThreadPoolExecutor(1, "omlx-endings")
+
+    def add(self, due: NeedsRQ) -> None:
+        due.claim.ending = True
+        self._waiting.append(due)
+
+    def advance(self) -> None:
+        """Begin the next ending, if none is being written.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis did not take the last one, which begins again at
+                the next call.
+        """
+        if self._running is not None and self._running.done():
+            ended, self._running = self._running, None
+            written = ended.result()
+            due = self._waiting.popleft()
+            if written:
+                log_end(due.claim, due.job, written.status, written.sentence)
+        if self._waiting and self._running is None:
+            due = self._waiting[0]
+            call = partial(end_through_rq, self._worker, self._leases, due.claim, due.ending)
+            self._running = self._thread.submit(call, self._webhook_hosts)
+            self._running.add_done_callback(lambda _: self._on_ended())
+
+    def close(self, seconds: float) -> None:
+        """Write endings for a while. Jobs whose callbacks take longer stay held."""
+        until = time.monotonic() + seconds
+        self.advance()
+        while self._running is not None and (left := until - time.monotonic()) > 0:
+            self._leases.renew()
+            wait([self._running], min(left, self._leases.seconds / 4))
+            self.advance()
+        self._thread.shutdown(wait=False)
 
 
 def end_through_rq(
-    worker: RecordedWorker, leases: LeaseTable, claim: Claim, ending: Ending
-) -> None:
-    """End a job as RQ's worker does, callbacks included. Runs on the main thread."""
+    worker: RecordedWorker,
+    leases: LeaseTable,
+    claim: Claim,
+    ending: Ending,
+    webhook_hosts: Collection[str],
+) -> Ending | None:
+    """End a job as RQ's worker does, callbacks and webhooks included.
+
+    Returns:
+        the ending that was written; None if the lease was gone.
+    """
     if not leases.holds(claim):
-        return
+        return None
     if leases.renew([claim]):
         log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
         leases.forget(claim)
-        return
+        return None
     try:
-        job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
+        job = ServedJob(claim.id, worker.connection, JSONSerializer)
+        job.webhook_hosts = webhook_hosts
+        job.refresh()  # type: ignore[no-untyped-call]
         job.ended_at = datetime.now(UTC)
-        worker.execution = _execution(worker, claim)
-        worker.fence = lambda pipeline: _watch(pipeline, claim)
+        worker.fence = partial(_watch, worker, claim)
         if ending.status == "finished":
             ending = _succeed(worker, leases, claim, job, ending)
         if ending.status != "finished":
             _fail(worker, leases, claim, job, ending)
     except LeaseGone:
         log.info("job %s has ended, or is no longer this worker's", claim.id)
+        leases.forget(claim)
+        return None
     except WatchError as error:
         raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error
     except Exception as error:
@@ -85,38 +167,45 @@ def end_through_rq(
             # The job stays held and ends after the outage; callbacks are then called again.
             raise
         # RQ cannot read the job hash; the job may have been written by hand.
-        log.exception("RQ's handlers cannot end job %s; ending it without them", claim.id)
+        said = "RQ's handlers cannot end job %s (%s: %s); ending it without them"
+        log.error(
+            said, claim.id, type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG)
+        )
+        # Redis does not roll back: dependents may be ready already.
+        with worker.extras.attempt("the ready dependents"):
+            _queue(worker, claim).ready_job_registry.cleanup()
         leases.commit([(claim, ending)], force=True)
     finally:
-        worker.execution = worker.on_ending = worker.fence = None
+        worker.on_ending = worker.fence = None
     leases.forget(claim)
+    return ending
 
 
 def _succeed(
-    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: ServedJob, ending: Ending
 ) -> Ending:
     """Returns the ending. A success callback that raises turns it into a failure."""
     job._status = JobStatus.FINISHED
     job._result = ending.result
     try:
-        job.execute_success_callback(_death_penalty(), ending.result)
-    except Exception as error:
+        job.call(execute_success_callback, ending.result)
+    except CallbackFailed as error:
         log.exception("the success callback of job %s failed", job.id)
-        sentence = f"the success callback failed: {type(error).__name__}: {error}"
+        sentence = f"the success callback failed: {error}"
         event = FailedEvent(job_id=job.id, n=ending.event.n, error=sentence)
         return Ending("failed", event)
     if leases.renew([claim]):
-        return ending
+        raise LeaseGone
     queue = _queue(worker, claim)
     ttl = job.get_result_ttl(worker.default_result_ttl)
     worker.on_ending = _announce(leases, job, ending, ttl)
-    worker.handle_job_success(job, queue, queue.started_job_registry)
+    worker.handle_job_success(job, queue, queue.started_job_registry, _execution(worker, claim))
     job.send_webhooks(JobStatus.FINISHED)
     return ending
 
 
 def _fail(
-    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: Job, ending: Ending
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, job: ServedJob, ending: Ending
 ) -> None:
     stopped = ending.status == "stopped"
     job._status = JobStatus.FAILED
@@ -125,37 +214,43 @@ def _fail(
     try:
         if stopped:
             worker._stopped_job_id = job.id
-            job.execute_stopped_callback(_death_penalty())
+            job.call(execute_stopped_callback)
         else:
             error = GenerationFailed(ending.sentence)
-            job.execute_failure_callback(_death_penalty(), type(error), error, None)
-    except Exception:
+            job.call(execute_failure_callback, type(error), error, None)
+    except CallbackFailed:
         log.exception("a callback of job %s failed", job.id)
     if leases.renew([claim]):
-        return
+        raise LeaseGone
     if stopped or not job.should_retry:
         worker.on_ending = _announce(leases, job, ending)
-    worker.handle_job_failure(job, _queue(worker, claim), exc_string=ending.sentence)
+    worker.handle_job_failure(
+        job,
+        _queue(worker, claim),
+        exc_string=ending.sentence,
+        execution=_execution(worker, claim),
+    )
     if not leases.renew([claim]):
         # RQ only logs errors here.
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
 
 
-def _watch(pipeline: Pipeline, claim: Claim) -> None:
+def _watch(worker: RecordedWorker, claim: Claim, pipeline: Pipeline) -> None:
     """Make the next transaction fail if the lease ends before it.
 
     Raises:
         LeaseGone: if the lease has already ended.
     """
-    execution = f"{claim.id}:{claim.execution}"
-    pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
-    if pipeline.zscore(f"rq:wip:{claim.queue}", execution) is None:
+    execution = _execution(worker, claim)
+    pipeline.watch(execution.key)  # type: ignore[no-untyped-call]
+    started = StartedJobRegistry(claim.queue, connection=worker.connection)
+    if pipeline.zscore(started.key, execution.composite_key) is None:
         raise LeaseGone
 
 
 def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
     queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
-    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    queue.fence = partial(_watch, worker, claim)
     return queue
 
 
@@ -182,9 +277,3 @@ def _execution(worker: RecordedWorker, claim: Claim) -> Execution:
     execution = Execution(claim.execution, claim.id, worker.connection, worker.name)
     execution.created_at = datetime.fromtimestamp(claim.started_at, UTC)
     return execution
-
-
-def _death_penalty() -> type[BaseDeathPenalty]:
-    """RQ's time limit for callbacks. The one by signals works on the main thread only."""
-    on_main = threading.current_thread() is threading.main_thread()
-    return UnixSignalDeathPenalty if on_main else TimerDeathPenalty

@@ -18,14 +18,17 @@ from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Worker
+from rq.executions import Execution
 from rq.job import Job
-from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry
+from rq.rate_limit import RateLimitRegistry
+from rq.registry import ReadyJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
+from omlx_worker.control.extras import Extras
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
@@ -39,6 +42,7 @@ SILENT_SECONDS = 3 * BEAT_SECONDS
 # RQ's scheduler looks as often; its scores are whole seconds.
 SCHEDULE_SECONDS = 1.0
 MOST_DUE = 1000
+MOST_CLEANED = 5000
 
 
 class NameTaken(ValueError):
@@ -69,11 +73,13 @@ class RecordedWorker(Worker):
         self.on_ending: Callable[[Pipeline], None] | None = None
         # Called with the pipeline before its transaction begins; see `rq_endings`.
         self.fence: Callable[[Pipeline], None] | None = None
+        self.extras = Extras()
         self._bell = bell
         self._mailbox = mailbox
-        self._shown: tuple[str, str | None] | None = None
+        self._shown: tuple[str, list[str]] | None = None
         self._beat_at = self._scheduled_at = float("-inf")
         self._schedule = load(connection, "schedule")
+        self._clean = load(connection, "clean")
 
     def _set_connection(self, connection: Redis) -> Redis:
         """RQ raises the socket timeout for its blocking pops. This worker has none."""
@@ -113,21 +119,22 @@ class RecordedWorker(Worker):
         try:
             payload = json.loads(message["data"])
             command = payload["command"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             log.warning("ignoring an unreadable command: %r", message.get("data"))
             return
-        if command == "stop-job":
+        if command in ("stop-job", "stop-execution"):
             self._mailbox.put(StopJob(str(payload.get("job_id"))))
         elif command == "shutdown":
             self.request_stop(signal.SIGINT, None)  # type: ignore[no-untyped-call]
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
 
-    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
+    def _pubsub_exception_handler(self, exc: Exception, _: Any, thread: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""
         if not passes(exc):
             log.error("no longer listening for commands: %s", exc)
-            raise exc
+            thread.stop()
+            return
         time.sleep(SystemRandom().uniform(0.5, 1.5))
 
     # The record
@@ -165,15 +172,18 @@ class RecordedWorker(Worker):
         )
 
     def show(self, leases: LeaseTable, suspended: bool) -> None:
-        """Write state and current job if they have changed. The oldest job stands for all."""
-        jobs = leases.jobs()
+        """Write the state and the executions if they have changed."""
+        executions = [f"{claim.id}:{claim.execution}" for claim in leases.jobs()]
         idle = WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE
-        shown = (WorkerStatus.BUSY, jobs[0].id) if jobs else (idle, None)
+        shown = (WorkerStatus.BUSY if executions else idle, executions)
         if shown == self._shown:
             return
         with self.connection.pipeline() as pipeline:
             self.set_state(shown[0], pipeline=pipeline)
-            self.set_current_job_id(shown[1], pipeline=pipeline)
+            pipeline.delete(self.executions_key)
+            if executions:
+                pipeline.sadd(self.executions_key, *executions)
+                pipeline.expire(self.executions_key, self.worker_ttl)
             pipeline.execute()
         self._shown = shown
 
@@ -190,7 +200,8 @@ class RecordedWorker(Worker):
             register(self)
             self._shown = None
         if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            with self.extras.attempt("the maintenance of the record of workers and its queues"):
+                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
         return True
 
@@ -198,25 +209,27 @@ class RecordedWorker(Worker):
         """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, without a scheduler."""
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
-        for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
-            log.info("job %s is due", job_id.decode())
+        moved, limits = self._schedule(keys=self.queue_names(), args=[MOST_DUE])
+        for job_id in moved:
+            log.info("job %s is due", job_id.decode(errors="replace"))
+        for key in limits:
+            with self.extras.attempt("a rate limit"):
+                registry = RateLimitRegistry(key.decode(), self.connection)
+                registry.acquire_and_enqueue(registry.concurrency)
         self._scheduled_at = time.monotonic()
 
     # RQ's handlers and maintenance
 
-    def cleanup_execution(self, job: Job, pipeline: Pipeline) -> None:
+    def cleanup_execution(
+        self, job: Job, pipeline: Pipeline, execution: Execution | None = None
+    ) -> None:
         """Write events in the transaction that ends a job; RQ calls this in it."""
         if self.fence is not None and not pipeline.explicit_transaction:
             staged, pipeline.command_stack = pipeline.command_stack, []
             self.fence(pipeline)
             pipeline.multi()
             pipeline.command_stack = staged
-        execution = self.execution
-        super().cleanup_execution(job, pipeline)
-        # RQ clears it before the transaction succeeds. If a watched key has changed, RQ builds the
-        # transaction again, and would leave the execution behind.
-        self.execution = execution
-        self._shown = None
+        super().cleanup_execution(job, pipeline, execution)
         pipeline.hdel(job.key, *RUN_FIELDS)
         if self.on_ending is not None:
             self.on_ending(pipeline)
@@ -227,10 +240,12 @@ class RecordedWorker(Worker):
         for queue in self.queues:
             if not queue.acquire_maintenance_lock():
                 continue
-            for registry in (FinishedJobRegistry, FailedJobRegistry, DeferredJobRegistry):
-                registry(queue=queue).cleanup()
+            self._clean(keys=[queue.name], args=[MOST_CLEANED])
+            ReadyJobRegistry(queue=queue).cleanup()
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
+        for limit in RateLimitRegistry.all(self.connection):
+            limit.cleanup()
         self.last_cleaned_at = now()  # type: ignore[assignment]
 
 

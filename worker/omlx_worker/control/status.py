@@ -1,15 +1,16 @@
-"""The worker's figures: in Redis for everybody, and as a line on a terminal."""
+"""The worker's figures: in Redis for everybody, and as a line of the log."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 
 from redis import Redis
 
+from omlx_producer.protocol import MODELS_KEY, ModelInfo
 from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
+from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
@@ -18,7 +19,7 @@ from omlx_worker.queue.lease import LeaseTable
 log = logging.getLogger("omlx_worker.status")
 
 WRITE_SECONDS = 2.0
-LINE_SECONDS = 5.0
+LINE_SECONDS = 10.0
 
 
 class StatusBoard:
@@ -26,7 +27,6 @@ class StatusBoard:
 
     Args:
         mode: as the user chose it.
-        on_terminal: log a line every few seconds while there is work.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class StatusBoard:
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
-        on_terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
@@ -53,18 +52,24 @@ class StatusBoard:
         self._leases = leases
         self._budget = budget
         self._driver = driver
-        self._on_terminal = sys.stderr.isatty() if on_terminal is None else on_terminal
         self._clock = clock
+        self._extras = Extras()
         self._started_at = self._told_at = clock()
+        self._told_jobs = 0
         self._written_at = float("-inf")
         self._seen = (self._started_at, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
 
+    def announce(self, info: ModelInfo) -> None:
+        """Make the model known to producers."""
+        with self._extras.attempt(f"the model in {MODELS_KEY}"):
+            self._connection.hset(MODELS_KEY, self._model_alias, info.model_dump_json())
+
     def show(self, state: str) -> None:
-        """Write the figures, if it is time to.
+        """Write the figures, if it is time to; while there is work, log a line now and then.
 
         Raises:
-            redis.exceptions.RedisError: if Redis does not take them.
+            redis.exceptions.RedisError: if Redis does not take them now.
         """
         now = self._clock()
         if now - self._written_at < WRITE_SECONDS:
@@ -72,14 +77,17 @@ class StatusBoard:
         self._written_at = now
         self._measure(now)
         figures = self.figures(state)
-        write_figures(self._connection, self._model_alias, figures)
-        if self._on_terminal and figures.rows and now - self._told_at >= LINE_SECONDS:
-            self._told_at = now
-            log.info("%s", line(figures))
+        with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):
+            write_figures(self._connection, self._model_alias, figures)
+        jobs = self._counters.jobs - self._told_jobs
+        if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
+            self._told_at, self._told_jobs = now, self._counters.jobs
+            log.info("%d jobs finished, %s", jobs, line(figures))
 
     def sign_off(self) -> None:
         """Delete the figures of this worker."""
-        self._connection.hdel(workers_key(self._model_alias), self._name)
+        with self._extras.attempt("the end of the figures"):
+            self._connection.hdel(workers_key(self._model_alias), self._name)
 
     def figures(self, state: str) -> WorkerFigures:
         counters, driver = self._counters, self._driver

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -19,15 +18,18 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
-from omlx_producer.protocol import MODELS_KEY, PRIORITIES, queue_name, wake_channel
+from omlx_producer.protocol import PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_worker.control.admission import Admission
+from omlx_worker.control.callbacks import LIMIT_SECONDS
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.rq_endings import end_through_rq
+from omlx_worker.control.rq_endings import RQEndings
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.thread import DecodeThread
+from omlx_worker.delivery.job_log import log_end
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.interface import Engine
@@ -44,6 +46,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.order import ClaimOrder
+from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -72,7 +75,7 @@ class GenerationWorker(RecordedWorker):
         make_engine: Callable[[], Engine],
         *,
         connection: Redis,
-        make_driver: Callable[[Engine], DepthDriver] | None = None,
+        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -101,7 +104,9 @@ class GenerationWorker(RecordedWorker):
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
         )
-        self._endings: deque[NeedsRQ] = deque()
+        self._endings = RQEndings(
+            self, self._leases, settings.allow_webhooks, lambda: self._mailbox.put(Ring())
+        )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
@@ -121,6 +126,7 @@ class GenerationWorker(RecordedWorker):
         Raises:
             RedisGone: if Redis is away for longer than ``redis_grace`` seconds, at the start too:
                 loading the model took time.
+            RedisUnfit: if Redis is a cluster, or refuses a command that jobs need.
             Exception: what the engine raised when it was made, or when it broke.
         """
         self._engine = self.decode_thread.start()
@@ -170,6 +176,8 @@ class GenerationWorker(RecordedWorker):
         try:
             goes_on = self._attend(burst)
         except RedisError as error:
+            if problem := unfit(error):
+                raise problem from error
             pause = self._outage.failed(error)
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
             self._admission.postpone_sweep()
@@ -183,37 +191,29 @@ class GenerationWorker(RecordedWorker):
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
-            self.bootstrap(self._logging_level)
+            with self.extras.attempt("the worker's record"):
+                self.bootstrap(self._logging_level)
+            with self.extras.attempt("the subscription to RQ's commands"):
+                self.subscribe()
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        if self.beat():
-            info = self._engine.info.model_dump_json()
-            self.connection.hset(MODELS_KEY, self._settings.alias, info)
+        with self.extras.attempt("the worker's record"):
+            self.show(self._leases, self._admission.suspended)
+            if self.beat():
+                self._board.announce(self._engine.info)
         self._board.show(self._condition)
         return goes_on
 
     def _serve(self, burst: bool) -> bool:
         """End and take jobs; returns whether to go on."""
-        self._write_endings()
+        self._endings.advance()
         if self._drain_ends is not None:
-            self.show(self._leases, self._admission.suspended)
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
         self.enqueue_due()
         taken = self._admission.take()
-        self.show(self._leases, self._admission.suspended)
         return not (burst and not taken and len(self._leases) == 0)
-
-    def _write_endings(self) -> None:
-        """Write the endings for RQ's handlers. One that Redis does not take waits for a later turn.
-
-        Raises:
-            redis.exceptions.RedisError: if Redis does not take an ending.
-        """
-        while self._endings:
-            end_through_rq(self, self._leases, self._endings[0].claim, self._endings[0].ending)
-            self._endings.popleft()
 
     @property
     def _condition(self) -> str:
@@ -242,9 +242,9 @@ class GenerationWorker(RecordedWorker):
             case StopJob(job_id):
                 self._admission.stop(job_id)
             case NeedsRQ():
-                self._endings.append(message)
+                self._endings.add(message)
             case Crashed(error):
-                self._error = error
+                self._error = unfit(error) or error
 
     # The end
 
@@ -272,11 +272,16 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            self._write_endings()
-            self._leases.give_back(self._leases.jobs())
-            self._board.sign_off()
+            self._endings.close(0.5 if at_once else LIMIT_SECONDS)
+            held = self._leases.jobs()
+            self._leases.give_back(held)
+            for claim in held:
+                log_end(claim, None, "given back")
+            self.unsubscribe()
             if self.birth_date is not None:
-                self.teardown()  # type: ignore[no-untyped-call]
+                with self.extras.attempt("the end of the worker's record"):
+                    self.register_death()  # type: ignore[no-untyped-call]
+            self._board.sign_off()
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True

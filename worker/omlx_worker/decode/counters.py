@@ -51,6 +51,7 @@ class Counters:
         tokens: generated tokens.
         prompt_tokens: tokens read, including those read again.
         pauses: how often a row made place for a more urgent one.
+        jobs: those whose rows have all produced their last token.
     """
 
     batch: int = 0
@@ -60,6 +61,7 @@ class Counters:
     tokens: int = 0
     prompt_tokens: int = 0
     pauses: int = 0
+    jobs: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property

@@ -81,7 +81,7 @@ class DecodeLoop:
                     self._engine.remove(row.row_id)
                 except Exception:
                     log.exception("the engine failed to drop row %s", row.row_id)
-            self._forget(row)
+            self._scheduler.remove(row)
 
     def act(self) -> list[Emission] | None:
         """Do what is due next.
@@ -127,7 +127,7 @@ class DecodeLoop:
         began = time.monotonic()
         self._clock.chunk()
         if joins:
-            self._driver.add(row.resumed)
+            self._driver.give_way()
             self._engine.add(row.resumed)
         left = self._engine.prefill(row.row_id, tokens)
         self.counters.prompt_tokens += tokens
@@ -145,8 +145,7 @@ class DecodeLoop:
     def _step(self) -> list[Emission]:
         scheduler, engine = self._scheduler, self._engine
         rows = scheduler.decoding
-        ids = [row.row_id for row in rows]
-        depths = self._driver.before(ids, engine.slots, scheduler.coming)
+        depths = self._driver.before(rows, engine.slots, scheduler.coming)
         changes = engine.changes
         try:
             emissions = engine.step(depths)
@@ -163,7 +162,7 @@ class DecodeLoop:
                 continue
             row.tokens += emission.tokens
             if emission.finish_reason is not None:
-                self._forget(row)
+                scheduler.remove(row)
         return emissions
 
     def _time(self, emissions: Sequence[Emission]) -> None:
@@ -172,7 +171,3 @@ class DecodeLoop:
         self._driver.after(emissions, seconds if alone else None)
         depth = max((emission.drafted for emission in emissions), default=0)
         self._chunks.stepped(None if self._driver.changes_depth else seconds, depth)
-
-    def _forget(self, row: DecodeRow) -> None:
-        self._scheduler.remove(row)
-        self._driver.remove(row.row_id)

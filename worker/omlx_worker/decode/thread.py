@@ -74,14 +74,14 @@ class DecodeThread:
         main: MainMailbox,
         outbox: Outbox,
         *,
-        make_driver: Callable[[Engine], DepthDriver] | None = None,
+        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
     ) -> None:
         self.counters = Counters()
         self._settings = settings
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_driver = make_driver or (lambda engine: DepthDriver.fixed(engine.max_depth))
+        self._make_driver = make_driver or (lambda engine, _: DepthDriver.fixed(engine.max_depth))
         self._outbox = outbox
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
@@ -117,7 +117,7 @@ class DecodeThread:
             limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
-            self.driver = self._make_driver(engine)
+            self.driver = self._make_driver(engine, self.budget)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,
@@ -198,6 +198,7 @@ class DecodeThread:
         for job in [job for job in self._active.values() if job.produced]:
             del self._active[job.id]
             self._failures = 0
+            self.counters.jobs += 1
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from omlx_producer.outage import Outage, passes
 from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
+from omlx_worker.delivery.job_log import log_end
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
@@ -176,8 +177,7 @@ class Publisher:
         """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
         log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
         self._drop_rows(Drop(claim, Lost()))
-        self._forget(claim)
-        self._insist(lambda: self._leases.give_back([claim]))
+        self._put_back([claim])
 
     def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
@@ -195,15 +195,17 @@ class Publisher:
     def _lose(self, claim: Claim, status: str) -> None:
         """Drop a job whose lease is gone."""
         self._drop_rows(Drop(claim, Lost()))
-        self._forget(claim)
+        job = self._forget(claim)
         if not self._leases.holds(claim):
             return
-        log.warning("job %s is no longer this worker's (%s); dropping it", claim.id, status)
+        log_end(claim, job, "lost", f"the lease is gone, the job is {status}")
         if status == "canceled":
             try:
                 self._insist(lambda: self._leases.tell_cancelled(claim.id))
             except ResponseError as error:
                 log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
+        if claim.needs_rq and status in ("canceled", "deleted"):
+            self._insist(lambda: self._leases.release_slot(claim))
         self._leases.forget(claim)
 
     def _end(self, dropped: Sequence[Drop]) -> None:
@@ -214,14 +216,14 @@ class Publisher:
             sent = job.sent if job else claim.streamed
             match drop.reason:
                 case Failed(sentence, retry):
-                    log.warning("job %s failed: %s", claim.id, sentence)
                     failed = FailedEvent(job_id=claim.id, n=sent, error=sentence)
                     endings.append((claim, Ending("failed", failed, retry=retry)))
                 case Stopped(sentence):
                     cancelled = CancelledEvent(job_id=claim.id, n=sent, error=sentence)
                     endings.append((claim, Ending("stopped", cancelled)))
                 case GivenBack() | Lost():
-                    self._forget(claim)
+                    if job := self._forget(claim):
+                        log_end(claim, job, "lost")
         self._finish(endings)
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
@@ -232,29 +234,35 @@ class Publisher:
         jobs = [self._jobs[claim] for claim in claims if claim in self._jobs]
         progress = [(job, event) for job in jobs if (event := job.take_event())]
         self._append(progress)
-        held = [claim for claim in claims if self._leases.holds(claim)]
-        if held:
-            self._insist(lambda: self._leases.give_back(held))
+        self._put_back([claim for claim in claims if self._leases.holds(claim)])
+
+    def _put_back(self, claims: Sequence[Claim]) -> None:
+        if claims:
+            self._insist(lambda: self._leases.give_back(claims))
+        for claim in claims:
+            log_end(claim, self._forget(claim), "given back")
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
-        for claim, _ in endings:
-            self._forget(claim)
+        jobs = {claim: self._forget(claim) for claim, _ in endings}
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
         if not held:
             return
         verdicts = self._insist(lambda: self._leases.commit(held))
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.NEEDS_RQ:
-                self._main.put(NeedsRQ(claim, ending))
-            elif verdict is Commit.LOST:
-                log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
+                self._main.put(NeedsRQ(claim, ending, jobs[claim]))
+            elif verdict is Commit.DONE:
+                log_end(claim, jobs[claim], ending.status, ending.sentence)
+            else:
+                log_end(claim, jobs[claim], verdict.name.lower(), "its result is dropped")
 
-    def _forget(self, claim: Claim) -> None:
+    def _forget(self, claim: Claim) -> ActiveJob | None:
         job = self._jobs.pop(claim, None)
         for row in job.rows if job else ():
             # A later claim of the same job has rows with the same ids.
             if self._by_row.get(row.row_id) is job:
                 del self._by_row[row.row_id]
+        return job
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Repeat a call until Redis answers it."""

@@ -15,7 +15,7 @@ def finished(job: ActiveJob) -> Ending:
     event = DoneEvent(
         job_id=job.id,
         n=job.sent if job.streams else max(job.sent, job.tokens),
-        finish_reasons=[choice.finish_reason or "stop" for choice in job.choices],
+        finish_reasons=job.finish_reasons,
         usage=usage,
     )
     return Ending("finished", event, result=response_body(job, usage))

@@ -19,6 +19,10 @@ from omlx_worker.engine.ragged.step import RowStep
 class _RowSampler:
     """One row's sampler, called by mlx-lm once a token. Noise and filters are those of the batch.
 
+    mlx-lm gives a sampler log-probabilities, but the repetition penalty is of logits, which
+    differ by more than a constant once it has scaled them. So `read`, a logits processor that
+    changes nothing, keeps the logits of the coming sample.
+
     Attributes:
         draws: samples whose tokens the generator has not returned yet, oldest first.
     """
@@ -30,9 +34,16 @@ class _RowSampler:
         self._history = mx.array(row.history, mx.int32)
         self._position = row.length
         self._counts: mx.array | None = None
+        self._logits: mx.array
 
-    def __call__(self, logits: mx.array) -> mx.array:
-        """Sample from ``[1, V]``. mlx-lm passes log-probabilities, which sample like logits."""
+    def read(self, _tokens: mx.array, logits: mx.array) -> mx.array:
+        """Take ``[1, V]`` logits; mlx-lm calls it before each sample."""
+        self._logits = logits
+        return logits
+
+    def __call__(self, _logprobs: mx.array) -> mx.array:
+        """Sample from the logits that were read last."""
+        logits = self._logits
         if self._plan.penalties and self._counts is None:
             empty = mx.zeros((logits.shape[-1],), mx.int32)
             self._counts = empty.at[self._history].add(1)[None, None]
@@ -79,7 +90,10 @@ class GeneratorDecoder:
         greedy = Plan.of([row.sampling]) == Plan()
         sampler = None if greedy else _RowSampler(row)
         left = row.max_tokens - len(row.generated)
-        [uid] = self._generator.insert([row.history], [left], samplers=[sampler])
+        processors = [] if sampler is None else [sampler.read]
+        [uid] = self._generator.insert(
+            [row.history], [left], samplers=[sampler], logits_processors=[processors]
+        )
         self._inserted[uid] = (row, sampler)
         return 0
 

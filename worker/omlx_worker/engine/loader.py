@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from omlx_producer.protocol import ModelInfo
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -54,15 +54,16 @@ def load_engine(
     network, tokenizer, config = load(path)
     text_config = config.get("text_config", config)
     vocabulary = text_config.get("vocab_size") or len(tokenizer)
+    decoder = decoder_of(network, max_rows, depth)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
+        draft_depth=decoder.depth,
     )
     wishes = path / "generation_config.json"
     defaults = sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
     prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio)
-    decoder = decoder_of(network, max_rows, depth)
     return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
 
 
@@ -91,7 +92,8 @@ def resolve(model: str) -> Path:
 
 def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
     """Load network, tokenizer and config from a directory; in float32 without a GPU."""
-    _fit_to_machine()
+    if not compiles():
+        log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
     try:
         network, config = load_model(path, get_model_classes=_classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
@@ -120,10 +122,3 @@ def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
     if ragged is not None:
         return RaggedDecoder(ragged, depth)
     return GeneratorDecoder(network, max_rows)
-
-
-def _fit_to_machine() -> None:
-    """Turn `mx.compile` off on a CPU without a C++ compiler, which it needs there."""
-    if mx.default_device() == mx.cpu and not (shutil.which("g++") or shutil.which("c++")):
-        log.warning("no C++ compiler found: steps run unfused, which is slower on a CPU")
-        mx.disable_compile()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import (
     BPEStreamingDetokenizer,
+    SPMStreamingDetokenizer,
+    StreamingDetokenizer,
     TokenizerWrapper,
     _byte_decoder,
 )
@@ -15,25 +20,63 @@ from omlx_producer.protocol import FinishReason
 from omlx_worker.engine.interface import Row
 
 
-class _FaithfulDetokenizer(BPEStreamingDetokenizer):
-    """mlx-lm's byte-level detokenizer with two corrections.
+class _Exact(StreamingDetokenizer):
+    """The text of whole characters. The bytes of an incomplete one wait for the rest of it.
+
+    mlx-lm 0.32.2 holds back any text that ends in U+FFFD, also where the model wrote that very
+    character.
+    """
+
+    def reset(self) -> None:
+        super().reset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add_token(self, token: int) -> None:
+        self.tokens.append(token)
+        self.text += self._trimmed(self._utf8.decode(self._bytes_of(token)))
+
+    def finalize(self) -> None:
+        """An incomplete character never becomes text."""
+
+    @abstractmethod
+    def _bytes_of(self, token: int) -> bytes: ...
+
+    def _trimmed(self, text: str) -> str:
+        return text
+
+
+class _ByteLevel(_Exact, BPEStreamingDetokenizer):
+    """mlx-lm's byte-level detokenizer with two more corrections.
 
     It keeps the first space of a completion, and it decodes byte 0. mlx-lm 0.32.2 does neither.
     """
 
-    def _maybe_trim_space(self, current_text: str) -> str:
-        return current_text
-
-    def _decode_bytes(self, seq: str) -> str:
+    def _bytes_of(self, token: int) -> bytes:
         byte_of = _byte_decoder()
-        known = (bytes([byte_of[c]]) if c in byte_of else c.encode() for c in seq)
-        return b"".join(known).decode("utf-8", "replace")
+        # Models pad their vocabulary; mlx-lm writes such a token like this.
+        written = self.tokenmap[token] if token < len(self.tokenmap) else "!"
+        return b"".join(bytes([byte_of[c]]) if c in byte_of else c.encode() for c in written)
+
+
+class _SentencePiece(_Exact, SPMStreamingDetokenizer):
+    def _bytes_of(self, token: int) -> bytes:
+        written: bytes = self.tokenmap[token]
+        return written.replace(self._sep, b" ")
+
+    def _trimmed(self, text: str) -> str:
+        return text.removeprefix(" ") if self.trim_space and not self.text else text
 
 
 def decode_faithfully(tokenizer: TokenizerWrapper) -> None:
-    """Make a byte-level tokenizer's detokenizers return a continuation's text unchanged."""
-    if type(tokenizer._detokenizer) is BPEStreamingDetokenizer:
-        tokenizer._detokenizer = _FaithfulDetokenizer(tokenizer)
+    """Make a tokenizer's detokenizers return a continuation's text unchanged.
+
+    Those of mlx-lm that decode tokens together know no bytes and stay as they are.
+    """
+    given: Any = tokenizer._detokenizer
+    if type(given) is BPEStreamingDetokenizer:
+        tokenizer._detokenizer = _ByteLevel(tokenizer)
+    elif type(given) is SPMStreamingDetokenizer:
+        tokenizer._detokenizer = _SentencePiece(tokenizer, given.trim_space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +119,9 @@ class RowText:
 
     def _drain_detokenizer(self) -> str:
         self._detokenizer.finalize()
-        # What is left of a character that never completed decodes to replacement characters.
         segment: str = self._detokenizer.last_segment
-        return segment.rstrip("�")
+        # From other detokenizers, an incomplete character is replacement characters.
+        return segment if isinstance(self._detokenizer, _Exact) else segment.rstrip("�")
 
     def _release(self, fresh: str, *, final: bool) -> tuple[str, bool]:
         if self._stops is None:

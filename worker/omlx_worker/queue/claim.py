@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Self
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -24,15 +25,18 @@ class Claim:
         streamed: tokens that an interrupted run left in the job's stream.
         data: RQ's stored payload, neither decoded nor trusted. Empty if it is too long.
         timeout: seconds that the job may run, None without a limit.
-        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats or webhooks.
+        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats, webhooks
+            or a rate limit.
         data_bytes: length of the stored payload.
         crashes: number of workers that died while they held the job.
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
+        ending: its rows are done, and RQ's handlers are to end it.
         sizes: of its rows, once known; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
         expires_in: seconds from the claim to the end of the completion window, None without one.
+        enqueued_at: seconds since 1970, on the producer's clock; None if unknown.
     """
 
     id: str
@@ -47,15 +51,17 @@ class Claim:
     crashes: int = 0
     treatment: Treatment = "run"
     urgent: bool = False
+    ending: bool = False
     sizes: tuple[Size, ...] = ()
     expires_in: float | None = None
+    enqueued_at: float | None = None
     claimed_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def from_reply(cls, fields: list[Any]) -> Self:
         """Parse one job of claim.lua's reply."""
         job_id, execution, queue, started_at, streamed, data, size, timeout, *rest = fields
-        needs_rq, crashes, treatment = rest
+        needs_rq, crashes, treatment, enqueued_at = rest
         return cls(
             id=job_id.decode(),
             execution=execution.decode(),
@@ -68,6 +74,7 @@ class Claim:
             needs_rq=bool(needs_rq),
             crashes=crashes,
             treatment=treatment.decode(),
+            enqueued_at=_since_1970(enqueued_at),
         )
 
     @property
@@ -80,9 +87,19 @@ class Claim:
         return self.queue.rpartition(":")[2]
 
     @property
+    def model(self) -> str:
+        """The model's alias, the middle part of the queue's name."""
+        return self.queue.partition(":")[2].rpartition(":")[0]
+
+    @property
+    def queued_seconds(self) -> float | None:
+        """How long the job waited in its queue."""
+        return None if self.enqueued_at is None else max(0.0, self.started_at - self.enqueued_at)
+
+    @property
     def rows(self) -> int:
-        """The number of its rows; one until that is known."""
-        return len(self.sizes) or 1
+        """The number of its rows that run or wait; one until that is known."""
+        return 0 if self.ending else len(self.sizes) or 1
 
     @property
     def overdue(self) -> str | None:
@@ -92,6 +109,14 @@ class Claim:
             return f"the job ran longer than its timeout of {self.timeout:g} s"
         if self.expires_in is not None and elapsed > self.expires_in:
             return "the job did not finish within its completion_window; give it a longer one"
+        return None
+
+
+def _since_1970(value: bytes) -> float | None:
+    """A date as RQ writes one; None for anything else."""
+    try:
+        return datetime.fromisoformat(value.decode()).timestamp()
+    except (ValueError, OverflowError):
         return None
 
 

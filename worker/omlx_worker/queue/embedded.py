@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 # A slow reader of tokens is disconnected; it reads what it missed from the stream.
 _OPTIONS = """
     --bind 127.0.0.1 --appendonly yes --appendfsync everysec
@@ -73,8 +74,9 @@ class EmbeddedRedis:
         """
         log = self.folder / "server.log"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             with log.open("ab") as output:
+                self._make_private(log)
                 self._process = self._spawn(output)
         except OSError as error:
             raise ServerError(
@@ -101,6 +103,12 @@ class EmbeddedRedis:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def _make_private(self, log: Path) -> None:
+        """Close the files of earlier starts to other users. The folder may be shared by choice."""
+        log.chmod(PRIVATE_FILE)
+        if (data := self.folder / "appendonlydir").exists():
+            data.chmod(PRIVATE_FOLDER)
+
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         # In its own session: Ctrl-C in the terminal must end the worker first.
         return subprocess.Popen(
@@ -109,6 +117,7 @@ class EmbeddedRedis:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            umask=0o077,
         )
 
     def _command(self) -> list[str]:

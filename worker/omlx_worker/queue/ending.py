@@ -14,6 +14,7 @@ from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.outage import passes
 from omlx_producer.protocol import TerminalEvent
+from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
 
@@ -71,10 +72,10 @@ class Commit(IntEnum):
 
     @classmethod
     def of(cls, reply: Any) -> Self:
-        """Parse a reply of commit.lua. Raises an error that passes."""
+        """Parse a reply of commit.lua. Raises an error that passes or concerns every job."""
         if not isinstance(reply, Exception):
             return cls(reply)
-        if passes(reply):
+        if passes(reply) or unfit(reply):
             raise reply
         log.error("Redis refuses to end a job: %s", reply)
         return cls(cls.REFUSED)

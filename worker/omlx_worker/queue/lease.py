@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from redis import Redis
 from redis.client import Pipeline
+from rq.executions import ExecutionRegistry
 from rq.job import Job
+from rq.rate_limit import RateLimitRegistry
 
 from omlx_producer.outcome import read_stream_end, write_stream_end
 from omlx_producer.protocol import (
@@ -26,7 +28,7 @@ from omlx_producer.protocol import (
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
 from omlx_worker.queue.lua import load
-from omlx_worker.queue.quarantine import Quarantine
+from omlx_worker.queue.quarantine import SUSPECT_CRASHES, Quarantine
 
 # The prefix of this project's execution ids, which sort by claim. RQ's are bare hexadecimal.
 EXECUTION_PREFIX = "omlx-"
@@ -34,6 +36,8 @@ EXECUTION_PREFIX = "omlx-"
 GRACE_SECONDS = 7 * 86_400
 SWEEP_LOCK = "omlx:sweep"
 SWEEP_LOCK_MILLISECONDS = 1_000
+# Keys of the server that a sweep looks at for jobs that no registry names: under 2 ms.
+RECOVERED_KEYS = 1_000
 STREAM_TTL = 86_400
 
 
@@ -75,6 +79,8 @@ class LeaseTable:
         self._renew = load(connection, "renew")
         self._give_back = load(connection, "give_back")
         self._sweep = load(connection, "sweep")
+        self._recover = load(connection, "recover")
+        self._recovered_to: bytes | str = "0"
 
     # The table
 
@@ -126,8 +132,8 @@ class LeaseTable:
                 GRACE_SECONDS,
                 events_key(""),
                 MAX_BODY_BYTES,
-                quarantine.suspect_crashes,
-                quarantine.max_crashes,
+                SUSPECT_CRASHES,
+                quarantine.max_lone_crashes,
                 len(held),
                 quarantine.alone.id if quarantine.alone else "",
                 *quarantine.reserved,
@@ -204,6 +210,16 @@ class LeaseTable:
         job_key = Job.key_for(job_id)
         self.connection.transaction(write, job_key, events_key(job_id))
 
+    def release_slot(self, job: Claim) -> None:
+        """Release the rate limit of a job that somebody else cancelled or deleted while it ran.
+
+        RQ keeps the limit until the job's execution is over.
+        """
+        self.connection.zrem(ExecutionRegistry(job.id, self.connection).key, job.execution)
+        # A deleted job no longer says which limit it had.
+        for limit in RateLimitRegistry.all(self.connection):
+            limit.release_stale_and_enqueue(job.id)
+
     def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str]:
         """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""
         held = list(jobs) if jobs is not None else self.jobs()
@@ -223,7 +239,11 @@ class LeaseTable:
         return returned
 
     def sweep(self) -> list[str]:
-        """Put jobs with expired leases back at the front of their queues; returns their ids."""
+        """Put abandoned jobs back at the front of their queues; returns their ids.
+
+        Those are jobs with expired leases and, a part of the server's keys at each call, jobs that
+        read as started and have lost theirs.
+        """
         # After a long outage this worker's own leases have expired, but it lives.
         self.renew()
         args: list[str | int] = [
@@ -233,11 +253,16 @@ class LeaseTable:
             *self._queues,
         ]
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
-        return [job.decode() for job in self._sweep(keys=[lock], args=args)]
+        abandoned = self._sweep(keys=[lock], args=args)
+        self._recovered_to, recovered = self._recover(
+            args=[self._recovered_to, RECOVERED_KEYS, *self._queues]
+        )
+        return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
 
     def _lost(self, reply: list[bytes], asked: Iterable[Claim]) -> dict[str, str]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""
-        texts = [item.decode() for item in reply]
+        # A status may be anything.
+        texts = [item.decode(errors="replace") for item in reply]
         told = dict(zip(texts[::2], texts[1::2], strict=True))
         for job in asked:
             if told.get(job.id) == "stop":

@@ -7,11 +7,13 @@ power cut. The sweep counts the death as a crash of every job that the worker he
   a power cut must not make 64 jobs run one by one.
 * From the second crash on, a job is a suspect. Only a worker that holds nothing claims it, and
   claims nothing else for `QUARANTINE_SECONDS`. A job that kills at once then kills alone.
-* A job is convicted if it was alone at the last of three or more crashes. It fails, and ``Retry``
-  does not apply.
+* A job is convicted by its third crash in quarantine, where it was its worker's only job. It fails,
+  and ``Retry`` does not apply. One such crash proves little where workers are killed from outside:
+  if every fifth run is, one crash convicts 20% of innocent suspects, three convict 0.8%. A job that
+  kills within its quarantine costs five workers.
 * A job that ends, in whatever way, loses its crashes. Progress does not reset them: a job whose
   cache outgrows the memory makes progress every time.
-* After its quarantine a suspect gets company. A crash in company does not convict, but doubles the
+* After its quarantine a suspect gets company. A crash in company does not count, but doubles the
   next quarantine, until a job that kills late is alone too.
 
 A busy worker that meets a suspect takes no more jobs until it holds none; under load it would never
@@ -30,9 +32,9 @@ from dataclasses import dataclass
 from omlx_worker.queue.claim import Claim
 
 # Fields of RQ's job hash that the scripts write.
-RUN_FIELDS = ("omlx_crashes", "omlx_alone")
+RUN_FIELDS = ("omlx_crashes", "omlx_lone", "omlx_alone")
 SUSPECT_CRASHES = 2
-MAX_CRASHES = 3
+MAX_LONE_CRASHES = 3
 QUARANTINE_SECONDS = 30.0
 
 
@@ -41,20 +43,16 @@ class Quarantine:
     """What a worker remembers between its claims.
 
     Attributes:
-        max_crashes: crashes that convict a job that was alone at the last of them.
+        max_lone_crashes: crashes without other jobs that convict one.
         seconds: length of the first quarantine.
         alone: the job that was claimed alone. It may have company now, or have ended.
         reserved: queue and id of the suspect that waits until this worker holds nothing.
     """
 
-    max_crashes: int = MAX_CRASHES
+    max_lone_crashes: int = MAX_LONE_CRASHES
     seconds: float = QUARANTINE_SECONDS
     alone: Claim | None = None
     reserved: tuple[str, str] = ("", "")
-
-    @property
-    def suspect_crashes(self) -> int:
-        return min(SUSPECT_CRASHES, self.max_crashes - 1)
 
     def running(self, held: Sequence[Claim]) -> bool:
         """Whether a suspect must stay alone.
@@ -66,7 +64,7 @@ class Quarantine:
             self.alone = None
             return False
         # Anybody can write the hash that holds the count: limit the exponent.
-        beyond = max(0, min(self.alone.crashes - self.suspect_crashes, 16))
+        beyond = max(0, min(self.alone.crashes - SUSPECT_CRASHES, 16))
         return time.monotonic() - self.alone.claimed_at < self.seconds * (1 << beyond)
 
     def note(self, reserved: tuple[str, str], claimed: Sequence[Claim]) -> None:

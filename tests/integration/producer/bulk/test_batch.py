@@ -215,6 +215,50 @@ def test_the_commands_reach_a_batch_from_anywhere(
     assert len(run("results", batch_id).stdout.splitlines()) == 41
 
 
+def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    batch = batch_of(connection, 120)
+    connection.set(batch.lock_key, "token")
+    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": {}})
+    BatchSink(batch, b"token").commit([result])
+    early = run("results", batch.id)
+    assert (early.exit_code, early.stderr) == (4, "open: 1 of 120 rows\n")
+    assert len(early.stdout.splitlines()) == 1
+    output = tmp_path / "out.jsonl"
+    assert run("results", batch.id, "-o", str(output)).exit_code == 4
+    assert ids(output) == ["r0"]
+    meant = run("results", batch.id, "--partial")
+    assert (meant.exit_code, meant.stderr) == (0, "open: 1 of 120 rows\n")
+    batch.end("cancelled")
+    assert run("results", batch.id).exit_code == 1
+    assert run("results", batch.id, "--partial").exit_code == 0
+
+
+def test_a_table_of_a_batch_has_its_failures_in_their_places(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    batch = Batch.create(connection)
+    bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
+    batch.upload([*rows(1), bad, *rows(1, start=1)])
+    connection.set(batch.lock_key, "token")
+    choice = {"index": 0, "text": "t", "finish_reason": "stop"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    results = [RowResult(row, "bulk-1-1", body=body) for row in batch.unfinished()]
+    BatchSink(batch, b"token").commit(results)
+    batch.end("done")
+    output = tmp_path / "out.csv"
+    assert run("results", batch.id, "-o", str(output)).exit_code == 1
+    assert output.read_text().splitlines() == [
+        "custom_id,text,finish_reason,prompt_tokens,completion_tokens,error",
+        "r0,t,stop,3,4,",
+        ",,,,,unparsable: line 2: not JSON",
+        "r1,t,stop,3,4,",
+    ]
+    run("results", batch.id, "-o", str(output), "--with-body")
+    assert output.read_text().splitlines()[0].endswith(",error,response")
+
+
 def test_a_batch_that_is_none_is_told(run: Run) -> None:
     for command in ("status", "watch", "results", "cancel"):
         done = run(command, "batch-0123456789ab")

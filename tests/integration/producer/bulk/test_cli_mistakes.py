@@ -10,6 +10,7 @@ import redis
 
 from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.bulk import command_line
+from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
 
@@ -39,6 +40,42 @@ def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]
     done = run("run", str(source), "--template", "{c}", "--progress", "none", *options)
     assert done.exit_code == 2, done.exception
     assert "the Parquet input cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], ["--detach"], ["-o", "{folder}/out.jsonl"]])
+def test_a_template_for_another_input_is_told_before_anything_runs(
+    run: Run, connection: redis.Redis, tmp_path: Path, how: list[str]
+) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("id,text\n1,a\n")
+    options = [option.format(folder=tmp_path) for option in how]
+    code, said = told(run, "run", str(source), "--template", "{txt}", *options)
+    assert code == 2
+    assert said == (
+        "omlx-submit: --template: got '{txt}', but the input lacks the column txt; it has id, text"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    assert not list(connection.scan_iter("omlx:batch:*"))
+
+
+def test_an_output_that_is_no_file_is_told_before_anything_runs(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    batch = batch_of(connection, 1)
+    for command in (["run", str(tmp_path / "rows.jsonl")], ["results", batch.id]):
+        code, said = told(run, *command, "-o", "/dev/null")
+        assert code == 2
+        assert said == "omlx-submit: /dev/null: is not a regular file; give another output"
+    assert jobs_in_redis(connection) == 0
+
+
+def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
+    code, said = told(run, "run", str(tmp_path), "--format", "text", "--dry-run")
+    assert (code, said) == (
+        2,
+        f"omlx-submit: {tmp_path}: is no regular file; give an input, or - for stdin",
+    )
 
 
 def test_results_to_a_folder_that_is_none_are_refused_before_any_waiting(

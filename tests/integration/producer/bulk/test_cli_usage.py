@@ -31,6 +31,7 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
         "prompt_tokens": 2,
         "prompt_tokens_exact": False,
         "most_completion_tokens": 5,
+        "ignored_fields": {},
     }
     assert "line 2: custom_id 'a' was given at line 1 already" in done.stderr
     assert jobs_in_redis(connection) == 0

@@ -155,7 +155,7 @@ def test_a_failure_is_a_result_with_the_workers_sentence(
     sink = Kept()
     with running_worker(redis_url):
         finish(Feed(connection, RUN, rows(3, max_completion_tokens=20_000), sink))
-    assert {result.code for result in sink.results} == {"failed"}
+    assert {result.code for result in sink.results} == {"invalid_request"}
     assert "at most 10000 fit" in sink.results[0].reason
 
 

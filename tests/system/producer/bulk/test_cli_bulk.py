@@ -83,7 +83,7 @@ def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
         assert [
             (line["custom_id"], line["error"]["code"]) for line in errors(tmp_path / "out.jsonl")
         ] == [(None, "unparsable"), ("a", "duplicate_custom_id"), ("b", "invalid_request")]
-    assert "3 rows have failed; run them again: omlx-submit retry out.jsonl" in err
+    assert "3 rows have failed; they would fail again; correct them in the input" in err
 
 
 @pytest.mark.usefixtures("worker")
@@ -94,7 +94,7 @@ def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: 
     write_jsonl(tmp_path / "rows.jsonl", [*good, failing])
     code, _, err = submit(redis_url, tmp_path, "run", "rows.jsonl", "-o", "out.jsonl")
     assert code == 1, err
-    assert [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")] == ["failed"]
+    assert [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")] == ["invalid_request"]
     code, _, err = submit(redis_url, tmp_path, "retry", "out.jsonl")
     assert code == 1
     assert json.loads(err.splitlines()[-2])["rows"] == 1

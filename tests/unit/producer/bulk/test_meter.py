@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from omlx_producer.bulk import progress as progress_module
-from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.progress import StatusLines, duration, figures, summary_text
+from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.bulk.progress import (
+    StatusLines,
+    duration,
+    figures,
+    make_display,
+    summary_text,
+)
 from omlx_producer.bulk.row import RowResult
 from tests.unit.producer.bulk.test_output import failed, ok, row
 
@@ -89,6 +95,40 @@ def test_a_status_line_comes_every_few_seconds(
     lines.end(meter)
     shown = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["type"] for line in shown] == ["progress", "progress", "summary"]
+
+
+def test_before_the_first_row_ends_the_figures_are_those_of_the_workers() -> None:
+    clock = Clock()
+    meter = Meter(total=10, clock=clock)
+    clock.now += 75
+    assert figures(meter) == "1 min 15 s, 0 tok/s in, 0 out"
+    meter.now = Speed(running=8, tokens_in=120.4, tokens_out=40)
+    assert figures(meter) == "1 min 15 s, 8 running, 120 tok/s in, 40 out"
+    shown = meter.snapshot()
+    assert (shown["running"], shown["seconds"]) == (8, 75)
+    assert shown["completion_tokens_per_second"] == 40
+
+
+def test_off_a_terminal_the_summary_is_readable_and_then_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    meter = Meter()
+    meter.count([ok("a")])
+    make_display("auto").end(meter)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("1 rows in ")
+    assert json.loads(last)["type"] == "summary"
+    make_display("ndjson").end(meter)
+    (only,) = capsys.readouterr().err.splitlines()
+    assert json.loads(only)["rows"] == 1
+
+
+def test_the_summary_says_which_fields_were_ignored() -> None:
+    meter = Meter()
+    assert "ignored" not in summary_text(meter)
+    meter.ignored.update(user=1200, metadata=3)
+    assert summary_text(meter).endswith("\nrows with ignored fields: user 1,200, metadata 3")
+    assert meter.summary()["ignored_fields"] == {"user": 1200, "metadata": 3}
 
 
 def test_the_summary_says_how_rows_failed() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 from omlx_producer import InvalidRequest
 from omlx_producer.bulk import journal as journal_module
 from omlx_producer.bulk.journal import Journal
-from omlx_producer.bulk.output import OutputFiles
+from omlx_producer.bulk.output import OutputFiles, real_path, require_output
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
 from omlx_producer.bulk.runfile import RunFile, read_settings
+from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
 
@@ -51,14 +54,14 @@ def bad(line: int, custom_id: str | None = None) -> RowResult:
     return RowResult(row_, "", code=row_.code, reason=row_.reason)
 
 
-def write(path: Path, *results: RowResult, finish: bool = False, ordered: bool = False) -> RowIndex:
+def write(path: Path, *results: RowResult, finish: bool = False, **how: bool) -> RowIndex:
     index = RowIndex()
     files = OutputFiles(path, index)
     for result in results:
         index.see(result.row.key, result.row.line)
     files.commit(results)
     if finish:
-        files.finish(ordered=ordered)
+        files.finish(**{"ordered": False} | how)
     files.close()
     return index
 
@@ -152,6 +155,13 @@ def test_bad_lines_that_the_input_no_longer_has_leave_the_errors(tmp_path: Path)
     assert [line["error"]["line"] for line in errors(out)] == [4]
 
 
+def test_bad_lines_beyond_the_end_of_a_limited_run_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, bad(3)).close()
+    write(out, ok("a"), finish=True, whole=False).close()
+    assert [line["error"]["line"] for line in errors(out)] == [3]
+
+
 def test_ordered_is_the_order_of_the_input_and_strangers_come_last(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, ok("gone", 9)).close()
@@ -209,7 +219,7 @@ def test_lines_say_which_version_of_which_row_they_are() -> None:
 
 
 def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
-    names = ["ünï", "\u2028", '"', "\ud800", "x" * 512]
+    names = ["ünï", "\u2028", '"', "x" * 512]
     index = write(tmp_path / "out.jsonl", *(ok(name) for name in names))
     index.close()
     index = write(tmp_path / "out.jsonl")
@@ -217,24 +227,144 @@ def test_a_custom_id_may_be_any_text(tmp_path: Path) -> None:
     index.close()
 
 
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
 def test_csv_has_a_row_for_each_result(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     write(out, ok("a", 1), ok('b"\n', 2), failed("c", 3), finish=True, ordered=True).close()
-    with out.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [r["custom_id"] for r in rows] == ["a", 'b"\n']
-    assert rows[0]["text"] == "text of a"
-    assert json.loads(rows[0]["response"]) == body("text of a")
+    rows = csv_rows(out)
+    assert rows[0] == {
+        "custom_id": "a",
+        "text": "text of a",
+        "finish_reason": "stop",
+        "prompt_tokens": "1",
+        "completion_tokens": "2",
+        "error": "",
+    }
+    assert [r["custom_id"] for r in rows] == ["a", 'b"\n', "c"]
+    assert (rows[2]["text"], rows[2]["error"]) == ("", "failed: out of memory")
     assert [line["custom_id"] for line in errors(out)] == ["c"]
+
+
+def test_an_ordered_table_has_failures_in_their_places(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    write(out, ok("c", 3), failed("b", 2), ok("a", 1), finish=True, ordered=True).close()
+    assert [r["custom_id"] for r in csv_rows(out)] == ["a", "b", "c"]
+
+
+def test_a_table_has_each_choice_and_counts_tokens_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    two = ok("a")
+    assert two.body
+    two.body["choices"].append({"index": 1, "text": "other", "finish_reason": "length"})
+    write(out, two, finish=True, with_body=True).close()
+    first, second = csv_rows(out)
+    assert (first["custom_id"], first["text"], first["completion_tokens"]) == (
+        "a",
+        "text of a",
+        "2",
+    )
+    assert json.loads(first["response"]) == two.body
+    assert (second["custom_id"], second["text"], second["finish_reason"]) == (
+        *("a", "other"),
+        "length",
+    )
+    assert second["completion_tokens"] == second["response"] == ""
 
 
 def test_parquet_has_a_row_for_each_result(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "out.parquet"
-    write(out, ok("a", 1), ok("b", 2), finish=True, ordered=True).close()
+    write(out, ok("a", 1), failed("b", 2), finish=True, ordered=True).close()
     table = parquet.read_table(out)
     assert table.column("custom_id").to_pylist() == ["a", "b"]
-    assert table.column("completion_tokens").to_pylist() == [2, 2]
+    assert table.column("completion_tokens").to_pylist() == [2, None]
+    assert table.column("error").to_pylist() == [None, "failed: out of memory"]
+    assert "response" not in table.column_names
+
+
+def test_an_output_is_valid_utf_8_whatever_a_reason_quotes(tmp_path: Path) -> None:
+    strange = RowResult(row("a"), "bulk-1-1", code="failed", reason="got \ud800")
+    line = write_line(strange)
+    assert json.loads(line.decode("utf-8"))["error"]["message"] == "got \ud800"
+
+
+@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_to_an_output_is_no_second_output(tmp_path: Path, make: Any) -> None:
+    out, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    out.touch()
+    make(link, out)
+    index = RowIndex()
+    files = OutputFiles(out, index)
+    with pytest.raises(InvalidRequest, match=r"link.jsonl: another omlx-submit is writ"):
+        OutputFiles(link, index)
+    files.close()
+    OutputFiles(link, index).close()
+    index.close()
+
+
+def test_a_link_has_the_files_beside_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link, out = tmp_path / "link.jsonl", tmp_path / "folder" / "out.jsonl"
+    link.symlink_to(out)
+    assert real_path(link) == out.resolve()
+    assert real_path(Path("plain.jsonl")) == Path("plain.jsonl")
+
+
+def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "out.csv.jsonl").mkdir()
+    for name in ("/dev/null", tmp_path / "fifo", tmp_path, tmp_path / "out.csv"):
+        with pytest.raises(InvalidRequest, match=r": is not a regular file; give another output$"):
+            require_output(Path(name))
+
+
+def test_failures_that_may_succeed_when_repeated_are_counted(tmp_path: Path) -> None:
+    refused = RowResult.of_job(row("c"), Outcome("bulk-1-1", "failed", error="prompt: too long"))
+    out = tmp_path / "out.jsonl"
+    index = write(out, ok("a"), failed("b"), refused, bad(4))
+    assert (index.count(ok=False), index.count_repeatable()) == (3, 1)
+    index.close()
+    index = write(out)
+    assert (index.count(ok=False), index.count_repeatable()) == (3, 1)
+    index.close()
+
+
+def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
+    index = RowIndex()
+    index._database.execute("PRAGMA max_page_count = 10")
+
+    def fill() -> None:
+        for number in range(10_000):
+            index.see(f"id:{number}", number)
+
+    with pytest.raises(OSError, match="full") as caught:
+        fill()
+    assert "TMPDIR" in caught.value.filename
+    index.close()
+
+
+def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, index = tmp_path / "out.jsonl", RowIndex()
+    files = OutputFiles(out, index)
+    files.commit([ok("a")])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "sync_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            files.commit([ok("b")])
+        with pytest.raises(OSError, match="No space left"):
+            files.close()
+    index.close()
+    # Its lock is gone with it.
+    write(out, ok("b")).close()
+    assert set(ids(out)) == {"a", "b"}
 
 
 def test_an_output_has_one_writer(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("nonsense", "not JSON"),
+        ("nonsense", "not JSON (Expecting value: line 1 column 1 (char 0)); for a prompt a line "),
         ("[1]", "not a JSON object"),
         ('{"a": NaN}', "not JSON (NaN is not JSON)"),
         ("[" * 100_000, "nested too deeply"),
@@ -72,6 +72,20 @@ def test_csv_rows_may_span_lines_and_lack_or_exceed_cells() -> None:
     assert records[3].value == {"id": "4", "text": "last"}
 
 
+def test_csv_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    bad, good = read("text\ncaf\xe9\nplain\n".encode("latin-1"), "csv")
+    assert (bad.line, bad.problem) == (2, "not UTF-8")
+    assert good.value == {"text": "plain"}
+    with pytest.raises(InvalidRequest, match="first line is not UTF-8; save the file as UTF-8"):
+        read("text\na\n".encode("utf-16"), "csv")
+
+
+def test_reading_csv_leaves_the_stream_open() -> None:
+    stream = io.BytesIO(b"a\n1\n")
+    assert len(list(read_records(stream, "csv"))) == 1
+    assert not stream.closed
+
+
 def test_csv_without_a_header_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="its first line must name the columns"):
         read("", "csv")
@@ -112,6 +126,16 @@ def test_parquet_that_is_broken_inside_is_refused_behind_its_good_rows(tmp_path:
     assert next(records).value == {"text": texts[0]}
     with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
         list(records)
+
+
+def test_parquet_texts_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    texts = arrow.array([b"\xff"]).view(arrow.string())
+    parquet.write_table(arrow.table({"text": texts}), path)
+    with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
+        read(path.read_bytes(), "parquet")
 
 
 def test_parquet_rows_come_in_order(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_nobody_listens_to_tokens_so_none_are_streamed() -> None:
         ({"custom_id": None}, "unparsable", "custom_id: got None"),
         ({"custom_id": 7}, "unparsable", "custom_id: got 7"),
         ({"custom_id": "x" * 600}, "unparsable", "1 to 512 characters"),
+        ({"custom_id": "a\ud800"}, "unparsable", "custom_id: got 'a\\ud800'; give text without"),
         ({"method": "GET"}, "invalid_request", "method: got 'GET'; give 'POST'"),
         ({"url": "/v1/embeddings"}, "invalid_request", "url: got '/v1/embeddings'"),
         ({"url": "/v1/chat/completions"}, "invalid_request", "body.messages: missing"),
@@ -75,10 +76,62 @@ def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
     assert reason in bad.reason
 
 
-def test_an_object_without_a_template_is_told_of_it() -> None:
-    bad = make({"text": "hello"})
-    assert isinstance(bad, BadRow)
-    assert "give --template" in bad.reason
+def checked(*values: Any, kind: Any = "jsonl", **shape: Any) -> list[Record]:
+    """The records that pass the look at the first ones."""
+    records = [Record(line, value) for line, value in enumerate(values, 1)]
+    return list(RowMaker(kind, Shape(**shape), MODELS).checked(records))
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({}, "--template: missing, but the input lacks the column prompt; it has a, b"),
+        ({"template": "{a} {c}"}, "got '{a} {c}', but the input lacks the column c; it has a, b"),
+        (
+            {"template": "{a}", "id_field": "k"},
+            "--id-field: got 'k', a column that the input lacks",
+        ),
+    ],
+)
+def test_a_column_that_the_input_lacks_is_told_before_anything_runs(
+    shape: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        checked({"a": "1", "b": "2"}, kind="csv", **shape)
+    assert reason in str(caught.value)
+
+
+def test_objects_without_a_template_are_told_of_it_before_anything_runs() -> None:
+    with pytest.raises(InvalidRequest, match="holds no OpenAI Batch lines: it has text, not body"):
+        checked({"text": "hello"})
+
+
+def test_a_column_that_some_of_the_first_rows_have_is_none_that_the_input_lacks() -> None:
+    values = [None, {"b": 1}, {"a": 1}]
+    assert [record.value for record in checked(*values, template="{a}")] == values
+    assert checked(None, template="{a}")
+    assert checked("hello", kind="text")
+
+
+def test_looking_at_the_first_rows_passes_all_rows_on() -> None:
+    values = [{"prompt": str(n)} for n in range(1000)]
+    assert [record.value for record in checked(*values, kind="csv")] == values
+
+
+@pytest.mark.parametrize("option", ["template", "id_field"])
+def test_a_text_input_has_no_columns(option: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"--{option.replace('_', '-')}: a text input has no"):
+        RowMaker("text", Shape(**{option: "{text}"}), MODELS)
+
+
+def test_a_row_nested_too_deeply_is_a_bad_row() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    for change in ({"method": deep}, {"custom_id": None, "x": deep}):
+        bad = make(batch_line("a") | change)
+        assert isinstance(bad, BadRow)
+        assert bad.reason == "line 1: nested too deeply"
 
 
 def test_a_template_makes_prompts_of_objects() -> None:
@@ -94,6 +147,19 @@ def test_columns_make_prompts_by_default_from_prompt() -> None:
 def test_the_id_may_be_a_column_and_must_then_be_there() -> None:
     assert row({"prompt": "p", "key": 12}, "csv", id_field="key").custom_id == "12"
     assert isinstance(make({"prompt": "p"}, "csv", id_field="key"), BadRow)
+
+
+def test_the_id_is_looked_for_in_custom_id_and_then_in_id() -> None:
+    assert row({"prompt": "p", "id": 7, "custom_id": "a"}, "csv").custom_id == "a"
+    assert row({"prompt": "p", "id": 7}, "csv").custom_id == "7"
+    assert row({"prompt": "p", "id": 7, "custom_id": None}, "csv").custom_id == "7"
+    assert row({"prompt": "p", "id": 7}, template="{prompt}").custom_id == "7"
+    assert row({"prompt": "p", "id": 7, "key": "k"}, "csv", id_field="key").custom_id == "k"
+    assert row({"prompt": "p", "id": None}, "csv").custom_id == "row-1"
+
+
+def test_the_id_of_a_batch_line_is_its_custom_id_alone() -> None:
+    assert isinstance(make(batch_line("a") | {"custom_id": None, "id": "b"}), BadRow)
 
 
 def test_a_missing_column_is_a_bad_row_that_says_which_there_are() -> None:
@@ -129,6 +195,32 @@ def test_options_are_for_rows_that_do_not_say() -> None:
     assert made.request.max_completion_tokens == 5
     assert made.request.temperature == 1.5
     assert row("hello", "text", sampling=sampling).request.max_completion_tokens == 9
+
+
+def test_a_field_that_is_null_takes_the_option() -> None:
+    sampling = {"max_completion_tokens": 9, "temperature": 0.1}
+    made = row(batch_line("a", temperature=None, max_tokens=None), sampling=sampling)
+    assert (made.request.temperature, made.request.max_completion_tokens) == (0.1, 9)
+
+
+def test_fields_without_effect_are_counted_and_change_nothing() -> None:
+    maker = RowMaker("jsonl", Shape(), MODELS)
+    plain = maker.make(Record(1, batch_line("a")))
+    given = maker.make(Record(1, batch_line("a", user="me", metadata={"a": "b"}, store=None)))
+    maker.make(Record(2, batch_line("b", user="me")))
+    assert plain == given
+    assert maker.ignored == {"user": 2, "metadata": 1}
+
+
+def test_the_models_of_the_rows_are_known() -> None:
+    maker = RowMaker("jsonl", Shape(), MODELS)
+    maker.make(Record(1, batch_line("a")))
+    maker.make(Record(2, batch_line("b", model="other")))
+    assert maker.used == {"fake"}
+
+
+def test_values_that_are_no_text_are_written_as_json_without_escapes() -> None:
+    assert row({"tags": ["é"]}, template="{tags}").request.prompt == '["é"]'
 
 
 def test_the_model_given_is_for_all_rows() -> None:

@@ -13,7 +13,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.interface import Emission
 from omlx_worker.engine.loader import ModelError, load_engine
-from tests.helpers.checkpoints import write_qwen
+from tests.helpers.checkpoints import write_llama, write_qwen
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,12 @@ def generate(engine: DecodingEngine, job: str = "job", **fields: Any) -> list[Em
 
 def text_of(emissions: list[Emission]) -> str:
     return "".join(emission.text for emission in emissions)
+
+
+def test_the_model_says_how_deep_it_can_draft(path: Path, tmp_path: Path) -> None:
+    assert load_engine(str(path), max_rows=1, depth=2).info.draft_depth == 2
+    assert load_engine(str(path), max_rows=1).info.draft_depth == 0
+    assert load_engine(str(write_llama(tmp_path)), max_rows=1, depth=2).info.draft_depth == 0
 
 
 def test_a_row_ends_at_its_token_limit_and_leaves_the_engine(engine: DecodingEngine) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.sample_utils import make_logits_processors
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.loader import load_engine
+from omlx_worker.engine.ragged.sampling import Sampled
 from tests.helpers.decoding import Loaded, row, run
 
 PROMPTS = ([5, 6, 7], [9], list(range(40, 75)), [250, 3])
@@ -78,6 +83,55 @@ def test_the_engine_serves_a_llama_like_any_other_model(llama_path: Path) -> Non
         assert emission.logprobs is not None
         assert [entry.token_id for entry in emission.logprobs] == emission.tokens
         assert all(len(entry.top) == 2 for entry in emission.logprobs)
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.7},
+    "bias": {"logit_bias": {7: 4.0, 40: -6.0}},
+    "all": {
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "logit_bias": {7: 4.0},
+    },
+}
+
+
+def penalised(llama: Loaded, prompt: list[int], settings: dict[str, Any]) -> list[Sampled]:
+    """The tokens and log-probabilities of mlx-lm's own processors over the whole history."""
+    windows = {f"{kind}_context_size": 10_000 for kind in ("repetition", "presence", "frequency")}
+    processors = make_logits_processors(**settings, **windows)
+    steps = generate_step(
+        mx.array(prompt), llama.network, max_tokens=20, logits_processors=processors
+    )
+    return [Sampled(int(token), logprobs[token].item()) for token, logprobs in steps]
+
+
+@pytest.mark.parametrize("settings", PENALTIES.values(), ids=PENALTIES)
+def test_penalties_act_on_logits_as_those_of_mlx_lm_do(
+    llama: Loaded, settings: dict[str, Any]
+) -> None:
+    sampling = Sampling(temperature=0.0, top_logprobs=0, **settings)
+    prompts = {"long": PROMPTS[2], "short": PROMPTS[0]}
+    wanted = {name: penalised(llama, prompt, settings) for name, prompt in prompts.items()}
+    assert [s.token for s in wanted["long"]] != llama.greedy(prompts["long"], 20)
+
+    for company in (["long"], ["long", "short"]):
+        decoder = GeneratorDecoder(llama.network, max_rows=4)
+        for name in company:
+            decoder.add(row(name, prompts[name], 20, sampling))
+            decoder.prefill(name, 100)
+        got: dict[str, list[Sampled]] = {name: [] for name in company}
+        for step in (step for _ in range(25) for step in decoder.step()):
+            got[step.row_id] += step.tokens
+
+        for name in company:
+            assert [s.token for s in got[name]] == [s.token for s in wanted[name]]
+            assert [s.logprob for s in got[name]] == pytest.approx(
+                [s.logprob for s in wanted[name]], abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, repetition_penalty=1.3, seed=8)])

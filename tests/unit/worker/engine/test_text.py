@@ -7,6 +7,9 @@ import unicodedata
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, TokenizerWrapper
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.text import RowText, decode_faithfully
@@ -47,12 +50,13 @@ def composed(text: str) -> str:
 
 @given(text=st.text(min_size=1, max_size=40).map(composed))
 @example(text="\x00")
+@example(text="the character �")
 def test_pieces_add_up_to_the_text_and_hold_whole_characters(qwen: Loaded, text: str) -> None:
     tokens = qwen.tokenizer.encode(text, add_special_tokens=False)
 
     pieces, reason, _ = follow(qwen, tokens)
 
-    assert "".join(pieces) == text.rstrip("�")
+    assert "".join(pieces) == text
     assert all("�" not in piece for piece in pieces) or "�" in text
     assert reason == "length"
 
@@ -103,6 +107,31 @@ def test_half_a_character_at_the_token_limit_is_dropped(qwen: Loaded) -> None:
     pieces, reason, _ = follow(qwen, tokens[:-1], limit=len(tokens) - 1)
 
     assert ("".join(pieces), reason) == ("n", "length")
+
+
+def test_a_replacement_character_that_the_model_wrote_is_text_at_once(qwen: Loaded) -> None:
+    tokens = qwen.tokenizer.encode("a�", add_special_tokens=False)
+    [eos] = qwen.tokenizer.eos_token_ids
+
+    assert follow(qwen, tokens)[0] == ["a", "", "", "�"]
+    assert follow(qwen, [*tokens, eos])[0] == ["a", "", "", "�", ""]
+
+
+def test_a_sentencepiece_tokenizer_keeps_that_character_and_drops_half_of_another() -> None:
+    vocabulary = ["▁", "a", "�", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = models.BPE({token: i for i, token in enumerate(vocabulary)}, [], byte_fallback=True)
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    tokenizer = TokenizerWrapper(plain, SPMStreamingDetokenizer)
+    decode_faithfully(tokenizer)
+    space, letter, replacement, byte = 0, 1, 2, 3
+
+    def text_of(*tokens: int) -> str:
+        text = RowText(Row("r", [1], len(tokens), Sampling()), tokenizer)
+        return "".join(text.feed(token).text for token in tokens)
+
+    assert text_of(space, letter, replacement) == "a�"
+    assert text_of(letter, *(byte + value for value in "é�".encode())) == "aé�"
+    assert text_of(letter, byte + "é".encode()[0]) == "a"
 
 
 def test_text_held_back_for_a_stop_string_comes_out_at_the_token_limit(qwen: Loaded) -> None:

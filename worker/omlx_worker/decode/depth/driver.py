@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
-from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.decode.row import DecodeRow
+from omlx_worker.engine.interface import Emission
 
 log = logging.getLogger("omlx_worker.decode.depth.driver")
 
@@ -37,8 +38,6 @@ class DepthDriver:
         self._policy = policy
         self._calibration = calibration
         self._depth = depth
-        self._contexts: dict[str, int] = {}
-        self._limits: dict[str, int] = {}
         self._decision: Decision | None = None
         self._dispatched: Decision | None = None
         self._drafting: bool | None = None
@@ -62,6 +61,7 @@ class DepthDriver:
 
     def idle(self) -> bool:
         """There is no job: run one calibration step. Returns whether more of them are due."""
+        self._drafting = None
         return self._calibration is not None and self._calibration.step()
 
     def save(self) -> None:
@@ -69,21 +69,12 @@ class DepthDriver:
         if self._calibration:
             self._calibration.save(at_once=True)
 
-    def add(self, row: Row) -> None:
-        """A row is about to join, before the engine knows of it."""
+    def give_way(self) -> None:
+        """A row is about to join: remove calibration's rows from the engine."""
         if self._calibration:
             self._calibration.give_way()
-        self._contexts[row.row_id] = row.length
-        self._limits[row.row_id] = self._depth if row.depth is None else min(self._depth, row.depth)
 
-    def remove(self, row_id: str) -> None:
-        """A row has left."""
-        self._contexts.pop(row_id, None)
-        self._limits.pop(row_id, None)
-        if not self._contexts:
-            self._drafting = None
-
-    def before(self, rows: Sequence[str], slots: int, coming: int = 0) -> dict[str, int]:
+    def before(self, rows: Sequence[DecodeRow], slots: int, coming: int = 0) -> dict[str, int]:
         """How many tokens to draft for each of these rows in the step that comes now.
 
         Args:
@@ -91,12 +82,12 @@ class DepthDriver:
             coming: rows that join right after this step, one by one.
         """
         self._slots = slots
-        views = [RowView(row, self._limits[row], self._contexts[row]) for row in rows]
+        views = [RowView(row.row_id, self._limit(row), row.length) for row in rows]
         self._context = max((view.context for view in views), default=0)
         decision = self._policy.choose(views, slots, coming)
         self._dispatched, self._decision = self._decision, decision
         self._announce(self._decision, len(rows))
-        return {row: self._decision.depths.get(row, 0) for row in rows}
+        return {row.row_id: decision.depths.get(row.row_id, 0) for row in rows}
 
     def after(self, emissions: Sequence[Emission], seconds: float | None) -> None:
         """A step was dispatched, and these emissions of the one before it were read.
@@ -104,9 +95,6 @@ class DepthDriver:
         Args:
             seconds: since the step before; None if they were not those of a step alone.
         """
-        for emission in emissions:
-            if emission.row_id in self._contexts:
-                self._contexts[emission.row_id] += len(emission.tokens)
         if not emissions:
             return
         depth = max(emission.drafted for emission in emissions)
@@ -124,6 +112,10 @@ class DepthDriver:
         )
         self._policy.observe(report)
 
+    def _limit(self, row: DecodeRow) -> int:
+        asked = row.request.depth
+        return self._depth if asked is None else min(self._depth, asked)
+
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:
             return
@@ -132,5 +124,5 @@ class DepthDriver:
             self.transitions += 1
             turn = "begins" if drafting else "ends"
             plural = "s" if rows != 1 else ""
-            log.info("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
+            log.debug("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
         self._drafting = drafting

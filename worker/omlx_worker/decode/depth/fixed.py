@@ -24,7 +24,7 @@ __all__ = [
     "make_policy",
 ]
 
-Mode = Literal["hybrid", "auto", "mtp", "batched"]
+Mode = Literal["auto", "hybrid", "mtp", "batched"]
 
 
 class DepthPolicy(Protocol):

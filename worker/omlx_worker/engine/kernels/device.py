@@ -51,6 +51,24 @@ def for_device(dk: int, dv: int) -> Kernels:
     return for_metal(dk, dv) if mx.metal.is_available() else for_cuda(dk, dv)
 
 
+def compiles() -> bool:
+    """Whether `mx.compile` compiles: not on a CPU without g++, nor when it is turned off.
+
+    MLX does not say. A function that is compiled runs only once for two calls of one shape.
+    """
+    runs = 0
+
+    def count(array: mx.array) -> mx.array:
+        nonlocal runs
+        runs += 1
+        return array
+
+    probe, array = mx.compile(count), mx.zeros(1)
+    probe(array)
+    probe(array)
+    return runs == 1
+
+
 def for_metal(dk: int, dv: int) -> Kernels:
     """mlx-lm's kernel; with ``OMLX_QUEUE_METAL_KERNEL=1`` `DeltaKernel`, NOT yet run on Metal."""
     asked = os.environ.get("OMLX_QUEUE_METAL_KERNEL") == "1"

@@ -24,6 +24,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_worker.engine.interface import Row
+from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
@@ -92,11 +93,14 @@ def compiled(
     reads, the new state, and the arrays that each layer wrote.
 
     Args:
-        on_trace: called on every trace, that is, for every new bucket of shapes.
+        on_trace: called on every trace, that is, for every new bucket of shapes; never where
+            nothing is compiled, which runs the function in every step.
     """
+    traces = compiles()
 
     def step(state: State, params: Params, layers: Arrays) -> tuple[list[mx.array], State, Arrays]:
-        on_trace()
+        if traces:
+            on_trace()
         caches = model.wrap(layers)
         counts, draw, after = advance(model, caches, state, params, plan, depth)
         return [counts, *draw.arrays], after, [cache.written for cache in caches]

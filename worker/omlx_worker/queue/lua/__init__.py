@@ -1,25 +1,69 @@
 """The Lua scripts of this package, as callables of a connection.
 
-Every script runs with ``lua/prelude.lua`` before it. Calls go by digest (EVALSHA); redis-py sends
-the text again when a server does not know it, after a restart for example.
+Every script runs with ``lua/prelude.lua`` before it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from importlib import resources
+from typing import Any
 
 from redis import Redis
-from redis.commands.core import Script
+from redis.exceptions import NoScriptError
+from rq.defaults import RQ_KEY_PREFIX
+
+log = logging.getLogger("omlx_worker.queue.lua")
 
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua`` with the prelude before it."""
+    """The text of ``lua/<name>.lua`` with RQ's key prefix and the prelude before it."""
     folder = resources.files(__name__)
     prelude = folder.joinpath("prelude.lua").read_text(encoding="utf-8")
-    return prelude + "\n" + folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\n" + folder.joinpath(f"{name}.lua").read_text(
+        encoding="utf-8"
+    )
 
 
 def load(connection: Redis, name: str) -> Script:
-    return connection.register_script(source(name))
+    return Script(connection, source(name))
+
+
+class Script:
+    """A script on a connection. A call returns its reply and logs keys of another type.
+
+    Calls go by digest. To a server that does not know it the text goes with the call, unlike in
+    redis-py's `Script`: a server may forget a script that was just loaded.
+    """
+
+    def __init__(self, connection: Redis, text: str) -> None:
+        self._connection = connection
+        self._text = text
+        self._digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, keys: Sequence[str] = (), args: Iterable[Any] = ()) -> Any:
+        call = (len(keys), *keys, *args)
+        answer: Any
+        try:
+            answer = self._connection.evalsha(self._digest, *call)
+        except NoScriptError:
+            answer = self._connection.eval(self._text, *call)
+        reply, broken = answer
+        for key, kind in zip(broken[::2], broken[1::2], strict=True):
+            report(key.decode(errors="backslashreplace"), kind.decode())
+        return reply
+
+
+@lru_cache(maxsize=1024)
+def report(key: str, kind: str) -> None:
+    """Log a key of another type, once."""
+    log.error(
+        "the Redis key %s is of another type than RQ's (%s) and is left out; "
+        "delete it with DEL, or rename it",
+        key,
+        kind,
+    )

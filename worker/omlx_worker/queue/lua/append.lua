@@ -47,4 +47,4 @@ for i = 4, #ARGV, 6 do
   if not reason and redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
   if reason then tell(job, reason) end
 end
-return told
+return answer(told)

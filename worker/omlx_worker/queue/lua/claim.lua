@@ -13,7 +13,7 @@
 -- ARGV[5]    prefix of event streams
 -- ARGV[6]    longest payload in bytes; of a longer one only the length is returned
 -- ARGV[7]    crashes that make a job a suspect
--- ARGV[8]    crashes that convict a job, if it was alone at the last
+-- ARGV[8]    crashes without other jobs that convict it
 -- ARGV[9]    number of jobs that the worker holds
 -- ARGV[10]   the job that runs alone on the worker, or ''
 -- ARGV[11..12] queue and id of the suspect that the worker has reserved, or '' and ''
@@ -23,7 +23,7 @@
 -- Returns nil while workers are suspended, else
 --   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail'}
+--    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -35,7 +35,7 @@ local claimed = {}
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
-local taken = redis.call('LRANGE', last_claim, 0, -1)
+local taken = write('LRANGE', last_claim, 0, -1)
 if taken[1] == claim then
   for i = #taken - 2, 2, -3 do
     if holds(taken[i], taken[i + 1], taken[i + 2]) then
@@ -44,7 +44,7 @@ if taken[1] == claim then
   end
 end
 if taken[1] then redis.call('DEL', last_claim) end
-if redis.call('EXISTS', 'rq:suspended') == 1 then return false end
+if redis.call('EXISTS', RQ .. 'suspended') == 1 then return answer(false) end
 
 local function remember(queue, job, execution)
   if #claimed == 0 then
@@ -57,9 +57,9 @@ end
 local function filled(value) return value and value ~= '' and value ~= '0' and value ~= '[]' end
 
 local function read(job)
-  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, ALONE, STOP,
+  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP,
     'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-    'webhooks', 'retries_left', 'repeats_left', 'data')
+    'webhooks', 'retries_left', 'repeats_left', 'rate_limit_key', 'data', 'enqueued_at')
 end
 
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
@@ -79,16 +79,17 @@ local function is_stale(job, fields)
   return false
 end
 
-local function crashes(fields)
-  local count = tonumber(fields[3] or '') or 0
+-- Anybody can write the fields.
+local function as_count(text)
+  local count = tonumber(text or '') or 0
   return count > 0 and math.floor(math.min(count, 1000)) or 0
 end
 
 -- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
   if fields[5] then return 'stop' end
-  if crashes(fields) >= convicting and fields[4] == '1' then return 'fail' end
-  return crashes(fields) >= suspicious and 'alone' or 'run'
+  if as_count(fields[4]) >= convicting then return 'fail' end
+  return as_count(fields[3]) >= suspicious and 'alone' or 'run'
 end
 
 -- The number of tokens that an interrupted run left in the stream. A stream that has ended belongs
@@ -103,21 +104,21 @@ end
 local function start(queue, job, fields)
   local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
   remember(queue, job, execution)
-  local data, how = fields[12] or '', treatment(fields)
+  local data, how = fields[13] or '', treatment(fields)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
   redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
-    'started_at', date, 'last_heartbeat', date)
+    EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
   if how == 'alone' then redis.call('HSET', key, ALONE, '1') end
   redis.call('PERSIST', key)
   redis.call('HSET', execution_key(job, execution), 'id', execution,
     'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
   extend(queue, job, execution, time, lease, grace)
   local needs_rq = filled(fields[6]) or filled(fields[7]) or filled(fields[8])
-    or filled(fields[9]) or filled(fields[10]) or filled(fields[11])
+    or filled(fields[9]) or filled(fields[10]) or filled(fields[11]) or filled(fields[12])
   claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', needs_rq and 1 or 0, crashes(fields), how}
+    fields[2] or '', needs_rq and 1 or 0, as_count(fields[3]), how, fields[14] or ''}
 end
 
 local function take(queue, job, fields, index)
@@ -127,7 +128,7 @@ local function take(queue, job, fields, index)
 end
 
 local function reserve(job)
-  local owner = redis.call('GET', reservation_key(job))
+  local owner = write('GET', reservation_key(job))
   if owner and owner ~= worker then return false end
   redis.call('SET', reservation_key(job), worker, 'EX', math.ceil(lease))
   return true
@@ -136,25 +137,30 @@ end
 local function take_alone(queue, job, fields, index)
   take(queue, job, fields, index)
   redis.call('DEL', reservation_key(job))
-  return {'', '', claimed}
+  return answer({'', '', claimed})
+end
+
+-- Whether jobs can be taken from a queue and started.
+local function is_open(queue)
+  return try('LLEN', queue_key(queue)) and try('ZCARD', started_key(queue))
 end
 
 local wanted_queue, wanted = ARGV[11], ARGV[12]
 if wanted ~= '' then
   local fields = read(wanted)
-  local index = redis.call('LPOS', queue_key(wanted_queue), wanted)
+  local index = is_open(wanted_queue) and redis.call('LPOS', queue_key(wanted_queue), wanted)
   if index and not is_stale(wanted, fields) and treatment(fields) == 'alone' and reserve(wanted) then
-    if held > 0 then return {wanted_queue, wanted, claimed} end
+    if held > 0 then return answer({wanted_queue, wanted, claimed}) end
     return take_alone(wanted_queue, wanted, fields, index)
-  elseif redis.call('GET', reservation_key(wanted)) == worker then
+  elseif write('GET', reservation_key(wanted)) == worker then
     redis.call('DEL', reservation_key(wanted))
   end
 end
 
 local reserved_queue, reserved = '', ''
 for _, queue in ipairs(KEYS) do
-  local index = 0
-  while #claimed < limit and looks_left > 0 and bytes_left > 0 and reserved == '' do
+  local index, open = 0, is_open(queue)
+  while open and #claimed < limit and looks_left > 0 and bytes_left > 0 and reserved == '' do
     local job = redis.call('LINDEX', queue_key(queue), index)
     if not job then break end
     local fields = read(job)
@@ -174,4 +180,4 @@ for _, queue in ipairs(KEYS) do
   end
 end
 if alone ~= '' and #claimed > 0 then redis.call('HDEL', job_key(alone), ALONE) end
-return {reserved_queue, reserved, claimed}
+return answer({reserved_queue, reserved, claimed})

@@ -22,7 +22,7 @@ local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
 
 local function is_done(job, execution)
-  local last = redis.pcall('XREVRANGE', 'rq:results:' .. job, '+', '-', 'COUNT', 1)
+  local last = redis.pcall('XREVRANGE', RQ .. 'results:' .. job, '+', '-', 'COUNT', 1)
   for _, entry in ipairs(last) do
     for i = 1, #entry[2], 2 do
       if entry[2][i] == 'execution_id' then return entry[2][i + 1] == execution end
@@ -36,22 +36,22 @@ local function expire(name, seconds)
 end
 
 local function add_result(job, execution, succeeded, payload, started, ttl)
-  local results = 'rq:results:' .. job
+  local results = RQ .. 'results:' .. job
   write('XADD', results, 'MAXLEN', '~', 10, '*',
     'type', succeeded and '1' or '2', 'worker_name', worker,
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
-    'execution_started_at', started, 'execution_ended_at', ended_at)
+    'execution_started_at', number(started), 'execution_ended_at', ended_at)
   if ttl > 0 then redis.call('EXPIRE', results, ttl) end
 end
 
+-- The last writes: nothing is published that is not committed.
 local function announce(job, id, event, succeeded, ttl)
   local stream = events .. job
   redis.pcall('XADD', stream, id, 'event', event)
   redis.call('PUBLISH', channels .. job, event)
   -- The stream of ended jobs of a bulk run; see `ended_stream` in protocol.py.
   local run = string.match(job, '^bulk%-(%x+)%-')
-  if run then
-    redis.call('XADD', 'omlx:bulk:' .. run, '*', 'job', job)
+  if run and try('XADD', 'omlx:bulk:' .. run, '*', 'job', job) then
     redis.call('EXPIRE', 'omlx:bulk:' .. run, 604800)
   end
   if ttl == 0 then
@@ -67,10 +67,10 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
   -- RQ writes two colons.
-  local dependencies = 'rq:job::' .. job .. ':dependencies'
+  local dependencies = RQ .. 'job::' .. job .. ':dependencies'
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
-    'status', CRASHES, ALONE, STOP)
+    'status', CRASHES, LONE, ALONE, STOP)
   if not fields[3] and redis.call('EXISTS', key) == 0 then
     drop_execution(queue, job, execution)
     return 0
@@ -80,28 +80,32 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local ttl = tonumber(fields[1])
   if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(default_ttl) end
   ttl = math.floor(ttl)
-  local started = redis.call('HGET', execution_key(job, execution), 'created_at') or ended_at
+  local started = tonumber(write('HGET', execution_key(job, execution), 'created_at') or '')
+  -- Anybody can write what is no time.
+  if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
-  announce(job, id, event, succeeded, ttl)
 
   if ttl == 0 then
     redis.call('DEL', key, dependents, dependencies, executions_key(job))
-    if fields[2] and fields[2] ~= '' then redis.pcall('SREM', 'rq:group:' .. fields[2], job) end
+    if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
-    if fields[4] or fields[5] or fields[6] then redis.call('HDEL', key, CRASHES, ALONE, STOP) end
+    if fields[4] or fields[5] or fields[6] or fields[7] then
+      redis.call('HDEL', key, CRASHES, LONE, ALONE, STOP)
+    end
     expire(key, ttl)
     redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
-      redis.call('ZADD', 'rq:finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
+      try('ZADD', RQ .. 'finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
     else
-      redis.call('ZADD', 'rq:failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
+      try('ZADD', RQ .. 'failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
     end
   end
   drop_execution(queue, job, execution)
+  announce(job, id, event, succeeded, ttl)
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
-  working = working + time - tonumber(started)
+  working = working + time - started
   return 1
 end
 
@@ -113,10 +117,10 @@ for i = 6, #ARGV, 8 do
 end
 
 -- Figures for `rq info`. The jobs have ended, whatever that key holds.
-local worker_key = 'rq:worker:' .. worker
+local worker_key = RQ .. 'worker:' .. worker
 if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 then
   redis.pcall('HINCRBY', worker_key, 'successful_job_count', succeeded_count)
   redis.pcall('HINCRBY', worker_key, 'failed_job_count', failed_count)
   redis.pcall('HINCRBYFLOAT', worker_key, 'total_working_time', number(working))
 end
-return replies
+return answer(replies)

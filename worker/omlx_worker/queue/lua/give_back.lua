@@ -13,4 +13,4 @@ for i = 1, #ARGV, 3 do
     returned = returned + 1
   end
 end
-return returned
+return answer(returned)

@@ -1,20 +1,26 @@
 -- Precedes every script: RQ's key names, RQ's date format, leases, and the way back to a queue.
+-- RQ is the prefix of RQ's keys; see lua/__init__.py.
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
+--
+-- Anybody can write a key of another type in the place of RQ's or ours. A job's own keys are then
+-- replaced (`write`). Keys that jobs share are left out (`try`), and the answer names them.
 
-local function job_key(job) return 'rq:job:' .. job end
-local function queue_key(queue) return 'rq:queue:' .. queue end
-local function started_key(queue) return 'rq:wip:' .. queue end
-local function executions_key(job) return 'rq:executions:' .. job end
-local function execution_key(job, execution) return 'rq:execution:' .. job .. ':' .. execution end
+local function job_key(job) return RQ .. 'job:' .. job end
+local function queue_key(queue) return RQ .. 'queue:' .. queue end
+local function started_key(queue) return RQ .. 'wip:' .. queue end
+local function executions_key(job) return RQ .. 'executions:' .. job end
+local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
 local function reservation_key(job) return 'omlx:trial:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
 -- This project's fields in RQ's job hash. RQ keeps unknown fields.
 local CRASHES = 'omlx_crashes'  -- how many workers died while they held the job
+local LONE = 'omlx_lone'        -- how many of them held no other job
 local ALONE = 'omlx_alone'      -- '1': it is its worker's only job, or was when the worker died
 local STOP = 'omlx_stop'        -- '1': it is to be stopped
+local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
 
 -- The time: seconds since 1970, and RQ's format of it in job hashes.
 local function now()
@@ -38,9 +44,40 @@ end
 
 local function number(value) return string.format('%.6f', value) end
 
+local broken = {}
+
+local function is_wrong_type(reply)
+  return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true)
+end
+
+-- Run a command on a key that jobs share. Returns false if the key is of another type.
+local function try(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if is_wrong_type(reply) then
+    if not broken[key] then
+      broken[key] = true
+      broken[#broken + 1] = key
+      broken[#broken + 1] = redis.call('TYPE', key).ok
+    end
+    return false
+  end
+  -- Redis raises any other error here.
+  if type(reply) == 'table' and reply.err then return redis.call(command, key, ...) end
+  return reply
+end
+
+-- What every script returns: its reply, and the keys of another type, each with its type.
+local function answer(reply) return {reply, broken} end
+
 -- Whether this execution still holds its job. RQ's cancel and delete end a lease too.
+--
+-- Without its entry in the registry, which an operator may have deleted, a running job and its
+-- execution must name each other. Whoever takes the job away ends that.
 local function holds(queue, job, execution)
-  return redis.call('ZSCORE', started_key(queue), member(job, execution)) ~= false
+  if try('ZSCORE', started_key(queue), member(job, execution)) then return true end
+  local fields = redis.pcall('HMGET', job_key(job), 'status', EXECUTION, 'worker_name')
+  return fields[1] == 'started' and fields[2] == execution and fields[3]
+    and fields[3] == redis.pcall('HGET', execution_key(job, execution), 'worker_name')
 end
 
 -- Why a lease is gone: the job's status, or 'deleted'.
@@ -55,11 +92,12 @@ local function last_id(stream)
   return last[1] and last[1][1]
 end
 
--- Run a command that writes to a key. A key of another type is deleted first: RQ would fail on it.
+-- Run a command on one job's or one worker's key. A key of another type is deleted first: RQ would
+-- fail on it.
 local function write(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
-  if string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  if is_wrong_type(reply) then redis.call('DEL', key) end
   -- Redis raises any other error here.
   return redis.call(command, key, ...)
 end
@@ -68,7 +106,7 @@ end
 -- whose score has passed. So the score is `grace` seconds later, and sweep.lua subtracts them.
 local function extend(queue, job, execution, time, lease, grace)
   local ttl = math.ceil(lease)
-  redis.call('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
+  try('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
   write('ZADD', executions_key(job), number(time + ttl + 60), execution)
   redis.call('EXPIRE', executions_key(job), ttl + 60)
   -- It outlives the entry above: RQ raises if it finds the entry without the hash.
@@ -78,16 +116,29 @@ end
 local function drop_execution(queue, job, execution)
   redis.pcall('ZREM', executions_key(job), execution)
   redis.call('DEL', execution_key(job, execution))
-  redis.call('ZREM', started_key(queue), member(job, execution))
+  try('ZREM', started_key(queue), member(job, execution))
 end
 
--- Put a job back at the front of its queue, unless it was deleted or has ended.
+-- Put a job back at the front of its queue, unless it was deleted or has ended. It keeps its lease
+-- while the queue is of another type.
 local function put_back(queue, job, execution)
   local returned = status(job) == 'started'
   if returned then
-    redis.call('LPUSH', queue_key(queue), job)
+    if not try('LPUSH', queue_key(queue), job) then return false end
     redis.call('HSET', job_key(job), 'status', 'queued', 'started_at', '', 'worker_name', '')
   end
   drop_execution(queue, job, execution)
   return returned
+end
+
+-- Put back a job whose worker has died, or was away for as long as its lease, and count the crash.
+local function put_back_crashed(queue, job, execution)
+  if not put_back(queue, job, execution) then return false end
+  local was_alone = redis.call('HGET', job_key(job), ALONE) == '1'
+  for _, count in ipairs(was_alone and {CRASHES, LONE} or {CRASHES}) do
+    -- Anybody can write what is no number.
+    local reply = redis.pcall('HINCRBY', job_key(job), count, 1)
+    if type(reply) == 'table' then redis.call('HSET', job_key(job), count, 1) end
+  end
+  return true
 end

@@ -13,8 +13,10 @@ local told = {}
 for i = 3, #ARGV, 3 do
   local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local reason = false
-  if holds(queue, job, execution) and redis.call('EXISTS', job_key(job)) == 1 then
-    redis.call('HSET', execution_key(job, execution), 'last_heartbeat', number(time))
+  -- An error if the key is of another type.
+  local fields = redis.pcall('HLEN', job_key(job))
+  if holds(queue, job, execution) and type(fields) == 'number' and fields > 0 then
+    write('HSET', execution_key(job, execution), 'last_heartbeat', number(time))
     redis.call('HSET', job_key(job), 'last_heartbeat', date)
     extend(queue, job, execution, time, lease, grace)
     if redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
@@ -26,4 +28,4 @@ for i = 3, #ARGV, 3 do
     told[#told + 1] = reason
   end
 end
-return told
+return answer(told)

@@ -4,33 +4,43 @@
 -- KEYS     names of queues (names, not keys)
 -- ARGV[1]  most jobs to move for one queue
 --
--- Returns the ids of the moved jobs.
+-- Returns the ids of the moved jobs, then the key of each rate limit that one of them now waits for.
 
 local time, date = now()
-local moved = {}
+local moved, limits = {}, {}
 
+-- Returns false if the queue is of another type; the job then stays scheduled.
 local function enqueue(queue, job)
   local fields = redis.pcall('HMGET', job_key(job), 'status', 'ttl', 'ended_at',
-    'enqueue_at_front', 'enqueue_at_front_on_retry')
+    'enqueue_at_front', 'enqueue_at_front_on_retry', 'rate_limit_key', 'rate_limit_concurrency')
   -- Deleted, cancelled, or already enqueued.
-  if fields.err or (fields[1] ~= 'scheduled' and fields[1] ~= 'created') then return end
+  if fields.err or (fields[1] ~= 'scheduled' and fields[1] ~= 'created') then return true end
   local has_run = fields[3] and fields[3] ~= ''
   local at_front = fields[4] == '1' or (has_run and fields[5] == '1')
-  redis.call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job)
-  redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
+  local limit, concurrency = fields[6], tonumber(fields[7] or '')
+  if limit and limit ~= '' and concurrency then
+    if not try('ZADD', RQ .. 'rl:' .. limit .. ':rate_limited', number(time), job) then return false end
+    try('SADD', RQ .. 'rl-keys', limit)
+    try('HSET', RQ .. 'rl:' .. limit, 'concurrency', concurrency)
+    redis.call('HSET', job_key(job), 'status', 'rate_limited', 'enqueue_at_front', at_front and 1 or 0)
+    limits[#limits + 1] = limit
+  else
+    if not try(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job) then return false end
+    redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
+  end
   local ttl = tonumber(fields[2] or '')
   if ttl and ttl > 0 and ttl < 2 ^ 31 then redis.call('EXPIRE', job_key(job), math.floor(ttl)) end
   moved[#moved + 1] = job
+  return true
 end
 
 for _, queue in ipairs(KEYS) do
-  if redis.call('EXISTS', 'rq:scheduler-lock:' .. queue) == 0 then
-    local scheduled = 'rq:scheduled:' .. queue
-    local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
-    for _, job in ipairs(due) do
-      enqueue(queue, job)
-      redis.call('ZREM', scheduled, job)
+  if redis.call('EXISTS', RQ .. 'scheduler-lock:' .. queue) == 0 then
+    local scheduled = RQ .. 'scheduled:' .. queue
+    local due = try('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
+    for _, job in ipairs(due or {}) do
+      if enqueue(queue, job) then redis.call('ZREM', scheduled, job) end
     end
   end
 end
-return moved
+return answer({moved, limits})

@@ -9,13 +9,13 @@
 --
 -- Returns the ids of the returned jobs.
 
-if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return {} end
+if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return answer({}) end
 local time = now()
 local returned = {}
 for i = 4, #ARGV do
   local queue = ARGV[i]
-  local expired = redis.call('ZRANGEBYSCORE', started_key(queue),
-    '-inf', number(time + tonumber(ARGV[2])))
+  local expired = try('ZRANGEBYSCORE', started_key(queue),
+    '-inf', number(time + tonumber(ARGV[2]))) or {}
   local ours = {}
   for _, entry in ipairs(expired) do
     local job, execution = string.match(entry, '^([^:]*):(.*)$')
@@ -27,11 +27,7 @@ for i = 4, #ARGV do
   table.sort(ours, function(a, b) return a[2] > b[2] end)
   for _, entry in ipairs(ours) do
     local job = entry[1]
-    if put_back(queue, job, entry[2]) then
-      returned[#returned + 1] = job
-      local crashes = redis.pcall('HINCRBY', job_key(job), CRASHES, 1)
-      if type(crashes) == 'table' then redis.call('HSET', job_key(job), CRASHES, 1) end
-    end
+    if put_back_crashed(queue, job, entry[2]) then returned[#returned + 1] = job end
   end
 end
-return returned
+return answer(returned)

@@ -14,7 +14,7 @@ from omlx_worker.decode.depth import calibration
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.calibration import FILE_VERSION, Calibration
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.interface import Emission
 from tests.helpers.fake_engine import FakeEngine
 
 
@@ -78,7 +78,7 @@ def test_a_job_has_the_engine_to_itself_and_calibration_goes_on_later(tmp_path: 
     for _ in range(40):
         assert driver.idle()
     before = known(policy)
-    driver.add(Row("job", [1], 5, Sampling()))
+    driver.give_way()
     assert engine.states == {}
     while driver.idle():
         pass

@@ -10,6 +10,7 @@ import pytest
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import make_policy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
+from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import Emission, Row, Sampling
 
 
@@ -37,8 +38,8 @@ class Scripted:
         self.reports.append(report)
 
 
-def row(name: str, depth: int | None = None, prompt: int = 5) -> Row:
-    return Row(name, [1] * prompt, 50, Sampling(), depth=depth)
+def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:
+    return DecodeRow(Row(name, [1] * prompt, 50, Sampling(), depth=depth))
 
 
 def emitted(name: str, tokens: int, drafted: int) -> Emission:
@@ -47,10 +48,8 @@ def emitted(name: str, tokens: int, drafted: int) -> Emission:
 
 def test_every_row_is_named_and_keeps_its_own_limit() -> None:
     driver = DepthDriver(Scripted(3, 3), depth=4)
-    for member in (row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)):
-        driver.add(member)
-
-    depths = driver.before(["free", "none", "one", "many"], slots=4)
+    rows = [row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)]
+    depths = driver.before(rows, slots=4)
 
     assert depths == {"free": 3, "none": 0, "one": 1, "many": 3}
 
@@ -61,11 +60,12 @@ def run(driver: DepthDriver, drafted: Sequence[int | None]) -> list[bool]:
     Returns:
         After each, whether the depth changed.
     """
-    driver.add(row("a"))
-    changed = []
+    a, changed = row("a"), []
     for judged in drafted:
-        driver.before(["a"], slots=1)
-        driver.after([] if judged is None else [emitted("a", judged + 1, judged)], 0.01)
+        driver.before([a], slots=1)
+        emissions = [] if judged is None else [emitted("a", judged + 1, judged)]
+        driver.after(emissions, 0.01)
+        a.tokens += [token for emission in emissions for token in emission.tokens]
         changed.append(driver.changes_depth)
     return changed
 
@@ -90,9 +90,8 @@ def test_a_step_around_which_the_depth_changes_has_no_time() -> None:
 def test_the_time_of_a_mixed_step_is_not_reported() -> None:
     policy = Scripted(1, 1)
     driver = DepthDriver(policy, depth=1)
-    driver.add(row("a"))
     for seconds in (0.01, None):
-        driver.before(["a"], slots=1)
+        driver.before([row("a")], slots=1)
         driver.after([emitted("a", 2, 1)], seconds)
     assert policy.reports[-1].seconds is None
 
@@ -101,19 +100,15 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = DepthDriver(make_policy("hybrid", 3), depth=3)
-    with caplog.at_level(logging.INFO):
-        driver.add(row("a"))
+    with caplog.at_level(logging.DEBUG):
         for _ in range(3):
-            assert driver.before(["a"], slots=1) == {"a": 3}
-        driver.add(row("b"))
+            assert driver.before([row("a")], slots=1) == {"a": 3}
         for _ in range(3):
-            assert driver.before(["a", "b"], slots=2) == {"a": 0, "b": 0}
-        driver.remove("b")
+            assert driver.before([row("a"), row("b")], slots=2) == {"a": 0, "b": 0}
         for _ in range(3):
-            assert driver.before(["a"], slots=1) == {"a": 3}
-        driver.remove("a")
-        driver.add(row("c"))
-        driver.before(["c"], slots=1)
+            assert driver.before([row("a")], slots=1) == {"a": 3}
+        driver.idle()
+        driver.before([row("c"), row("d")], slots=2)
 
     assert driver.transitions == 2
     said = [record.message for record in caplog.records if record.message.startswith("drafting ")]
@@ -126,16 +121,15 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
 def test_modes_without_drafts_never_ask_for_any() -> None:
     for policy in (make_policy("batched", 4), make_policy("auto", 0), make_policy("mtp", 0)):
         driver = DepthDriver(policy, depth=0)
-        driver.add(row("a"))
-        assert driver.before(["a"], slots=1) == {"a": 0}
+        assert driver.before([row("a")], slots=1) == {"a": 0}
 
 
 def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
     policy = Scripted(0, 0)
     driver = DepthDriver(policy, depth=0)
-    driver.add(row("paused", prompt=30_000))
-    driver.add(row("short", prompt=100))
+    rows = [row("short", prompt=100), row("shorter", prompt=50)]
     for _ in range(2):
-        driver.before(["short"], slots=1)
+        driver.before(rows, slots=2)
         driver.after([emitted("short", 1, 0)], 0.01)
+        rows[0].tokens.append(7)
     assert [report.context for report in policy.reports] == [100, 101]

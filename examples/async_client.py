@@ -1,0 +1,33 @@
+"""Submit many prompts from asyncio: stream one of them and await the results of all.
+
+The results of any number of jobs are awaited over one connection.
+Redis is where OMLX_QUEUE_REDIS_URL or REDIS_URL says.
+"""
+
+import asyncio
+
+from omlx_producer import AsyncJobHandle, AsyncProducer, TokensEvent
+
+
+async def show(job: AsyncJobHandle) -> None:
+    async with job.stream() as events:
+        async for event in events:
+            if isinstance(event, TokensEvent):
+                print(event.choices[0].text, end="", flush=True)
+    print()
+
+
+async def main() -> None:
+    async with AsyncProducer() as producer:
+        jobs = await producer.submit_many(
+            {"prompt": f"# Exercise {number}\ndef ", "max_completion_tokens": 32}
+            for number in range(1, 21)
+        )
+        await show(jobs[0])
+        results = await asyncio.gather(*(job.result(timeout=600) for job in jobs))
+        tokens = sum(result.usage.completion_tokens for result in results)
+        print(f"{len(results)} jobs, {tokens} tokens; the last: {results[-1].text!r}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

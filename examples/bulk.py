@@ -1,0 +1,31 @@
+"""Run a file of prompts from Python, as omlx-submit run does; run it again to resume.
+
+Usage: bulk.py PROMPTS.txt RESULTS.jsonl, with one prompt a line.
+Redis is where OMLX_QUEUE_REDIS_URL or REDIS_URL says.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from omlx_producer import Producer
+from omlx_producer.bulk.run import RunOptions, run_here
+from omlx_producer.bulk.shape import Shape
+
+
+def main() -> None:
+    source, output = sys.argv[1], Path(sys.argv[2])
+    options = RunOptions.of(source, "text", Shape(sampling={"max_completion_tokens": 64}))
+    with Producer() as producer:
+        finished, failed, *_ = run_here(producer, options, output, ordered=True)
+    if not finished:
+        sys.exit("interrupted; run it again to resume")
+    for line in output.read_text().splitlines():
+        row = json.loads(line)
+        print(row["custom_id"], row["response"]["body"]["choices"][0]["text"])
+    if failed:
+        sys.exit(f"{failed} rows failed; see {output}.errors.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The Python API for asyncio: `Producer`'s methods, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self, Unpack
+
+from omlx_producer.cancel import CancelOutcome
+from omlx_producer.client import JobHandle, Producer
+from omlx_producer.completion import Completion
+from omlx_producer.connection import connect_async, redis_url
+from omlx_producer.fields import SubmitArguments, SubmitManyArguments
+from omlx_producer.models import Fields
+from omlx_producer.outcome import JobState
+from omlx_producer.protocol import ModelInfo
+from omlx_producer.result_waiter import ResultWaiter
+from omlx_producer.stream import RECONNECT_SECONDS, AsyncTokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncJobHandle:
+    """A submitted job; see `JobHandle`.
+
+    >>> async def main() -> str:
+    ...     async with AsyncProducer() as producer:
+    ...         job: AsyncJobHandle = await producer.submit(prompt="def f(x):")
+    ...         return (await job.result(timeout=60)).text
+    >>> asyncio.run(main())
+    '...'
+    """
+
+    id: str
+    queue: str
+    producer: AsyncProducer = field(repr=False, compare=False)
+
+    def stream(self, cursor: int = 0) -> AsyncTokenStream:
+        """See `Producer.stream`."""
+        return self.producer.stream(self.id, cursor)
+
+    async def result(self, timeout: float | None = None) -> Completion:
+        """See `Producer.result`."""
+        return await self.producer.result(self.id, timeout)
+
+    async def state(self) -> JobState:
+        """See `Producer.status`."""
+        return await self.producer.status(self.id)
+
+    async def cancel(self) -> CancelOutcome:
+        """See `Producer.cancel`."""
+        return await self.producer.cancel(self.id)
+
+
+class AsyncProducer:
+    """A client of the queue for one event loop.
+
+    Any number of results are awaited over one connection; each stream has a connection. The other
+    methods run `Producer`'s on a thread. If the task that awaits one of them is cancelled, the call
+    still goes on to its end.
+
+    Args:
+        url: where Redis is; by default where the environment says.
+
+    >>> async def main() -> int:
+    ...     async with AsyncProducer() as producer:
+    ...         jobs = await producer.submit_many([{"prompt": "def f(x):"}, {"prompt": "class A:"}])
+    ...         async for event in jobs[0].stream():
+    ...             print(event.type)
+    ...         results = await asyncio.gather(*(job.result() for job in jobs))
+    ...         return len(results)
+    >>> asyncio.run(main())
+    tokens
+    ...
+    done
+    2
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        url = redis_url(url)
+        self._producer = Producer(url)
+        self._connection = connect_async(url)
+        self._results = ResultWaiter(self._connection)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all waits and close the connections."""
+        await self._results.close()
+        await self._connection.aclose()
+        self._producer.close()
+
+    async def submit(
+        self, request: Fields | None = None, **arguments: Unpack[SubmitArguments]
+    ) -> AsyncJobHandle:
+        """See `Producer.submit`."""
+        return self._handle(await asyncio.to_thread(self._producer.submit, request, **arguments))
+
+    async def submit_many(
+        self, requests: Iterable[Fields], **arguments: Unpack[SubmitManyArguments]
+    ) -> list[AsyncJobHandle]:
+        """See `Producer.submit_many`."""
+        jobs = await asyncio.to_thread(self._producer.submit_many, requests, **arguments)
+        return [self._handle(job) for job in jobs]
+
+    def stream(
+        self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS
+    ) -> AsyncTokenStream:
+        """See `Producer.stream`."""
+        return AsyncTokenStream(self._connection, job_id, cursor, reconnect_for=reconnect_for)
+
+    async def result(self, job_id: str, timeout: float | None = None) -> Completion:
+        """See `Producer.result`."""
+        return (await self._results.outcome(job_id, timeout)).unwrap()
+
+    async def status(self, job_id: str) -> JobState:
+        """See `Producer.status`."""
+        return await asyncio.to_thread(self._producer.status, job_id)
+
+    async def cancel(self, job_id: str) -> CancelOutcome:
+        """See `Producer.cancel`."""
+        return await asyncio.to_thread(self._producer.cancel, job_id)
+
+    async def models(self) -> dict[str, ModelInfo]:
+        """See `Producer.models`."""
+        return await asyncio.to_thread(self._producer.models)
+
+    def _handle(self, job: JobHandle) -> AsyncJobHandle:
+        return AsyncJobHandle(job.id, job.queue, self)

@@ -1,0 +1,76 @@
+"""The table of results, CSV or Parquet: a line for each choice, and one for each failed row.
+
+The token counts are those of a row with all its choices, so they stand on its first line only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omlx_producer.bulk.journal import replacing
+from omlx_producer.bulk.records import import_pyarrow
+
+COUNTS = ("prompt_tokens", "completion_tokens")
+COLUMNS = ("custom_id", "text", "finish_reason", *COUNTS, "error")
+BODY = "response"
+CHUNK = 512
+
+
+def is_table(output: Path) -> bool:
+    return output.suffix.lower() in {".csv", ".parquet"}
+
+
+def write_table(lines: Iterable[bytes], output: Path, *, with_body: bool) -> None:
+    """Write the table of output lines, results and errors.
+
+    Args:
+        with_body: add the whole response body as JSON, in the column `BODY`.
+
+    Raises:
+        InvalidRequest: if Parquet is asked for without pyarrow.
+        OSError: if the file cannot be written.
+    """
+    columns = [*COLUMNS, BODY] if with_body else [*COLUMNS]
+    rows = itertools.chain.from_iterable(_rows(line, with_body) for line in lines)
+    write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
+    write(rows, columns, output)
+
+
+def _rows(line: bytes, with_body: bool) -> Iterator[dict[str, Any]]:
+    document = json.loads(line)
+    row = {"custom_id": document["custom_id"]}
+    if error := document["error"]:
+        yield row | {"error": f"{error['code']}: {error['message']}"}
+        return
+    body = document["response"]["body"]
+    once = {name: body["usage"][name] for name in COUNTS}
+    if with_body:
+        once[BODY] = json.dumps(body, ensure_ascii=False)
+    for choice in body["choices"]:
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        yield row | {"text": text, "finish_reason": choice["finish_reason"]} | once
+        once = {}
+
+
+def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:
+    with replacing(output) as stream:
+        text = io.TextIOWrapper(stream, "utf-8", newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        text.detach()
+
+
+def _write_parquet(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:
+    arrow, parquet = import_pyarrow()
+    types = {name: arrow.int64() if name in COUNTS else arrow.string() for name in columns}
+    schema = arrow.schema(list(types.items()))
+    with replacing(output) as stream, parquet.ParquetWriter(stream, schema) as writer:
+        while chunk := list(itertools.islice(rows, CHUNK)):
+            writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))

@@ -1,0 +1,175 @@
+"""The models that workers have announced, their queues and their workers, as tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import Any, NoReturn
+
+import redis
+from redis.exceptions import RedisError
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from omlx_producer.bulk.progress import duration
+from omlx_producer.errors import one_line
+from omlx_producer.models import read_models
+from omlx_producer.outage import passes
+from omlx_producer.protocol import PRIORITIES
+from omlx_producer.terminal import one_cell, write
+from omlx_producer.waiting import read_waiting
+from omlx_producer.workers import WorkerFigures, read_workers, server_time
+
+GIB = 2**30
+NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
+
+Overview = list[dict[str, Any]]
+
+
+class TableConsole(Console):
+    """A console that leaves a broken pipe, and the exit code for it, to the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
+def read_overview(connection: redis.Redis) -> Overview:
+    """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
+
+    ``oldest_seconds`` is the age of the oldest job that is first in a queue.
+    """
+    models = read_models(connection)
+    now = server_time(connection)
+    overview = []
+    for alias, info in models.items():
+        waiting = read_waiting(connection, alias, now)
+        workers = [worker.model_dump() for worker in read_workers(connection, alias)]
+        overview.append(
+            {
+                "alias": alias,
+                **info.model_dump(),
+                **waiting.counts,
+                "oldest_seconds": waiting.oldest_seconds,
+                "workers": workers,
+            }
+        )
+    return overview
+
+
+def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:
+    """Show the overview until interrupted, also while Redis is away.
+
+    A terminal is redrawn. Otherwise each turn prints a block, or a line of JSON.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis is away at the start, or refuses.
+    """
+    console = TableConsole()
+    live = None
+    if sys.stdout.isatty() and console.is_interactive and not as_json:
+        live = Live(console=console, auto_refresh=False)
+    overview, trouble = read_overview(connection), ""
+    with live or contextlib.nullcontext():
+        while True:
+            if as_json:
+                found = {"error": trouble} if trouble else {"models": overview}
+                write(json.dumps({"at": time.time(), **found}) + "\n")
+            else:
+                view = Group(_headline(trouble, seconds), draw_overview(overview))
+                if live is None:
+                    console.print(view)
+                else:
+                    live.update(view, refresh=True)
+            time.sleep(seconds)
+            try:
+                overview, trouble = read_overview(connection), ""
+            except RedisError as error:
+                if not passes(error):
+                    raise
+                trouble = f"Redis is unavailable ({one_line(str(error))}); waiting for it"
+
+
+def draw_overview(overview: Overview) -> RenderableType:
+    """A table of models and their queues, and one of workers for each model."""
+    if not overview:
+        return Text(NO_MODEL)
+    waiting = _table("model", "serves", *PRIORITIES, "oldest", "workers")
+    for model in overview:
+        oldest = model["oldest_seconds"]
+        waiting.add_row(
+            *_texts(model["alias"], model["model"]),
+            *(str(model[priority]) for priority in PRIORITIES),
+            "-" if oldest is None else duration(oldest),
+            str(len(model["workers"])),
+        )
+    workers = [_workers(model) for model in overview if model["workers"]]
+    if not workers:
+        return Group(waiting, Text("no worker is running", style="yellow"))
+    return Group(waiting, *workers)
+
+
+def draw_models(models: Overview) -> RenderableType:
+    """A table of models and their limits."""
+    table = _table("model", "serves", "context", "drafts", "workers", "rows")
+    for model in models:
+        workers, drafts = model["workers"], model["draft_depth"]
+        table.add_row(
+            *_texts(model["alias"], model["model"]),
+            str(model["context_length"]),
+            "?" if drafts is None else f"MTP, up to {drafts}" if drafts else "none",
+            str(len(workers)),
+            _share(sum(w["rows"] for w in workers), sum(w["max_rows"] for w in workers)),
+        )
+    return table
+
+
+def _headline(trouble: str, seconds: float) -> Text:
+    if trouble:
+        return Text(one_cell(trouble), style="yellow")
+    return Text(f"{time.strftime('%H:%M:%S')}, every {seconds:g} s; Ctrl-C ends", style="dim")
+
+
+def _workers(model: dict[str, Any]) -> Table:
+    """The workers of a model in at most 80 columns; long names are folded."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(*_texts(f"workers of {model['alias']}"), overflow="fold")
+    for name in ("state", "rows", "wait", "depth", "accept", "tok/s", "memory"):
+        table.add_column(name, no_wrap=True)
+    for figures in model["workers"]:
+        table.add_row(*_texts(*_cells(WorkerFigures.model_validate(figures))))
+    return table
+
+
+def _cells(worker: WorkerFigures) -> list[str]:
+    used = worker.weight_bytes + worker.cache_bytes
+    return [
+        worker.name,
+        worker.state,
+        _share(worker.rows, worker.max_rows),
+        str(worker.waiting),
+        f"{worker.depth} ({worker.mode})",
+        "-" if worker.acceptance is None else f"{worker.acceptance:.0%}",
+        f"{worker.tokens_per_second:.0f}",
+        f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} G",
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part}/{whole}"
+
+
+def _texts(*texts: str) -> list[Text]:
+    """Cells of text that others wrote: neither markup nor control characters count."""
+    return [Text(one_cell(text)) for text in texts]

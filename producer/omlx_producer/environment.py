@@ -1,0 +1,60 @@
+"""The known variables ``OMLX_QUEUE_*``, and a warning about others."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+
+from dotenv import dotenv_values
+
+DOTENV = ".env"
+"""A file of variables in the working directory. The environment wins over it."""
+
+PREFIX = "OMLX_QUEUE_"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+# Producers read REDIS_URL; the rest are settings of workers.
+KNOWN = frozenset(
+    {
+        "OMLX_QUEUE_ACCEPTANCE",
+        "OMLX_QUEUE_ALLOW_WEBHOOKS",
+        "OMLX_QUEUE_BURST",
+        "OMLX_QUEUE_CALIBRATION",
+        "OMLX_QUEUE_DRAIN_TIMEOUT",
+        "OMLX_QUEUE_EMBEDDED_REDIS",
+        "OMLX_QUEUE_LEASE_SECONDS",
+        "OMLX_QUEUE_LOG_FORMAT",
+        "OMLX_QUEUE_LOG_LEVEL",
+        "OMLX_QUEUE_MAX_BATCH",
+        "OMLX_QUEUE_MEMORY_LIMIT",
+        "OMLX_QUEUE_METAL_KERNEL",
+        "OMLX_QUEUE_MODE",
+        "OMLX_QUEUE_MODEL",
+        "OMLX_QUEUE_MODEL_ALIAS",
+        "OMLX_QUEUE_MTP_DEPTH",
+        "OMLX_QUEUE_NAME",
+        "OMLX_QUEUE_PATIENCE",
+        "OMLX_QUEUE_PREFILL_CHUNK",
+        "OMLX_QUEUE_REDIS_DIR",
+        "OMLX_QUEUE_REDIS_GRACE",
+        "OMLX_QUEUE_REDIS_URL",
+        "OMLX_QUEUE_STATE_DIR",
+        "OMLX_QUEUE_STREAM_TTL",
+    }
+)
+
+
+def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:
+    """Say which variables ``OMLX_QUEUE_*`` no program here reads. Case does not count.
+
+    Args:
+        echo: called with each sentence.
+
+    Raises:
+        OSError, UnicodeDecodeError: if the file ``.env`` cannot be read.
+    """
+    for name in sorted({*os.environ, *dotenv_values(DOTENV)}):
+        if name.upper().startswith(PREFIX) and name.upper() not in KNOWN:
+            near = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.8)
+            remedy = f"did you mean {near[0]}?" if near else "no setting has this name; unset it"
+            echo(f"{name} has no effect: {remedy}")

@@ -1,0 +1,64 @@
+"""The keyword arguments of `submit`, for type checkers and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from omlx_producer.protocol import Message, Priority, ResponseFormat
+
+
+class RequestFields(TypedDict, total=False):
+    """The fields of a request; `GenerationRequest` says what they mean.
+
+    >>> fields: RequestFields = {"max_completion_tokens": 8, "temperature": 0}
+    >>> jobs = [producer.submit(prompt=prompt, **fields) for prompt in ("def f(x):", "def g(x):")]
+    """
+
+    model: str | None
+    messages: list[Message] | list[dict[str, Any]] | None
+    prompt: str | list[int] | None
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: dict[str, float] | None
+    stop: str | list[str] | None
+    stop_token_ids: list[int] | None
+    draft: bool
+    draft_depth: int | None
+    ignore_eos: bool
+    seed: int | None
+    n: int
+    logprobs: bool
+    top_logprobs: int | None
+    stream: bool | None
+    response_format: ResponseFormat | dict[str, Any] | None
+    chat_template_kwargs: dict[str, Any] | None
+    completion_window: str | None
+
+
+class _Options(TypedDict, total=False):
+    priority: Priority
+    job_timeout: int
+    result_ttl: int
+    failure_ttl: int
+    require_known_model: bool
+    idempotent: bool
+
+
+class SubmitArguments(RequestFields, _Options, total=False):
+    """The keyword arguments of `Producer.submit`."""
+
+    idempotency_key: str | None
+
+
+class SubmitManyArguments(_Options, total=False):
+    """The keyword arguments of `Producer.submit_many`."""
+
+    idempotency_keys: Sequence[str | None] | None

@@ -1,0 +1,131 @@
+"""OpenAI's request fields that have no counterpart here: ignored, or refused with a reason.
+
+A field is ignored if the text would be the same without it. The fields that are served are those of
+`omlx_producer.request.GenerationRequest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream_options",
+        "user",
+    }
+)
+IGNORED_IN_MESSAGES = frozenset({"refusal", "tool_call_id"})
+IGNORED_IN_PARTS = frozenset({"prompt_cache_breakpoint"})
+
+_TOOLS = "tools are not supported yet; remove it"
+_TOOL_CHOICE = 'tools are not supported yet; give "none" or remove it'
+REFUSED = {
+    "audio": "only text is generated; remove it",
+    "best_of": "not supported; give n for several choices",
+    "echo": "the prompt is not repeated in the text; give false or remove it",
+    "function_call": _TOOL_CHOICE,
+    "functions": _TOOLS,
+    "modalities": 'only text is generated; give ["text"] or remove it',
+    "moderation": "not supported; remove it",
+    "reasoning_effort": "not supported; give what the model's chat template takes instead, as in "
+    'chat_template_kwargs {"enable_thinking": false}',
+    "suffix": "not supported; remove it",
+    "tool_choice": _TOOL_CHOICE,
+    "tools": _TOOLS,
+    "verbosity": "not supported; ask for the length in the prompt",
+    "web_search_options": "web search is not supported; remove it",
+}
+REFUSED_IN_MESSAGES = {
+    "audio": "only text is read; remove it",
+    "function_call": _TOOLS,
+    "tool_calls": _TOOLS,
+}
+
+# Values that ask for what happens anyway.
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"], []),
+    "suffix": ("",),
+    "tool_calls": ([],),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": ("medium",),
+}
+
+
+def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a request that count, in the names and forms of `GenerationRequest`.
+
+    OpenAI's text completions have their own forms: ``logprobs`` is the number of alternatives, and
+    ``prompt`` may be a list of prompts, of which one is served.
+
+    Raises:
+        ValueError: one sentence that begins with the field; so do the functions below.
+    """
+    kept = _counting(fields, IGNORED, REFUSED)
+    if "max_tokens" in kept:
+        if "max_completion_tokens" in kept:
+            raise ValueError(
+                "max_tokens: given beside max_completion_tokens, the same setting; give one"
+            )
+        kept["max_completion_tokens"] = kept.pop("max_tokens")
+    prompt, logprobs = kept.get("prompt"), kept.get("logprobs")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise ValueError(
+                f"prompt: got a list of {len(prompt)} prompts; give each a request of its own"
+            )
+        kept["prompt"] = prompt[0]
+    if prompt is not None and type(logprobs) is int and "top_logprobs" not in kept:
+        kept["logprobs"], kept["top_logprobs"] = True, logprobs
+    return kept
+
+
+def fold_message(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a message that count. An assistant's turn may have null for content."""
+    kept = _counting(fields, IGNORED_IN_MESSAGES, REFUSED_IN_MESSAGES)
+    if fields.get("role") == "assistant" and fields.get("content") is None:
+        kept["content"] = fields.get("refusal") or ""
+    elif "content" in fields:
+        kept["content"] = fields["content"]
+    return kept
+
+
+def fold_part(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of a part that count; a refusal becomes a text."""
+    kept = _counting(fields, IGNORED_IN_PARTS, {})
+    if kept.get("type") == "refusal":
+        kept["type"], kept["text"] = "text", kept.pop("refusal", None)
+    return kept
+
+
+def ignored_fields(fields: Mapping[str, Any]) -> list[str]:
+    """The fields of a request that are given and have no effect."""
+    return [name for name in fields if name in IGNORED and fields[name] is not None]
+
+
+def _counting(
+    fields: Mapping[Any, Any], ignored: Collection[str], refused: Mapping[str, str]
+) -> dict[Any, Any]:
+    """The fields that are neither null, nor ignored, nor refused ones at their defaults."""
+    kept = {}
+    for name, value in fields.items():
+        if value is None or name in ignored or value in _DEFAULTS.get(name, ()):
+            continue
+        if name in refused:
+            raise ValueError(f"{name}: {refused[name]}")
+        kept[name] = value
+    return kept

@@ -1,0 +1,27 @@
+"""Writes foreign text: escaped on a terminal, unchanged elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_IN_TEXT = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\n\t"}
+
+
+def write(text: str, *, err: bool = False) -> None:
+    """Write text to stdout or stderr, and flush it.
+
+    A terminal gets control characters escaped, as in ``\\x1b``, except newline and tab. Anything
+    else gets the text in UTF-8, unchanged; half a surrogate pair, which UTF-8 lacks, is escaped.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        text = text.translate(_IN_TEXT)
+    stream.flush()
+    stream.buffer.write(text.encode("utf-8", "backslashreplace"))
+    stream.buffer.flush()
+
+
+def one_cell(text: str) -> str:
+    """Text for one cell of a table: all control characters are escaped, newline and tab too."""
+    return text.translate(_CONTROLS)

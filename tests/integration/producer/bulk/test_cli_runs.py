@@ -1,0 +1,124 @@
+"""omlx-submit run against a worker in this process: limits, links, what is advised at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from omlx_producer.bulk.live import WorkerWatch
+from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.runfile import read_settings
+from omlx_producer.workers import WorkerFigures, server_time, write_figures
+from tests.helpers.bulk_runs import batch_line, errors, ids, jobs_in_redis, write_jsonl, write_rows
+from tests.helpers.workers import ALIAS, running_worker
+from tests.integration.producer.bulk.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def worker(redis_url: str) -> Iterator[None]:
+    with running_worker(redis_url):
+        yield
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_limited_run_takes_the_first_rows_and_a_later_run_goes_on(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    with write_rows(tmp_path / "rows.jsonl", 30).open("a") as stream:
+        stream.write("nonsense\n")
+    options = ("run", "rows.jsonl", "-o", "out.jsonl", "--ordered", "--progress", "none")
+    assert run(*options, "--limit", "10").exit_code == 0
+    assert ids(out) == [f"r{n}" for n in range(10)]
+    assert run(*options).exit_code == 1
+    assert ids(out) == [f"r{n}" for n in range(30)]
+    before = out.read_bytes()
+    # The error of a line beyond the limit is no error of a line that is gone.
+    assert run(*options, "--limit", "10").exit_code == 1
+    assert (out.read_bytes(), len(errors(out))) == (before, 1)
+    assert jobs_in_redis(connection) == 0
+
+
+def test_a_limit_is_also_that_of_dry_runs_and_batches(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 30)
+    assert '"rows": 7,' in run("run", "rows.jsonl", "--limit", "7", "--dry-run").stdout
+    batch = run("run", "rows.jsonl", "--limit", "7", "--detach").stdout.strip()
+    assert '"rows": 7,' in run("status", batch, "--json").stdout
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3)
+    options = ("rows.jsonl", "-o", "out.csv", "--limit", "1", "--with-body", "--progress", "none")
+    assert run("run", *options).exit_code == 0
+    table = (tmp_path / "out.csv").read_text()
+    assert table.startswith("custom_id,text,finish_reason,prompt_tokens,completion_tokens,error,re")
+    assert "limit" not in read_settings(tmp_path / "out.csv")
+    assert run("retry", "out.csv", "--progress", "none").exit_code == 0
+    assert (tmp_path / "out.csv").read_text() == table
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_output_that_is_a_link_stays_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "folder" / "real.jsonl")
+    write_rows(tmp_path / "rows.jsonl", 3)
+    options = ("run", "rows.jsonl", "-o", "out.jsonl", "--ordered", "--progress", "none")
+    for _ in range(2):
+        assert run(*options).exit_code == 0
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert ids(tmp_path / "folder" / "real.jsonl") == ["r0", "r1", "r2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out.jsonl", "rows.jsonl"]
+    assert run("retry", "out.jsonl", "--progress", "none").exit_code == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_failures_that_would_only_repeat_are_not_advised_to_be_repeated(
+    run: Run, tmp_path: Path
+) -> None:
+    # The second is refused by the worker, which alone counts tokens.
+    too_long = batch_line("b", "x" * 9_990, max_tokens=50)
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", temperature=9), too_long])
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    assert done.exit_code == 1
+    assert {line["error"]["code"] for line in errors(tmp_path / "out.jsonl")} == {"invalid_request"}
+    assert "2 rows have failed; they would fail again; correct them in the input" in done.stderr
+    assert "retry" not in done.stderr
+
+
+@pytest.mark.usefixtures("worker")
+def test_fields_without_effect_are_named_at_the_end(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", user="me", store=True)])
+    done = run("run", "rows.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 0
+    assert "rows with ignored fields: user 1, store 1" in done.stderr.splitlines()
+    detached = run("run", "rows.jsonl", "--detach")
+    assert "rows with ignored fields: user 1, store 1" in detached.stderr.splitlines()
+
+
+def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
+    figures = WorkerFigures.model_construct(
+        name="w",
+        at=server_time(connection),
+        **dict.fromkeys(("state", "mode", "reason"), "x"),
+        **dict.fromkeys(("uptime", "tokens_per_second", "prompt_tokens_per_second"), 40.0),
+        **dict.fromkeys(("rows", "max_rows", "waiting", "depth", "tokens", "pauses"), 1),
+        **dict.fromkeys(("mode_changes", "cache_bytes", "weight_bytes", "memory_limit"), 1),
+        jobs=12,
+        acceptance=None,
+    )
+    write_figures(connection, ALIAS, figures)
+    meter = Meter()
+    WorkerWatch(connection).look({ALIAS, "another"}, meter, in_flight=100)
+    assert meter.now is not None
+    assert (meter.now.running, *meter.token_rates()) == (12, 40, 40)
+    WorkerWatch(connection).look({ALIAS}, meter, in_flight=3)
+    assert meter.now.running == 3

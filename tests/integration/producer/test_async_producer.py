@@ -1,0 +1,287 @@
+"""The asyncio client does what the sync one does; a wait costs neither thread nor connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import isfunction
+from typing import Any
+
+import pytest
+import redis
+
+from omlx_producer import (
+    AsyncJobHandle,
+    AsyncProducer,
+    DoneEvent,
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    JobHandle,
+    JobTimeout,
+    MalformedResult,
+    OmlxQueueError,
+    Producer,
+    UnknownJob,
+)
+from omlx_producer import connection as connection_module
+from omlx_producer.outcome import results_key
+from tests.helpers.fake_worker import FakeWorker, announce
+from tests.helpers.redis_server import RedisServer
+from tests.helpers.waiting import fetch, queued
+
+SECONDS = 10.0
+
+
+@pytest.fixture
+async def client(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncProducer]:
+    """A client that looks again by time only after longer than any test waits."""
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
+    announce(connection)
+    async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
+        yield client
+
+
+def started(connection: redis.Redis, job: AsyncJobHandle) -> FakeWorker:
+    worker = FakeWorker(connection, job.id)
+    worker.start()
+    return worker
+
+
+def clients(connection: redis.Redis, command: str | None = None) -> int:
+    """The number of the server's clients, or of those whose last command is this one."""
+    return sum(client["cmd"] == command or not command for client in connection.client_list())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def blocked(connection: redis.Redis) -> Callable[[], bool]:
+    return lambda: connection.info("clients")["blocked_clients"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sync", "other"), [(Producer, AsyncProducer), (JobHandle, AsyncJobHandle)]
+)
+def test_both_clients_have_the_same_methods(sync: type, other: type) -> None:
+    def methods(kind: type) -> set[str]:
+        return {name for name, member in vars(kind).items() if isfunction(member)} - {"_queue"}
+
+    assert {name for name in methods(sync) if name[0] != "_"} == {
+        name for name in methods(other) if name[0] != "_"
+    }
+
+
+async def test_a_job_is_submitted_streamed_and_awaited(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="def f():", temperature=0)
+    assert (await job.state()).status == "queued"
+    worker = started(connection, job)
+    worker.step("hello")
+    waiting = asyncio.create_task(job.result())
+    async with job.stream() as stream:
+        assert (await anext(stream)).n == 1
+        body = worker.finish()
+        assert isinstance(await anext(stream), DoneEvent)
+    completion = await waiting
+    assert (completion, completion.text) == (body, "hello")
+    assert await job.cancel() == "over"
+    assert list(await client.models()) == ["demo"]
+
+
+async def test_submissions_at_once_each_have_their_job(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    jobs = await asyncio.gather(*(client.submit(prompt=str(n)) for n in range(100)))
+    prompts = [fetch(connection, job.id).kwargs["request"]["prompt"] for job in jobs]
+    assert prompts == [str(n) for n in range(100)]
+    assert sorted(queued(connection)) == sorted(job.id for job in jobs)
+
+
+async def test_an_invalid_request_is_refused(client: AsyncProducer) -> None:
+    with pytest.raises(InvalidRequest, match="temperature: got 9"):
+        await client.submit(prompt="x", temperature=9)
+    with pytest.raises(InvalidRequest, match="request 1: "):
+        await client.submit_many([{"prompt": "x"}, {"promt": "x"}])
+
+
+async def test_a_thousand_jobs_are_awaited_at_once(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    jobs = await client.submit_many({"prompt": str(number)} for number in range(1000))
+    before = clients(connection), threading.active_count()
+    waiting = [asyncio.create_task(job.result()) for job in jobs]
+    await until(blocked(connection))
+    assert clients(connection) - before[0] <= 2
+    assert threading.active_count() == before[1]
+    bodies = {}
+    for job in jobs:
+        bodies[job.id] = FakeWorker(connection, job.id).finish()
+        await asyncio.sleep(0)
+    results = await asyncio.gather(*waiting)
+    assert results == [bodies[job.id] for job in jobs]
+
+
+async def test_a_wait_that_begins_during_another_is_served(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    slow, quick = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    waiting = asyncio.create_task(slow.result())
+    await until(blocked(connection))
+    second = asyncio.create_task(quick.result())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(SECONDS):
+        body = started(connection, quick).finish()
+        assert await second == body
+        body = started(connection, slow).finish()
+        assert await waiting == body
+
+
+async def test_two_waits_for_one_job_both_end(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="x")
+    waiting = [asyncio.create_task(job.result()) for _ in range(2)]
+    await until(blocked(connection))
+    waiting.append(asyncio.create_task(job.result()))
+    body = started(connection, job).finish()
+    assert await asyncio.gather(*waiting) == [body] * 3
+
+
+async def test_cancelled_waits_leave_no_task_and_no_blocked_client(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    tasks = asyncio.all_tasks()
+    waiting = [asyncio.create_task(job.result()) for job in jobs]
+    await until(blocked(connection))
+    waiting[0].cancel()
+    await asyncio.wait({waiting[0]})
+    assert blocked(connection)()
+    waiting[1].cancel()
+    await until(lambda: connection.info("clients")["blocked_clients"] == 0)
+    await until(lambda: asyncio.all_tasks() == tasks)
+    # The connection serves the next wait.
+    body = started(connection, jobs[0]).finish()
+    assert await jobs[0].result() == body
+
+
+async def test_a_cancelled_wait_does_not_delay_the_next_one(
+    client: AsyncProducer,
+) -> None:
+    job = await client.submit(prompt="x")
+    async with asyncio.timeout(SECONDS):
+        for turns in range(20):
+            waiting = asyncio.create_task(job.result())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(JobTimeout):
+                await job.result(timeout=0)
+
+
+async def test_closing_leaves_no_connection(redis_url: str, connection: redis.Redis) -> None:
+    announce(connection)
+    before = clients(connection)
+    client = AsyncProducer(redis_url)
+    job = await client.submit(prompt="x")
+    waiting = asyncio.create_task(job.result())
+    await until(blocked(connection))
+    await client.close()
+    with pytest.raises(OmlxQueueError, match="closed while it waited"):
+        await waiting
+    await until(lambda: clients(connection) == before)
+
+
+async def test_a_result_that_does_not_come_times_out(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="x")
+    for timeout in (0, 0.05):
+        with pytest.raises(JobTimeout, match=f"{job.id} did not finish within {timeout:g} s"):
+            await job.result(timeout)
+    body = started(connection, job).finish()
+    assert await job.result(timeout=0) == body
+
+
+Ending = Callable[[FakeWorker], Any]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda worker: worker.fail("out of memory"), JobFailed),
+        (lambda worker: worker.stop("on request"), JobCancelled),
+        (lambda worker: worker.connection.delete(worker.job.key), UnknownJob),
+        (lambda worker: worker.finish(body={"choices": []}), MalformedResult),
+    ],
+)
+async def test_every_end_has_its_error(
+    client: AsyncProducer, connection: redis.Redis, end: Ending, error: type[Exception]
+) -> None:
+    job, other = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    end(started(connection, job))
+    waiting = asyncio.create_task(other.result())
+    with pytest.raises(error):
+        await job.result(timeout=SECONDS)
+    assert not waiting.done()
+    body = started(connection, other).finish()
+    assert await waiting == body
+
+
+async def test_a_job_cancelled_by_another_tool_is_noticed(
+    client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RQ's own cancel writes no result and so wakes nobody."""
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 0.05)
+    job = await client.submit(prompt="x")
+    waiting = asyncio.create_task(job.result())
+    await until(blocked(connection))
+    fetch(connection, job.id).cancel()
+    with pytest.raises(JobCancelled):
+        await asyncio.wait_for(waiting, SECONDS)
+
+
+async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="x")
+    worker = started(connection, job)
+    worker.fail("first run", event=False)
+    connection.hset(worker.job.key, "status", "queued")
+    waiting = asyncio.create_task(job.result())
+    await until(blocked(connection))
+    assert connection.xlen(results_key(job.id)) == 1
+    body = worker.finish()
+    assert await asyncio.wait_for(waiting, SECONDS) == body
+
+
+async def test_a_server_that_goes_away_ends_the_waits(private_server: RedisServer) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        announce(connection)
+        async with AsyncProducer(private_server.url) as client:
+            jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+            waiting: list[Awaitable[Any]] = [asyncio.create_task(job.result()) for job in jobs]
+            await until(blocked(connection))
+            private_server.kill()
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(end, redis.ConnectionError) for end in ends)
+
+
+async def test_more_streams_than_redis_py_allows_by_default_run_at_once(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="x")
+    worker = started(connection, job)
+    worker.step("a")
+    streams = [job.stream() for _ in range(120)]
+    events = await asyncio.gather(*(anext(stream) for stream in streams))
+    assert {event.n for event in events} == {1}
+    await asyncio.gather(*(stream.aclose() for stream in streams))

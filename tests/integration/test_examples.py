@@ -1,0 +1,116 @@
+"""The examples are short, and they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from omlx_producer import Producer
+from omlx_producer.protocol import tokens_channel
+from tests.helpers.bulk_runs import wait_for_model
+from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.workers import running_worker, worker_process
+
+EXAMPLES = sorted(Path(__file__).parents[2].glob("examples/*.py"))
+MAX_LINES = 40
+
+
+@pytest.fixture
+def arguments(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, list[str]]:
+    """The command line of each example that needs one, and a server for all of them."""
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.delenv("OMLX_QUEUE_REDIS_URL", raising=False)
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("first\nsecond\n")
+    with Producer() as producer:
+        job = producer.submit(model="fake", prompt="x", require_known_model=False)
+    return {"bulk": [str(prompts), str(output)], "plain_redis_consumer": [job.id]}
+
+
+def check(name: str, output: str) -> None:
+    """What an example prints, where the fake engine says what that is."""
+    if name == "plain_redis_consumer":
+        events = [json.loads(line) for line in output.splitlines()]
+        text = "".join(event["choices"][0]["text"] for event in events[:-1])
+        counts = [event["n"] for event in events]
+        assert events[-1]["type"] == "done"
+        assert counts == sorted(counts)
+        assert len(text) == events[-1]["usage"]["completion_tokens"]
+    elif name == "bulk":
+        assert [line.split()[0] for line in output.splitlines()] == ["row-1", "row-2"]
+    elif name == "async_client":
+        assert output.splitlines()[-1].startswith("20 jobs, ")
+    else:
+        assert " tokens" in output
+
+
+def test_every_example_is_short() -> None:
+    long = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES}
+    assert {name: lines for name, lines in long.items() if lines > MAX_LINES} == {}
+
+
+# RQ's worker takes signals over and does not give them back, so that example is a process below.
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if p.stem != "dependent_job"], ids=lambda path: path.stem
+)
+def test_an_example_runs(
+    path: Path,
+    redis_url: str,
+    connection: Redis,
+    arguments: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments.get(path.stem, [])])
+    with running_worker(redis_url):
+        wait_for_model(connection)
+        runpy.run_path(str(path), run_name="__main__")
+    check(path.stem, capsys.readouterr().out)
+
+
+def test_the_plain_consumer_takes_each_event_once_also_when_cut_off(
+    redis_url: str, connection: Redis
+) -> None:
+    follow = runpy.run_path(str(EXAMPLES[0].with_name("plain_redis_consumer.py")))["follow"]
+    with Producer(connection) as producer:
+        job = producer.submit(model="fake", prompt="x", require_known_model=False)
+    worker = FakeWorker(connection, job.id)
+    worker.start()
+    first = worker.step("a")
+    events = follow(redis_url, job.id)
+    assert next(events)["n"] == 1
+    connection.publish(tokens_channel(job.id), first.model_dump_json())
+    worker.step("b")
+    assert next(events)["n"] == 2
+    connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    worker.step("c")
+    worker.finish()
+    assert [(event["type"], event["n"]) for event in events] == [("tokens", 3), ("done", 3)]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_as_a_process(
+    path: Path, redis_url: str, connection: Redis, arguments: dict[str, list[str]]
+) -> None:
+    with worker_process(redis_url):
+        wait_for_model(connection)
+        done = subprocess.run(
+            [sys.executable, path, *arguments.get(path.stem, [])],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    check(path.stem, done.stdout)

@@ -1,0 +1,173 @@
+"""status and models: what workers have announced, whatever they wrote."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from fakeredis import FakeRedis
+from redis.exceptions import ConnectionError
+from rich.console import Console
+
+from omlx_producer.cli import overview
+from omlx_producer.cli.overview import draw_models, draw_overview, read_overview, watch_overview
+from omlx_producer.protocol import MODELS_KEY, queue_name
+from omlx_producer.waiting import read_waiting
+from omlx_producer.workers import WorkerFigures, server_time, workers_key
+from tests.helpers.fake_worker import announce
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def connection() -> redis.Redis:
+    return FakeRedis()
+
+
+def enqueued(connection: redis.Redis, job_id: str, seconds_ago: float, priority: Any) -> None:
+    """Put a job into a queue of the model demo, as RQ does."""
+    at = (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    connection.hset(f"rq:job:{job_id}", "enqueued_at", at)
+    connection.rpush(f"rq:queue:{queue_name('demo', priority)}", job_id)
+
+
+def sign_on(connection: redis.Redis, name: str, model: str = "demo") -> None:
+    """Write the figures of a worker, as it does."""
+    figures = WorkerFigures(
+        name=name,
+        at=server_time(connection),
+        state="busy",
+        uptime=5,
+        jobs=3,
+        rows=3,
+        max_rows=8,
+        waiting=2,
+        mode="auto",
+        depth=2,
+        reason="",
+        acceptance=0.75,
+        tokens_per_second=123.4,
+        prompt_tokens_per_second=0,
+        tokens=9,
+        mode_changes=0,
+        pauses=0,
+        cache_bytes=2**30,
+        weight_bytes=2**30,
+        memory_limit=8 * 2**30,
+    )
+    connection.hset(workers_key(model), name, figures.model_dump_json())
+
+
+def drawn(table: Any) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_the_oldest_job_of_any_queue_counts(connection: redis.Redis) -> None:
+    enqueued(connection, "a", 5, "high")
+    enqueued(connection, "b", 90, "bulk")
+    enqueued(connection, "c", 10, "bulk")
+    waiting = read_waiting(connection, "demo", NOW.timestamp())
+    assert waiting.counts == {"high": 1, "default": 0, "bulk": 2}
+    assert waiting.oldest_seconds == 90
+
+
+@pytest.mark.parametrize("date", [None, "junk"])
+def test_a_job_without_a_date_has_no_age(connection: redis.Redis, date: str | None) -> None:
+    enqueued(connection, "a", 5, "high")
+    if date is None:
+        connection.delete("rq:job:a")
+    else:
+        connection.hset("rq:job:a", "enqueued_at", date)
+    waiting = read_waiting(connection, "demo", NOW.timestamp())
+    assert (waiting.counts["high"], waiting.oldest_seconds) == (1, None)
+
+
+def test_the_tables_show_queues_and_workers(connection: redis.Redis) -> None:
+    announce(connection)
+    sign_on(connection, "mac-1")
+    for _ in range(2):
+        connection.rpush(f"rq:queue:{queue_name('demo', 'bulk')}", "gone")
+    lines = [line.split() for line in drawn(draw_overview(read_overview(connection))).splitlines()]
+    assert ["demo", "models/demo", "0", "0", "2", "-", "1"] in lines
+    assert ["mac-1", "busy", "3/8", "2", "2", "(auto)", "75%", "123", "2.0/8.0", "G"] in lines
+    lines = [line.split() for line in drawn(draw_models(read_overview(connection))).splitlines()]
+    assert ["demo", "models/demo", "1024", "?", "1", "3/8"] in lines
+
+
+def test_names_are_neither_markup_nor_commands_of_the_terminal(connection: redis.Redis) -> None:
+    name = "bad[/nope]\x1b]0;t\n"
+    announce(connection, name)
+    sign_on(connection, name, model=name)
+    found = read_overview(connection)
+    for table in (draw_overview(found), draw_models(found)):
+        shown = drawn(table)
+        assert "bad[/nope]\\x1b]0;t\\x0a" in shown
+        assert "\x1b" not in shown
+
+
+def test_a_broken_entry_is_left_out_and_told_once(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(connection)
+    connection.hset(MODELS_KEY, "broken-1", '{"model": 5}')
+    connection.hset(workers_key("demo"), "broken-2", '{"name": "x"}')
+    for _ in range(2):
+        (found,) = read_overview(connection)
+        assert (found["alias"], found["workers"]) == ("demo", [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "ignoring the entry 'broken-1' of omlx:models, which is not a model",
+        "ignoring the figures of worker 'broken-2', which another version wrote",
+    ]
+
+
+class Turns:
+    """The sleeps of a watch: Redis goes after the first, comes back, and then Ctrl-C."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self._turn = 0
+        self._read = overview.read_overview
+        patch.setattr(overview.time, "sleep", self)
+
+    def __call__(self, seconds: float) -> None:
+        self._turn += 1
+        if self._turn == 1:
+            self._patch.setattr(overview, "read_overview", self._refuse)
+        elif self._turn == 2:
+            self._patch.setattr(overview, "read_overview", self._read)
+        else:
+            raise KeyboardInterrupt
+
+    def _refuse(self, _: redis.Redis) -> None:
+        raise ConnectionError("refused")
+
+
+def test_a_watch_goes_on_when_redis_is_back(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(connection)
+    Turns(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        watch_overview(connection, 2, as_json=False)
+    blocks = capsys.readouterr().out.split("no worker is running")
+    assert len(blocks) == 4
+    said = ["Redis is unavailable (refused); waiting for it" in block for block in blocks]
+    assert said == [False, True, False, False]
+
+
+def test_a_watch_in_json_prints_a_line_a_turn(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(connection)
+    Turns(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        watch_overview(connection, 2, as_json=True)
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["models"][0]["alias"] == third["models"][0]["alias"] == "demo"
+    assert second["error"] == "Redis is unavailable (refused); waiting for it"

@@ -1,0 +1,89 @@
+"""Errors of a command: one sentence that names the cause and the remedy."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    InvalidResponse,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+
+from omlx_producer.cli.options import model_option, sampling_options
+from omlx_producer.cli.session import open_producer
+from omlx_producer.errors import InvalidRequest
+
+URL = "redis://me:secret@127.0.0.1:1/0"
+
+
+def ended(error: Exception) -> Result:
+    """The end of a command that raises."""
+
+    @click.command()
+    @model_option("A model.")
+    @sampling_options
+    def command(**_: object) -> None:
+        with open_producer(URL):
+            raise error
+
+    return CliRunner().invoke(command, prog_name="omlx-submit")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AuthenticationError("WRONGPASS invalid"), "refuses the user or password (WRONGPASS"),
+        (
+            NoPermissionError("User a has no permissions to run the 'xadd' command"),
+            "denies this user a right (User a has no permissions to run the 'xadd' command); "
+            "grant it with ACL SETUSER",
+        ),
+        (MovedError("866 10.0.0.2:6379"), "is part of a Redis Cluster, which is not supported"),
+        (ClusterDownError("Hash slot not served"), "is part of a Redis Cluster, which is not"),
+        (InvalidResponse('got "H" as reply'), 'is not a Redis server (got "H" as reply); name'),
+        (ConnectionError("refused"), "does not answer (refused); start a server there, or name"),
+        (ResponseError("WRONGTYPE\nOperation"), "refuses: WRONGTYPE Operation"),
+    ],
+)
+def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: str) -> None:
+    done = ended(error)
+    assert done.exit_code == 3
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"omlx-submit: Redis at redis://127.0.0.1:1/0 {said}")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("temperature: got 5.0; give", "--temperature: got 5.0; give"),
+        ("max_completion_tokens: got 0", "--max-completion-tokens: got 0"),
+        ("stop[1]: got ''", "--stop[1]: got ''"),
+        ("model: missing", "--model: missing"),
+        ("prompt: got ''", "prompt: got ''"),
+        ("'x': what", "'x': what"),
+    ],
+)
+def test_an_invalid_request_names_the_option(message: str, said: str) -> None:
+    done = ended(InvalidRequest(message))
+    assert (done.exit_code, done.stderr) == (2, f"omlx-submit: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host", "redis://host:x", "redis://a..b", "redis://h:99999"]
+)
+def test_a_url_that_is_none_exits_with_2(url: str) -> None:
+    @click.command()
+    def command() -> None:
+        with open_producer(url) as producer:
+            producer.connection.ping()
+
+    done = CliRunner().invoke(command, prog_name="omlx-submit")
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit)
+    assert "--redis-url: not the URL of a Redis server" in done.stderr

@@ -1,0 +1,68 @@
+"""Foreign text cannot control the terminal, and reaches files unchanged."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from omlx_producer.cli.common import fail
+from omlx_producer.terminal import one_cell, write
+
+
+class Screen(io.TextIOWrapper):
+    """A stdout that keeps its bytes."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self.kept = io.BytesIO()
+        self.terminal = terminal
+        super().__init__(self.kept, encoding="ascii")
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def written(monkeypatch: pytest.MonkeyPatch, *texts: str, terminal: bool) -> bytes:
+    screen = Screen(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", screen)
+    for text in texts:
+        write(text)
+    return screen.kept.getvalue()
+
+
+HOSTILE = "a\x1b[31mred\x1b]0;title\x07\r\x7f\x9bclip\tb\nwörld"
+SHOWN = "a\\x1b[31mred\\x1b]0;title\\x07\\x0d\\x7f\\x9bclip\tb\nwörld"
+
+
+def test_a_terminal_shows_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert written(monkeypatch, HOSTILE, terminal=True).decode() == SHOWN
+
+
+def test_a_sequence_that_comes_in_pieces_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert written(monkeypatch, *HOSTILE, terminal=True).decode() == SHOWN
+
+
+def test_elsewhere_every_character_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert written(monkeypatch, HOSTILE, terminal=False).decode() == HOSTILE
+
+
+def test_half_a_surrogate_pair_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert written(monkeypatch, "a\ud83db", terminal=False) == b"a\\ud83db"
+
+
+def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a", err=True)
+    assert capsys.readouterr() == ("", "a")
+
+
+def test_an_error_on_a_terminal_is_escaped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(SystemExit):
+        fail(2, "no worker is named \x1b[2J")
+    assert screen.kept.getvalue().endswith(b": no worker is named \\x1b[2J\n")
+
+
+def test_a_cell_stays_on_one_line() -> None:
+    assert one_cell("a\nb\tc\x1b") == "a\\x0ab\\x09c\\x1b"

@@ -1,0 +1,124 @@
+"""scripts/setup finds a Python and makes .venv, also after a run that was interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).parents[3] / "scripts/setup"
+# Makes environments that hold itself. Fails the version check if named in TOO_OLD.
+PYTHON = """#!/bin/sh
+case "$*" in
+  -c*) case " $TOO_OLD " in *" ${0##*/} "*) exit 1 ;; esac ;;
+  "-m venv --clear .venv")
+    echo "venv ${0##*/}" >> calls
+    rm -rf .venv && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m pip install"*) echo "pip ${PIP_EXIT:-0}" >> calls; exit "${PIP_EXIT:-0}" ;;
+esac
+"""
+
+
+class Checkout:
+    """A folder with scripts/setup, and stand-ins for Python as the only ones on the path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._bin = folder, folder / "bin"
+        (folder / "scripts").mkdir()
+        shutil.copy(SETUP, folder / "scripts")
+        self._bin.mkdir()
+        for tool in ("bash", "sh", "dirname", "rm", "mkdir", "cp", "touch"):
+            (self._bin / tool).symlink_to(str(shutil.which(tool)))
+        self.venv_python = folder / ".venv/bin/python"
+        self.project = folder / "pyproject.toml"
+        self.project.touch()
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            (self._bin / name).write_text(PYTHON)
+            (self._bin / name).chmod(0o755)
+
+    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._folder / "scripts/setup", "worker"],
+            env={"PATH": str(self._bin), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def calls(self) -> list[str]:
+        """What was done since the last call."""
+        calls = self._folder / "calls"
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        calls.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "taken"),
+    [
+        ({}, "python3"),
+        ({"PYTHON": "python3.12"}, "python3.12"),
+        ({"PYTHON": "none"}, "python3"),
+        ({"TOO_OLD": "python3"}, "python3.14"),
+        ({"TOO_OLD": "python3 python3.14"}, "python3.12"),
+    ],
+)
+def test_the_python_asked_for_comes_first_then_the_usual_one_then_the_newest(
+    checkout: Checkout, environment: dict[str, str], taken: str
+) -> None:
+    checkout.add("python3", "python3.12", "python3.14")
+    assert checkout.run(**environment).returncode == 0
+    assert checkout.calls() == [f"venv {taken}", "pip 0"]
+
+
+def test_without_a_python_the_message_names_the_remedy(checkout: Checkout) -> None:
+    result = checkout.run()
+    assert result.returncode == 1
+    assert "Python 3.11 or newer" in result.stderr
+    assert "set PYTHON" in result.stderr
+
+
+def test_a_second_run_does_nothing(checkout: Checkout) -> None:
+    checkout.add("python3")
+    checkout.run()
+    checkout.calls()
+    assert checkout.run().stderr == ""
+    assert checkout.calls() == []
+
+
+def test_an_interrupted_installation_is_done_again_from_the_start(checkout: Checkout) -> None:
+    checkout.add("python3")
+    assert checkout.run(PIP_EXIT="130").returncode == 130
+    checkout.calls()
+    assert checkout.run().returncode == 0
+    assert checkout.calls() == ["venv python3", "pip 0"]
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(checkout: Checkout) -> None:
+    checkout.add("python3")
+    checkout.run()
+    checkout.calls()
+    checkout.venv_python.unlink()
+    checkout.venv_python.symlink_to(os.devnull + "/gone")
+    assert checkout.run().returncode == 0
+    assert checkout.calls() == ["venv python3", "pip 0"]
+
+
+def test_a_changed_project_is_installed_into_the_same_environment(checkout: Checkout) -> None:
+    checkout.add("python3")
+    checkout.run()
+    checkout.calls()
+    later = checkout.venv_python.stat().st_mtime + 60
+    os.utime(checkout.project, (later, later))
+    assert checkout.run().returncode == 0
+    assert checkout.calls() == ["pip 0"]

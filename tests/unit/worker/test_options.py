@@ -1,0 +1,149 @@
+"""The options of omlx-worker, and the variables that set the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from omlx_worker import cli
+from omlx_worker.options import SECTIONS
+from omlx_worker.settings import WorkerSettings
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments, env=variables, prog_name="omlx-worker")
+
+
+def without_mlx(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; sys.modules['mlx'] = None; from omlx_worker import cli; "
+        "cli.main(sys.argv[1:], prog_name='omlx-worker')"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+    )
+
+
+def test_every_setting_is_an_option_of_one_section() -> None:
+    names = [name for names in SECTIONS.values() for name in names]
+    assert sorted(names) == sorted(WorkerSettings.model_fields)
+
+
+def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
+    lines = invoke("run", "--help").stdout.splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith((" ", "Usage"))]
+    assert titles == [f"{title}:" for title in (*SECTIONS, "Options")]
+    text = " ".join(" ".join(lines).split())
+    assert "--max-batch N Rows in the batch at the same time. [default: 16]" in text
+    assert "--calibration / --no-calibration" in text
+    assert "[default: calibration]" in text
+    assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text
+    assert "--burst End when the queues are empty. --" in text
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_the_model_has_a_short_option(command: str) -> None:
+    model = next(param for param in cli.main.commands[command].params if param.name == "model")
+    assert set(model.opts) == {"-m", "--model"}
+
+
+def test_every_option_has_a_summary() -> None:
+    options = [
+        (command.name, param.name)
+        for command in cli.main.commands.values()
+        for param in command.params
+        if isinstance(param, click.Option) and not param.help
+    ]
+    assert options == []
+
+
+def test_a_wrong_variable_is_named_as_the_user_wrote_it() -> None:
+    result = invoke("run", OMLX_QUEUE_MAX_BATCH="0", OMLX_QUEUE_MODE="auto")
+    assert result.exit_code == 2
+    assert result.stderr == "omlx-worker: OMLX_QUEUE_MAX_BATCH: got 0; give 1 to 1024\n"
+    result = invoke("run", OMLX_QUEUE_MODE="fast")
+    said = "OMLX_QUEUE_MODE: got fast; give auto, hybrid, mtp or batched"
+    assert result.stderr == f"omlx-worker: {said}\n"
+    result = invoke("run", OMLX_QUEUE_BURST="perhaps")
+    assert "OMLX_QUEUE_BURST: got perhaps; give true or false" in result.stderr
+
+
+def test_a_wrong_variable_ends_the_demo_with_a_sentence() -> None:
+    result = invoke("demo", OMLX_QUEUE_PATIENCE="-1")
+    assert result.exit_code == 2
+    assert result.stderr == "omlx-worker: OMLX_QUEUE_PATIENCE: got -1; give more than 0\n"
+
+
+def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("OMLX_QUEUE_MAX_BATCH=3\nOMLX_QUEUE_MTP_DEPTH=1\nDATABASE_URL=x\n")
+    monkeypatch.setenv("OMLX_QUEUE_MTP_DEPTH", "2")
+    settings = WorkerSettings()
+    assert (settings.max_batch, settings.mtp_depth) == (3, 2)
+
+
+def test_a_variable_with_an_unknown_name_is_told() -> None:
+    result = invoke("run", "--max-batch", "0", OMLX_QUEUE_MAX_BACH="1")
+    said = "omlx-worker: OMLX_QUEUE_MAX_BACH has no effect: did you mean OMLX_QUEUE_MAX_BATCH?"
+    assert result.stderr.splitlines()[0] == said
+
+
+def test_a_file_of_variables_that_is_no_text_is_told_with_the_remedy() -> None:
+    Path(".env").write_bytes(b"\xff\xfe")
+    result = invoke("run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("omlx-worker: .env: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "demo", "bench"])
+def test_a_command_that_needs_mlx_says_what_to_install(command: str) -> None:
+    ended = without_mlx(command)
+    assert ended.returncode == 2
+    remedy = "install it with: pip install 'omlx-queue[worker]'"
+    assert ended.stderr == f"omlx-worker: mlx is not installed; {remedy}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+def test_version_and_help_need_no_mlx(arguments: list[str]) -> None:
+    ended = without_mlx(*arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "omlx-worker" in ended.stdout
+
+
+def test_the_help_does_not_import_what_only_a_command_needs() -> None:
+    code = "import sys; from omlx_worker import cli; print(*sys.modules)"
+    modules = subprocess.check_output(
+        [sys.executable, "-c", code],
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    ).split()
+    assert {"mlx", "redis", "rq", "rich"} & set(modules) == set()
+
+
+def test_the_shell_completes_options_and_their_values() -> None:
+    def completed(words: str) -> str:
+        return invoke(
+            _OMLX_WORKER_COMPLETE="bash_complete",
+            COMP_WORDS=words,
+            COMP_CWORD=str(len(words.split()) - 1),
+        ).stdout
+
+    assert completed("omlx-worker run --max-b") == "plain,--max-batch\n"
+    assert completed("omlx-worker run --mode h") == "plain,hybrid\n"
+    source = invoke(_OMLX_WORKER_COMPLETE="bash_source")
+    assert "complete -o nosort -F _omlx_worker_completion omlx-worker" in source.stdout

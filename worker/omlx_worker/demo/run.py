@@ -1,0 +1,218 @@
+"""Runs the demo: jobs that draft, on the screen; then the speed with and without drafts."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omlx_producer.client import Producer
+from omlx_producer.protocol import DoneEvent, Speculation, TokensEvent
+from omlx_worker.build import connect, make_worker
+from omlx_worker.decode.counters import Counters
+from omlx_worker.demo.display import Shown, follow
+from omlx_worker.queue.embedded import EmbeddedRedis
+from omlx_worker.settings import WorkerSettings
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "class Stack:\n    def __init__(self):\n",
+    "import json\n\ndef load_config(path):\n",
+    "def test_addition(self):\n",
+    "def read_lines(filename):\n    with open(filename) as f:\n",
+    "class Node:\n    def __init__(self, value):\n",
+    "def main():\n    parser = argparse.ArgumentParser(\n",
+    "for name, value in sorted(\n",
+)
+STAGGER_SECONDS = 0.3
+LOAD_SECONDS = 120.0
+LAP_SECONDS = 120.0
+STOP_SECONDS = 15.0
+AT_ONCE_SECONDS = 2.0
+MEASURED_TOKENS, LAPS = 32, 2
+
+
+def run_demo(*, max_batch: int, max_tokens: int) -> None:
+    """Run the demo. Exits with 1 if a job failed.
+
+    Raises:
+        ServerError: if no Redis server starts.
+        OmlxQueueError: if a job whose speed is measured has no result.
+        KeyboardInterrupt: on Ctrl-C, once the server has ended.
+    """
+    settings = WorkerSettings(
+        model="demo", model_alias="demo", max_batch=max_batch, mode="mtp", calibration=False
+    )
+    with tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder:
+        _say("starting Redis ...")
+        with EmbeddedRedis(Path(folder)) as server:
+            _say("loading the demo model ...")
+            worker = _Background(settings, server.url)
+            try:
+                worker.wait_until_ready()
+                with _unfused_on_a_cpu():
+                    _show_and_measure(server.url, worker.counters, max_tokens)
+            except BaseException:
+                worker.stop(at_once=True)
+                raise
+            worker.stop()
+
+
+def _say(what: str) -> None:
+    click.echo(what, err=True)
+
+
+@contextmanager
+def _unfused_on_a_cpu() -> Iterator[None]:
+    """Turn `mx.compile` off on a CPU.
+
+    There MLX calls the C++ compiler for each fused kernel that it has not kept, one after another:
+    most of a minute for a model that gains nothing from it.
+    """
+    import mlx.core as mx
+
+    if mx.default_device() != mx.cpu:
+        yield
+        return
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
+
+
+class _Background:
+    """A worker on a thread of this process."""
+
+    def __init__(self, settings: WorkerSettings, url: str) -> None:
+        self._connection = connect(url)
+        self._worker = make_worker(settings, self._connection)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def counters(self) -> Counters:
+        return self._worker.decode_thread.counters
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + LOAD_SECONDS
+        with Producer(self._connection) as producer:
+            while not producer.models():
+                if self._error is not None:
+                    raise click.ClickException(str(self._error)) from self._error
+                if time.monotonic() > deadline:
+                    raise click.ClickException("the model did not load in time")
+                time.sleep(0.05)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Finish the jobs, or give them back."""
+        self._worker.stop()
+        if at_once:
+            self._worker.stop()
+        self._thread.join(AT_ONCE_SECONDS if at_once else STOP_SECONDS)
+        self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._worker.work(logging_level="WARNING")
+        except BaseException as error:  # noqa: BLE001 (shown by the main thread)
+            self._error = error
+
+
+def _show_and_measure(url: str, counters: Counters, max_tokens: int) -> None:
+    shown, seconds = _generate(url, max_tokens)
+    for line in figures(shown, seconds, counters.mean_batch):
+        click.echo(line)
+    failed = [entry for entry in shown if entry.failed]
+    for entry in failed:
+        _say(f"job {entry.number}: {getattr(entry.end, 'error', 'no end')}")
+    if failed:
+        sys.exit(1)
+    if not counters.drafts.drafted:
+        return
+    _say("measuring with and without drafts ...")
+    with Producer(url) as producer:
+        for jobs in (len(PROMPTS), 1):
+            # The first lap also warms up.
+            speeds = {True: 0.0, False: 0.0}
+            for draft in (True, False) * LAPS:
+                lap = _speed(producer, jobs, min(max_tokens, MEASURED_TOKENS), draft=draft)
+                speeds[draft] = max(speeds[draft], lap)
+            who = "1 job alone" if jobs == 1 else f"{jobs} jobs at once"
+            click.echo(
+                f"{who}: {speeds[True]:.0f} tokens/s with drafts, {speeds[False]:.0f} without"
+            )
+    click.echo("omlx-worker run measures this too and drafts where it is faster (--mode auto)")
+
+
+def figures(shown: list[Shown], seconds: float, mean_batch: float) -> list[str]:
+    """The outcome of the jobs that finished in words: their speed and their drafts."""
+    ends = [entry.end for entry in shown if isinstance(entry.end, DoneEvent)]
+    tokens = sum(end.usage.completion_tokens for end in ends)
+    return [
+        f"{len(ends)} jobs, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s, "
+        f"mean batch {mean_batch:.1f}",
+        _drafts([end.usage.speculation for end in ends], tokens),
+    ]
+
+
+def _drafts(jobs: list[Speculation], tokens: int) -> str:
+    drafted = sum(job.drafted for job in jobs)
+    if not drafted:
+        return "no drafts were made"
+    accepted, steps = sum(sum(job.accepted) for job in jobs), sum(job.steps for job in jobs)
+    return (
+        f"{accepted / drafted:.0%} of {drafted} drafts accepted: a step brings "
+        f"{tokens / steps:.1f} tokens a job instead of 1"
+    )
+
+
+def _request(index: int, max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": "demo",
+        "prompt": PROMPTS[index],
+        "max_completion_tokens": max_tokens,
+        "temperature": 0.6,
+        "seed": index + 1,
+    }
+
+
+def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
+    """Submit the prompts one after another and show them all."""
+    shown = [Shown(number, prompt) for number, prompt in enumerate(PROMPTS, start=1)]
+    started = time.monotonic()
+
+    def stream(entry: Shown) -> None:
+        time.sleep(STAGGER_SECONDS * (entry.number - 1))
+        with Producer(url) as producer:
+            job = producer.submit(_request(entry.number - 1, max_tokens))
+            with job.stream() as events:
+                for event in events:
+                    if isinstance(event, TokensEvent):
+                        entry.tokens = event.n
+                        entry.text += "".join(choice.text for choice in event.choices)
+                    else:
+                        entry.end = event
+
+    threads = [threading.Thread(target=stream, args=(entry,), daemon=True) for entry in shown]
+    for thread in threads:
+        thread.start()
+    follow(shown, lambda: any(thread.is_alive() for thread in threads))
+    return shown, time.monotonic() - started
+
+
+def _speed(producer: Producer, jobs: int, max_tokens: int, *, draft: bool) -> float:
+    """Tokens a second of the first prompts, submitted at once."""
+    began = time.monotonic()
+    requests = [_request(index, max_tokens) | {"draft": draft} for index in range(jobs)]
+    results = [job.result(LAP_SECONDS) for job in producer.submit_many(requests)]
+    tokens: int = sum(result["usage"]["completion_tokens"] for result in results)
+    return tokens / (time.monotonic() - began)

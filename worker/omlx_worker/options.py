@@ -1,0 +1,124 @@
+"""Shared by the commands: options from the fields of the settings, and errors that name them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Container, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from pydantic import ValidationError
+
+from omlx_producer.cli.common import fail
+from omlx_producer.cli.sections import option
+from omlx_producer.environment import PREFIX
+from omlx_worker.settings import WorkerSettings
+
+USAGE = 2
+
+SECTIONS = {
+    "Model": ("model", "model_alias"),
+    "Decoding": (
+        *("max_batch", "mode", "mtp_depth", "acceptance"),
+        *("prefill_chunk", "calibration", "state_dir"),
+    ),
+    "Queue and Redis": (
+        *("redis_url", "embedded_redis", "redis_dir", "redis_grace"),
+        *("lease_seconds", "patience", "stream_ttl", "allow_webhooks"),
+    ),
+    "Memory": ("memory_limit",),
+    "Life cycle": ("name", "burst", "drain_timeout"),
+    "Logging": ("log_level", "log_format"),
+}
+
+_METAVARS: dict[Any, str] = {
+    **{"redis_url": "URL", "memory_limit": "SIZE", "allow_webhooks": "HOST"},
+    **{int: "N", float: "SECONDS", Path: "FOLDER"},
+}
+_SHORT = {"model": ("-m",)}
+_REMEDIES = {
+    "memory_limit": "a size such as 24GB",
+    "model_alias": "letters, digits and . _ @ / -",
+    "name": "letters, digits and . _ -",
+}
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field. One that the user leaves out is None."""
+    for section, names in reversed(SECTIONS.items()):
+        for name in reversed(names):
+            command = _option(name, section)(command)
+    return command
+
+
+def read_settings(given: Mapping[str, Any]) -> WorkerSettings:
+    """The settings, these from the command line. A wrong one ends the program with a sentence."""
+    try:
+        return WorkerSettings(**given)
+    except ValidationError as error:
+        fail(USAGE, describe(error, given))
+
+
+def describe(error: ValidationError, given: Container[str] = ()) -> str:
+    """The first problem of the settings: option or variable, value, remedy.
+
+    Args:
+        given: the fields from the command line.
+    """
+    problem = error.errors(include_url=False)[0]
+    name = str(problem["loc"][0])
+    source = _flag(name) if name in given else PREFIX + name.upper()
+    remedy = problem["msg"] if problem["type"] == "alias" else f"give {_expected(name)}"
+    return f"{source}: got {shlex.quote(str(problem['input']))}; {remedy}"
+
+
+def require_mlx() -> None:
+    """End the program with a sentence if the packages of the worker are not installed."""
+    for package in ("mlx", "mlx_lm"):
+        if find_spec(package) is None:
+            remedy = "install it with: pip install 'omlx-queue[worker]'"
+            fail(USAGE, f"{package} is not installed; {remedy}")
+
+
+def _option(name: str, section: str) -> Callable[..., Any]:
+    field = WorkerSettings.model_fields[name]
+    kind, default = field.annotation, field.get_default(call_default_factory=True)
+    flags, attributes = [_flag(name), *_SHORT.get(name, ())], dict[str, Any]()
+    if kind is bool:
+        attributes["is_flag"] = True
+        flags[0] += flags[0].replace("--", "/--no-") if default else ""
+    elif get_origin(kind) is Literal:
+        attributes["type"] = click.Choice(get_args(kind))
+    else:
+        attributes["type"] = click.Path() if kind is Path else str
+        attributes["multiple"] = get_origin(kind) is frozenset
+        attributes["metavar"] = _METAVARS.get(name) or _METAVARS.get(kind, "NAME")
+    help_text = field.description
+    if default:
+        text = f"{default:g}" if kind is float else str(default).replace(str(Path.home()), "~")
+        shown = name if default is True else text
+        help_text = f"{field.description}  [default: {shown}]"
+    return option(*flags, name, section=section, default=None, help=help_text, **attributes)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _expected(name: str) -> str:
+    """What a setting may be, as in "give 1 to 1024"."""
+    field = WorkerSettings.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        *others, last = get_args(field.annotation)
+        return f"{', '.join(others)} or {last}"
+    keys = ("ge", "gt", "le")
+    match {key: getattr(m, key) for m in field.metadata for key in keys if hasattr(m, key)}:
+        case {"ge": least, "le": most}:
+            return f"{least} to {most}"
+        case {"ge": least}:
+            return f"{least} or more"
+        case {"gt": least}:
+            return f"more than {least}"
+    return _REMEDIES.get(name, "true or false")
