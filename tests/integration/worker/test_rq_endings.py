@@ -17,6 +17,7 @@ from tests.helpers.workers import (
     enqueue,
     events,
     is_over,
+    queue,
     run_burst,
     running_worker,
     started,
@@ -71,6 +72,20 @@ def test_a_dependent_may_follow_a_failure(redis_url: str, connection: Redis) -> 
     second = enqueue(connection, depends_on=Dependency([first], allow_failure=True))
     run_burst(redis_url)
     assert status(first) == "failed"
+    assert status(second) == "finished"
+
+
+def test_a_dependent_whose_worker_died_before_it_was_enqueued_still_runs(
+    redis_url: str, connection: Redis
+) -> None:
+    first = enqueue(connection)
+    second = enqueue(connection, depends_on=first)
+    with connection.pipeline() as pipeline:
+        queue(connection).ready_job_registry.register_jobs([second], pipeline)
+        pipeline.execute()
+    assert status(second) == "ready_to_enqueue"
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(second))
     assert status(second) == "finished"
 
 
