@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 from rq import Callback, Webhook
 
+from omlx_worker.control.rq_record import RecordedWorker
 from tests.helpers.leases import QUEUES
 from tests.helpers.webhooks import WebhookServer, webhook_server
 from tests.helpers.workers import (
@@ -95,9 +96,17 @@ def test_a_worker_takes_no_more_jobs_than_its_callbacks_can_follow(
 ) -> None:
     limit(monkeypatch, 30)
     jobs = [enqueue(connection, on_success=named(hold), max_completion_tokens=5) for _ in range(4)]
-    with running_worker(redis_url, max_rows=1):
-        wait_for(lambda: all(events(connection, job.id) for job in jobs[:2]))
+    monkeypatch.setattr("omlx_worker.control.worker.POLL_SECONDS", 0.01)
+    turns: list[bool] = []
+    enqueue_due = RecordedWorker.enqueue_due
+    monkeypatch.setattr(
+        RecordedWorker, "enqueue_due", lambda self: (turns.append(True), enqueue_due(self))[1]
+    )
+    with running_worker(redis_url, max_rows=1) as worker:
+        wait_for(lambda: sum(claim.ending for claim in worker._leases.jobs()) == 2)
         other = enqueue(connection, priority="high")
+        before = len(turns)
+        wait_for(lambda: len(turns) > before + 2)
         assert status(jobs[2]) == status(other) == "queued"
         may_end.set()
         wait_for(lambda: is_over(other) and all(map(is_over, jobs)))
