@@ -17,6 +17,7 @@ from tests.helpers.workers import (
     enqueue,
     events,
     is_over,
+    queue,
     run_burst,
     running_worker,
     started,
@@ -74,6 +75,21 @@ def test_a_dependent_may_follow_a_failure(redis_url: str, connection: Redis) -> 
     assert status(second) == "finished"
 
 
+def test_a_dependent_whose_worker_died_before_it_was_enqueued_still_runs(
+    redis_url: str, connection: Redis
+) -> None:
+    first = enqueue(connection)
+    second = enqueue(connection, depends_on=first)
+    with connection.pipeline() as pipeline:
+        queue(connection).ready_job_registry.register_jobs([second], pipeline)
+        pipeline.execute()
+    assert status(second) == "ready_to_enqueue"
+    queue(connection).remove(first)
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(second))
+    assert status(second) == "finished"
+
+
 def test_a_success_callback_gets_the_result(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, on_success=named(remember))
     run_burst(redis_url)
@@ -100,6 +116,22 @@ def test_handlers_that_meet_a_busy_redis_are_called_again(
     assert troubles == []
     assert status(job) == "finished"
     assert connection.get("remembered") is not None
+
+
+def test_rqs_handlers_end_nothing_after_another_worker_has_taken_the_job(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_result_ttl = Job.get_result_ttl
+
+    def taken(job: Job, default: int) -> int:
+        connection.delete(queue(connection).started_job_registry.key)
+        return get_result_ttl(job, default)
+
+    monkeypatch.setattr("omlx_worker.control.callbacks.ServedJob.get_result_ttl", taken)
+    job = enqueue(connection, on_success=named(remember))
+    run_burst(redis_url)
+    assert status(job) == "started"
+    assert job.results() == []
 
 
 def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection: Redis) -> None:

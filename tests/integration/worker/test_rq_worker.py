@@ -6,6 +6,7 @@ import time
 
 import pytest
 from redis import Redis
+from rq import Worker
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.client import Producer
@@ -57,6 +58,9 @@ def test_rq_info_tells_the_truth_while_jobs_run(redis_url: str, connection: Redi
         executions = jobs[0].get_executions()
         assert len(executions) == 1
         assert executions[0].worker_name in info
+        [record] = Worker.all(connection=connection)
+        shown = {execution.job_id for execution in record.get_current_executions()}
+        assert shown == {job.id for job in jobs[:5]}
     assert "queue omlx:fake:default 7, 0 executing" in rq_info(redis_url)
     assert "1 workers" not in rq_info(redis_url)
 

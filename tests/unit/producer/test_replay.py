@@ -261,3 +261,10 @@ def test_a_server_that_never_answered_is_not_waited_for() -> None:
 def test_a_refused_password_is_not_tried_again() -> None:
     with pytest.raises(AuthenticationError):
         listening().failed(AuthenticationError("no"))
+
+
+@pytest.mark.parametrize("status", [b"queued", b"scheduled", b"rate_limited", b"ready_to_enqueue"])
+def test_the_end_of_an_earlier_run_is_not_the_end_of_a_job_that_waits(status: bytes) -> None:
+    replay = Replay(JOB, 0, reconnect_for=10)
+    assert replay.read([entry(done(7))], status) == []
+    assert replay.step is Step.LISTEN
