@@ -39,7 +39,7 @@ class TokenStream:
 
     Raises, while iterating:
         UnknownJob: if the job does not exist, or has expired.
-        TokensLost: if the stream has lost tokens after the cursor.
+        TokensLost: if the stream has lost tokens after the cursor, or holds others before it.
     """
 
     def __init__(
@@ -185,6 +185,6 @@ async def _take_step_async(
 
 def _ask_stream(pipe: Any, replay: Replay) -> Any:
     """Queue what `Replay.read` needs on a pipeline, sync or async."""
-    pipe.xrange(events_key(replay.job_id), min=replay.after, count=PAGE)
+    pipe.xrange(events_key(replay.job_id), min=replay.start, count=PAGE)
     pipe.hget(Job.key_for(replay.job_id), "status")
     return pipe

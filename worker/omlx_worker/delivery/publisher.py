@@ -145,7 +145,8 @@ class Publisher:
         self._by_row.update((row.row_id, job) for row in job.rows)
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
-        """Publish events; None only checks the lease."""
+        """Publish events of jobs, None only checks a lease. Events of one job are in order."""
+        events = [(job, event) for job, event in events if job.claim in self._jobs]
         if not events:
             return
         entries = [(job.claim, event) for job, event in events]
@@ -159,25 +160,17 @@ class Publisher:
                 return
             self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
             return
-        for job, _ in events:
+        for job in dict.fromkeys(job for job, _ in events):
             match refused.get(job.id):
                 case None:
                     pass
                 case "written":
-                    self._fail(
-                        job.claim, "the job's stream holds later tokens than this run has produced"
-                    )
-                case "behind":
-                    self._start_over(job.claim)
+                    self._fail(job.claim, "the job's stream holds other tokens than this run's")
+                case int(tokens):
+                    log.warning("Redis has lost tokens of job %s; writing them again", job.id)
+                    self._append([(job, event) for event in job.events_after(tokens)])
                 case status:
                     self._lose(job.claim, status)
-
-    def _start_over(self, claim: Claim) -> None:
-        """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
-        log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
-        self._drop_rows(Drop(claim, Lost()))
-        self._forget(claim)
-        self._insist(lambda: self._leases.give_back([claim]))
 
     def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
@@ -192,7 +185,7 @@ class Publisher:
             if claim.id in gone:
                 self._lose(claim, gone[claim.id])
 
-    def _lose(self, claim: Claim, status: str) -> None:
+    def _lose(self, claim: Claim, status: str | int) -> None:
         """Drop a job whose lease is gone."""
         self._drop_rows(Drop(claim, Lost()))
         self._forget(claim)
@@ -237,17 +230,24 @@ class Publisher:
             self._insist(lambda: self._leases.give_back(held))
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
-        for claim, _ in endings:
-            self._forget(claim)
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
-        if not held:
-            return
-        verdicts = self._insist(lambda: self._leases.commit(held))
+        verdicts = self._insist(lambda: self._leases.commit(held)) if held else []
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.NEEDS_RQ:
                 self._main.put(NeedsRQ(claim, ending))
+            elif verdict is Commit.BEHIND:
+                self._finish_again(claim, ending)
             elif verdict is Commit.LOST:
                 log.warning("job %s is no longer this worker's; its result is dropped", claim.id)
+        for claim, _ in endings:
+            self._forget(claim)
+
+    def _finish_again(self, claim: Claim, ending: Ending) -> None:
+        """Write the tokens that Redis has lost since the last append, then end the job."""
+        job = self._jobs[claim]
+        self._append([(job, job.events_after(0)[-1])])
+        if claim in self._jobs:
+            self._finish([(claim, ending)])
 
     def _forget(self, claim: Claim) -> None:
         job = self._jobs.pop(claim, None)

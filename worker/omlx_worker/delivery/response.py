@@ -18,7 +18,7 @@ def finished(job: ActiveJob) -> Ending:
         finish_reasons=[choice.finish_reason or "stop" for choice in job.choices],
         usage=usage,
     )
-    return Ending("finished", event, result=response_body(job, usage))
+    return Ending("finished", event, result=response_body(job, usage), published=job.sent)
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

@@ -29,12 +29,14 @@ class Ending:
         event: the terminal event. Its error is the result of a job that did not finish.
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
+        published: tokens that the stream must hold.
     """
 
     status: str
     event: TerminalEvent
     result: dict[str, Any] | None = None
     retry: bool = True
+    published: int = 0
 
     @property
     def sentence(self) -> str:
@@ -48,7 +50,7 @@ class Ending:
         return b64encode(zlib.compress(self.sentence.encode())).decode()
 
     @property
-    def fields(self) -> tuple[str, str, int, str, str]:
+    def fields(self) -> tuple[str, str, int, str, str, int]:
         """The arguments of commit.lua after the lease."""
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
@@ -57,6 +59,7 @@ class Ending:
             ttl,
             self.event.stream_id,
             self.event.model_dump_json(),
+            self.published,
         )
 
 
@@ -68,6 +71,7 @@ class Commit(IntEnum):
     NEEDS_RQ = 2
     # Not commit.lua's: Redis refuses the call because of this job's keys.
     REFUSED = 3
+    BEHIND = 4
 
     @classmethod
     def of(cls, reply: Any) -> Self:
