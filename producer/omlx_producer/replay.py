@@ -134,12 +134,14 @@ class Replay:
             if self.step is Step.END or self._is_old(event):
                 continue
             if isinstance(event, TokensEvent) and not self._follows(event):
-                raise self._cut(event) if event.since < self._base else self._lost(event.since)
+                if event.since < self._base:
+                    raise self._cut(event)
+                raise self._lost(self._position[0], event.since)
             events += self._take(event)
         if self.step is Step.END or len(found) == PAGE:
             return events
         if self._position[0] < self._heard_of:
-            raise self._lost(self._heard_of)
+            raise self._lost(self._position[0], self._heard_of)
         if status is None:
             raise unknown_job(self.job_id)
         self.step = Step.CONCLUDE if status.decode() in ENDINGS else Step.LISTEN
@@ -203,7 +205,7 @@ class Replay:
     def _end(self, event: TerminalEvent) -> TerminalEvent:
         """End with a terminal event. A finished job has published all of its tokens, or none."""
         if isinstance(event, DoneEvent) and 0 < self.cursor < event.n:
-            raise self._lost(event.n)
+            raise self._lost(self.cursor, event.n)
         self.step = Step.END
         return event
 
@@ -212,11 +214,11 @@ class Replay:
         self._delivered.read_again()
         self.step = Step.READ
 
-    def _lost(self, cursor: int) -> TokensLost:
+    def _lost(self, since: int, until: int) -> TokensLost:
         return TokensLost(
-            f"tokens {self._position[0] + 1} to {cursor} of job {self.job_id} have left its "
-            "stream; wait for its result, which has the whole text",
-            cursor,
+            f"tokens {since + 1} to {until} of job {self.job_id} have left its stream; wait for "
+            "its result, which has the whole text",
+            until,
         )
 
     def _changed(self) -> TokensLost:
