@@ -218,6 +218,8 @@ def test_an_event_that_overlaps_what_was_had_is_trimmed() -> None:
     assert replay.read([entry(tokens(1)), entry(wide)], b"started") == [tokens(4)]
     assert replay.cursor == 4
     assert replay.heard(message(tokens(5))) == [tokens(5)]
+    assert replay.heard(message(tokens(7, count=3))) == []
+    assert replay.step is Step.READ
 
 
 def test_a_consumer_beyond_the_end_of_the_stream_waits_for_what_it_has_not_had() -> None:
