@@ -174,6 +174,8 @@ class RecordedWorker(Worker):
         with self.connection.pipeline() as pipeline:
             self.set_state(shown[0], pipeline=pipeline)
             self.set_current_job_id(shown[1], pipeline=pipeline)
+            # If Redis has lost the record, this makes a new one, which a kill would leave behind.
+            pipeline.expire(self.key, self.worker_ttl + 60)
             pipeline.execute()
         self._shown = shown
 
