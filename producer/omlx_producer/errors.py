@@ -45,8 +45,8 @@ class TokensLost(OmlxQueueError):
     """The stream has lost tokens, or was written again; the job's result has the whole text.
 
     Attributes:
-        cursor: where a stream can start. If it is smaller than the consumer's cursor, the tokens
-            after it come again and may be others.
+        cursor: where a stream can start: after the lost tokens, or 0 if all tokens must be read
+            again.
     """
 
     def __init__(self, message: str, cursor: int) -> None:

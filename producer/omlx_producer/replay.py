@@ -135,7 +135,7 @@ class Replay:
                 continue
             if isinstance(event, TokensEvent) and not self._follows(event):
                 if event.since < self._base:
-                    raise self._cut(event)
+                    raise self._rewritten()
                 raise self._lost(self._position[0], event.since)
             events += self._take(event)
         if self.step is Step.END or len(found) == PAGE:
@@ -191,12 +191,12 @@ class Replay:
         self._position, self._last = _position(event), event
         if not isinstance(event, TokensEvent):
             if isinstance(event, DoneEvent) and self._delivered.is_behind:
-                raise self._changed()
+                raise self._rewritten()
             return [self._end(event)]
         try:
             fresh = self._delivered.take(event)
         except ValueError:
-            raise self._changed() from None
+            raise self._rewritten() from None
         if fresh is None:
             return []
         self.cursor = fresh.n
@@ -221,19 +221,11 @@ class Replay:
             until,
         )
 
-    def _changed(self) -> TokensLost:
+    def _rewritten(self) -> TokensLost:
         return TokensLost(
             f"Redis has lost tokens of job {self.job_id} that were read, and the job has written "
-            f"others; start again from cursor {self._base}",
-            self._base,
-        )
-
-    def _cut(self, event: TokensEvent) -> TokensLost:
-        return TokensLost(
-            f"Redis has lost tokens of job {self.job_id} before cursor {self._base}, and an event "
-            f"now holds tokens {event.since + 1} to {event.n}; start again from cursor "
-            f"{event.since}",
-            event.since,
+            "them again otherwise; start again from cursor 0",
+            0,
         )
 
 

@@ -30,7 +30,9 @@ class TokenStream:
 
     Args:
         connection: a Redis client, or a URL.
-        cursor: the ``n`` of the last event that the consumer has had.
+        cursor: the ``n`` of the last event that the consumer has had. If Redis has since lost its
+            last writes, a cursor of a job with several choices may stand for other tokens; 0 is
+            always exact.
         reconnect_for: seconds without Redis after which iterating raises redis-py's error. It is
             raised at once if the server has never answered.
 
