@@ -195,9 +195,7 @@ class ActiveJob:
         """The events after the n-th token that `take_event` or an interrupted run has made."""
         texts = [choice.text for choice in self.choices]
         ends = [self._ends[at : at + self._width] for at in range(0, len(self._ends), self._width)]
-        return [
-            self._event(before, end, texts) for before, end in pairwise(ends) if before[0] >= n
-        ]
+        return [self._event(before, end, texts) for before, end in pairwise(ends) if before[0] >= n]
 
     def _event(self, before: array[int], end: array[int], texts: list[str]) -> TokensEvent:
         deltas = [

@@ -10,9 +10,12 @@ from rq.job import Job
 
 from omlx_producer import Producer
 from omlx_producer.protocol import events_key, parse_event, tokens_channel
-from tests.helpers.leases import claim, expire, roll_back, table
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.leases import claim, expire, roll_back, table, tokens
 from tests.helpers.traffic import Traffic
-from tests.helpers.workers import enqueue, events, queue, status
+from tests.helpers.workers import enqueue, events, queue, run_burst, status, streamed_text
 
 
 def told(connection: Redis, job: Job) -> list[tuple[str, int]]:
@@ -64,6 +67,40 @@ def test_tokens_that_redis_has_lost_just_before_the_end_are_written_again(
         traffic.step("length")
     assert told(connection, job) == [*(("tokens", n) for n in range(1, 5)), ("done", 4)]
     assert status(job) == "finished"
+
+
+def test_a_job_whose_stream_ends_inside_an_event_fails(connection: Redis) -> None:
+    """Nobody but this worker writes it, so it is not this run's."""
+    job = enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases)) as traffic:
+        traffic.step()
+        traffic.step(tokens=3)
+        roll_back(connection, events_key(job.id), 1)
+        foreign = tokens(job.id, 2)
+        connection.xadd(events_key(job.id), {"event": foreign.model_dump_json()}, id="2-0")
+        traffic.step()
+    assert status(job) == "failed"
+    assert "holds other tokens" in events(connection, job.id)[-1].error
+
+
+def test_tokens_that_redis_has_lost_are_there_when_rqs_handlers_end_a_job(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = enqueue(connection, max_completion_tokens=9)
+    enqueue(connection, depends_on=job.id)
+    lost: list[str] = []
+
+    def lose(leases: LeaseTable, claimed: Claim, ending: Ending) -> None:
+        roll_back(connection, events_key(claimed.id), 1)
+        lost.append(claimed.id)
+        restore(leases, claimed, ending)
+
+    restore = LeaseTable.restore
+    monkeypatch.setattr(LeaseTable, "restore", lose)
+    run_burst(redis_url)
+    assert lost == [job.id]
+    assert streamed_text(connection, job.id) == job.return_value()["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("first", [0, 2])

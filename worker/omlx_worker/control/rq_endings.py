@@ -68,6 +68,7 @@ def end_through_rq(
         leases.forget(claim)
         return
     try:
+        leases.restore(claim, ending)
         job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
         job.ended_at = datetime.now(UTC)
         worker.execution = _execution(worker, claim)

@@ -42,6 +42,8 @@ from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.delivery.publisher")
 
+OTHER_TOKENS = "the job's stream holds other tokens than this run's"
+
 T = TypeVar("T")
 
 
@@ -165,12 +167,20 @@ class Publisher:
                 case None:
                     pass
                 case "written":
-                    self._fail(job.claim, "the job's stream holds other tokens than this run's")
+                    self._fail(job.claim, OTHER_TOKENS)
                 case int(tokens):
-                    log.warning("Redis has lost tokens of job %s; writing them again", job.id)
-                    self._append([(job, event) for event in job.events_after(tokens)])
+                    self._write_again(job, tokens)
                 case status:
                     self._lose(job.claim, status)
+
+    def _write_again(self, job: ActiveJob, tokens: int) -> None:
+        """Write the events after these tokens, which Redis has lost, as they were."""
+        lost = job.events_after(tokens)
+        if lost[0].since != tokens:
+            self._fail(job.claim, OTHER_TOKENS)
+            return
+        log.warning("Redis has lost tokens of job %s; writing them again", job.id)
+        self._append([(job, event) for event in lost])
 
     def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""

@@ -18,7 +18,8 @@ def finished(job: ActiveJob) -> Ending:
         finish_reasons=[choice.finish_reason or "stop" for choice in job.choices],
         usage=usage,
     )
-    return Ending("finished", event, result=response_body(job, usage), published=job.sent)
+    body = response_body(job, usage)
+    return Ending("finished", event, body, published=job.sent, events_after=job.events_after)
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import logging
 import zlib
 from base64 import b64encode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.outage import passes
-from omlx_producer.protocol import TerminalEvent
+from omlx_producer.protocol import TerminalEvent, TokensEvent
 
 log = logging.getLogger("omlx_worker.queue.lease")
 
@@ -30,6 +31,7 @@ class Ending:
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
         published: tokens that the stream must hold.
+        events_after: makes the events after the n-th token again.
     """
 
     status: str
@@ -37,6 +39,7 @@ class Ending:
     result: dict[str, Any] | None = None
     retry: bool = True
     published: int = 0
+    events_after: Callable[[int], Sequence[TokensEvent]] = lambda _: ()
 
     @property
     def sentence(self) -> str:

@@ -187,6 +187,12 @@ class LeaseTable:
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
 
+    def restore(self, job: Claim, ending: Ending) -> None:
+        """Write the tokens of a finished job again that the server has lost."""
+        tokens, _ = read_stream_end(self.connection, job.id)
+        if tokens < ending.published:
+            self.append([(job, event) for event in ending.events_after(tokens)])
+
     def tell_cancelled(self, job_id: str) -> None:
         """Write the terminal event of a job that somebody else cancelled, if it has none.
 
