@@ -150,6 +150,17 @@ def test_a_worker_is_known_again_after_redis_has_lost_its_data(
     assert status(job) == "finished"
 
 
+def test_a_record_that_redis_has_lost_is_never_left_behind(
+    redis_url: str, connection: Redis
+) -> None:
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
+        connection.delete(worker.key)
+        job = enqueue(connection)
+        wait_for(lambda: is_over(job) and connection.exists(worker.key))
+        assert connection.ttl(worker.key) > 0
+
+
 def test_a_ring_wakes_an_idle_worker_at_once(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,16 +173,16 @@ def test_a_ring_wakes_an_idle_worker_at_once(
         assert time.monotonic() - began < 2
 
 
-def test_a_job_whose_stream_lost_its_end_goes_on_from_what_is_left(
-    redis_url: str, connection: Redis
-) -> None:
+def test_a_stream_that_lost_its_end_is_written_again(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, max_completion_tokens=300, stream=True)
     with running_worker(redis_url, step_seconds=0.004) as worker:
         wait_for(lambda: len(events(connection, job.id)) > 30)
+        lost = events(connection, job.id)[:30]
         roll_back(connection, events_key(job.id), 10)
         wait_for(lambda: is_over(job))
     assert status(job) == "finished"
-    assert worker.decode_thread.counters.tokens > 300, "some were made twice"
+    assert worker.decode_thread.counters.tokens <= 300, "none is made twice"
+    assert events(connection, job.id)[:30] == lost
     counts = [0, *(event.n for event in events(connection, job.id)[:-1])]
     assert [event.since for event in events(connection, job.id)[:-1]] == counts[:-1]
     text = job.return_value(refresh=True)["choices"][0]["text"]

@@ -171,8 +171,9 @@ def rq_info_tells_the_truth(connection: Redis, jobs: Sequence[Accepted]) -> list
         ):
             told.update(dict(zip(FIGURES, map(int, found.groups()), strict=True)))
     true: Counter[str] = Counter()
-    for job in jobs:
-        status = status_of(connection, job.id)
+    # Also the jobs of bulk rows that a client deleted, and that the server has brought back.
+    for key in connection.scan_iter("rq:job:*", _type="hash"):
+        status = status_of(connection, key.decode().removeprefix("rq:job:"))
         true[PLACES.get(status, status)] += 1
     return [
         f"rq info says {told[place]} {place}; it is {true[place]}"

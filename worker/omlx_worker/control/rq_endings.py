@@ -147,6 +147,7 @@ def end_through_rq(
         leases.forget(claim)
         return None
     try:
+        leases.restore(claim, ending)
         job = ServedJob(claim.id, worker.connection, JSONSerializer)
         job.webhook_hosts = webhook_hosts
         job.refresh()  # type: ignore[no-untyped-call]

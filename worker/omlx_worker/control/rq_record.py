@@ -184,6 +184,8 @@ class RecordedWorker(Worker):
             if executions:
                 pipeline.sadd(self.executions_key, *executions)
                 pipeline.expire(self.executions_key, self.worker_ttl)
+            # If Redis has lost the record, this makes a new one, which a kill would leave behind.
+            pipeline.expire(self.key, self.worker_ttl + 60)
             pipeline.execute()
         self._shown = shown
 
