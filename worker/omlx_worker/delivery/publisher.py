@@ -2,7 +2,7 @@
 
 One call takes everything that steps have produced since the last call. If Redis is slow or away,
 the calls grow and decoding does not wait, until the `Outbox` is full. The main thread may be busy
-for seconds with a long prompt or a callback, so leases are renewed here.
+for seconds with a long prompt, so leases are renewed here.
 """
 
 from __future__ import annotations
