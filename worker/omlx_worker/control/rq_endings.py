@@ -68,11 +68,10 @@ def end_through_rq(
         leases.forget(claim)
         return
     try:
-        leases.restore(claim, ending)
         job = Job.fetch(claim.id, connection=worker.connection, serializer=JSONSerializer)
         job.ended_at = datetime.now(UTC)
         worker.execution = _execution(worker, claim)
-        worker.fence = lambda pipeline: _watch(pipeline, claim)
+        worker.fence = lambda pipeline: _watch(pipeline, leases, claim, ending)
         if ending.status == "finished":
             ending = _succeed(worker, leases, claim, job, ending)
         if ending.status != "finished":
@@ -142,8 +141,10 @@ def _fail(
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
 
 
-def _watch(pipeline: Pipeline, claim: Claim) -> None:
-    """Make the next transaction fail if the lease ends before it.
+def _watch(pipeline: Pipeline, leases: LeaseTable, claim: Claim, ending: Ending) -> None:
+    """Make the next transaction fail if the lease ends before it, or the server restarts.
+
+    RQ then tries again, and the tokens that the server has lost are written again first.
 
     Raises:
         LeaseGone: if the lease has already ended.
@@ -152,11 +153,13 @@ def _watch(pipeline: Pipeline, claim: Claim) -> None:
     pipeline.watch(f"rq:execution:{execution}")  # type: ignore[no-untyped-call]
     if pipeline.zscore(f"rq:wip:{claim.queue}", execution) is None:
         raise LeaseGone
+    leases.restore(claim, ending)
 
 
 def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
     queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
-    queue.fence = lambda pipeline: _watch(pipeline, claim)
+    assert worker.fence is not None
+    queue.fence = worker.fence
     return queue
 
 
