@@ -20,6 +20,7 @@ from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty, TimerDeathPenalty, UnixSignalDeathPenalty
+from rq.utils import as_text
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
@@ -54,6 +55,9 @@ class FencedQueue(Queue):
     ) -> None:
         if pipeline is not None:
             self.fence(pipeline)
+            # RQ would enqueue a dependent that is cancelled after it was read.
+            for dependent in pipeline.smembers(job.dependents_key):
+                pipeline.watch(Job.key_for(as_text(dependent)))  # type: ignore[no-untyped-call]
         super().enqueue_dependents(job, pipeline, *args, **kwargs)
 
 
