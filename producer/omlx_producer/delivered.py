@@ -46,6 +46,8 @@ class Delivered:
     def take(self, event: TokensEvent) -> TokensEvent | None:
         """What the next event of the stream adds to what the consumer has had.
 
+        Its ``n`` may not grow: another worker may give out a row's last text with its last token.
+
         Raises:
             ValueError: if the stream, read again, holds other tokens or another text.
         """

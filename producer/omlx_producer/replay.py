@@ -216,10 +216,9 @@ class Replay:
             fresh = self._delivered.take(event)
         except ValueError:
             raise self._rewritten() from None
-        if fresh is None:
-            return []
-        self.cursor = fresh.n
-        return [fresh]
+        if not self._delivered.is_behind:
+            self.cursor = event.n
+        return [] if fresh is None else [fresh]
 
     def _end(self, event: TerminalEvent) -> TerminalEvent:
         """End with a terminal event. A finished job has published all of its tokens, or none."""

@@ -12,6 +12,7 @@ from rq.command import send_stop_job_command
 from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
+from omlx_producer import Producer
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.workers import (
     enqueue,
@@ -183,3 +184,21 @@ def test_a_repeated_job_runs_and_streams_each_time(redis_url: str, connection: R
     assert status(job) == "finished"
     assert len(job.results()) == 3
     assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+def test_a_dependent_that_is_cancelled_while_its_job_ends_does_not_run(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = enqueue(connection)
+    dependent = enqueue(connection, depends_on=first.id)
+    fetch_many = Job.fetch_many
+
+    def fetch_and_cancel(job_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        found = fetch_many(job_ids, *args, **kwargs)
+        if dependent.id in job_ids and Producer(connection).cancel(dependent.id) == "cancelled":
+            monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Job, "fetch_many", fetch_and_cancel)
+    run_burst(redis_url)
+    assert (status(first), status(dependent)) == ("finished", "canceled")

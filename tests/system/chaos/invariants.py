@@ -131,7 +131,8 @@ def _stream_problems(connection: Redis, job: Accepted) -> list[str]:
     if events[-1].type != ends:
         problems.append(f"ends with {events[-1].type}, and the job is {status}")
     if status == "finished" and (job.streams or any(texts)) and texts != job.texts:
-        problems.append(f"has the texts {texts}, not {job.texts}")
+        ids = [entry.decode() for entry, _ in entries]
+        problems.append(f"has the texts {texts}, not {job.texts}, in the entries {ids}")
     if any(not whole.startswith(text) for text, whole in zip(texts, job.texts, strict=True)):
         problems.append(f"has the texts {texts}, which do not begin {job.texts}")
     return problems

@@ -105,11 +105,14 @@ class World:
         With everysec a server may acknowledge for up to 2 s what it has not yet written, while the
         disk is busy with an earlier part.
         """
-        self.wait_for(lambda: not self.connection.info("persistence")["aof_buffer_length"])
+        self._wait_for_the_file()
         self.server.kill()
         self.note(f"the server is killed for {away:.2f} s")
         time.sleep(away)
         self.server.start()
+
+    def _wait_for_the_file(self) -> None:
+        self.wait_for(lambda: not self.connection.info("persistence")["aof_buffer_length"])
 
     def lose_writes(self, seconds: float, away: float = 0.0) -> None:
         """Kill the server. It comes back without the writes of its last seconds.
@@ -117,6 +120,7 @@ class World:
         So it is with everysec if the machine falls, or if the disk is slow. All clients then submit
         again what they have submitted.
         """
+        self._wait_for_the_file()
         (file,) = (self.server.folder / "appendonlydir").glob("*.incr.aof")
         durable = file.stat().st_size
         time.sleep(seconds)

@@ -222,6 +222,19 @@ def test_an_event_that_overlaps_what_was_had_is_trimmed() -> None:
     assert replay.step is Step.READ
 
 
+def test_text_that_is_written_again_in_an_event_of_its_own_is_not_missed_at_the_end() -> None:
+    def of(n: int, text: str, tokens: list[int]) -> TokensEvent:
+        delta = ChoiceDelta(index=0, text=text, tokens=tokens)
+        return TokensEvent(job_id=JOB, n=n, choices=[delta])
+
+    replay = listening(0, of(1, "ab", [7]))
+    replay.failed(redis.ConnectionError("gone"))
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.read([], b"started") == []
+    again = [of(1, "a", [7]), of(2, "b", []), done(2)]
+    assert replay.read([entry(event) for event in again], b"finished") == [done(2)]
+
+
 def test_a_consumer_beyond_the_end_of_the_stream_waits_for_what_it_has_not_had() -> None:
     replay = listening(0, tokens(1), tokens(2), tokens(3))
     replay.failed(redis.ConnectionError("gone"))
