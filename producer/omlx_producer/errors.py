@@ -3,7 +3,7 @@
 * OmlxQueueError
   · InvalidRequest        also a ValueError: this request can never be served
   · UnknownJob            also a LookupError: no such job, or it has expired
-  · TokensLost            the stream no longer holds the tokens after the cursor
+  · TokensLost            the stream has lost tokens, or was written again
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
@@ -65,10 +65,11 @@ class UnknownJob(OmlxQueueError, LookupError):
 
 
 class TokensLost(OmlxQueueError):
-    """The stream has lost tokens after the cursor; the job's result still has the whole text.
+    """The stream has lost tokens, or was written again; the job's result has the whole text.
 
     Attributes:
-        cursor: where the remaining tokens begin. A stream can start from it.
+        cursor: where a stream can start: after the lost tokens, or 0 if all tokens must be read
+            again.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:

@@ -27,8 +27,9 @@ _PASSING = (
     # Scripts were flushed between loading one and calling it; the next call loads it again.
     NoScriptError,
 )
-# For errors that redis-py has no class for, and for servers that wrap a script's error.
-_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ")
+# For errors that redis-py has no class for, and for servers that wrap a script's error. A server
+# that becomes a replica ends blocking commands with UNBLOCKED.
+_PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBLOCKED ")
 # redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
 _PIPELINE = "of pipeline caused error: "
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.

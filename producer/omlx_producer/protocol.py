@@ -20,7 +20,9 @@ a late writer, and a consumer's cursor is a count of tokens.
 
 From one event to the next, ``n`` grows by the tokens in it. An event with text but no tokens (text
 held back until a stop token, which is in no choice) adds one, so a consumer detects a gap. The
-``n`` of a terminal event may be larger than any before it: not every job publishes its tokens. The
+``n`` of a terminal event may be larger than any before it: not every job publishes its tokens; one
+that finishes has published all or none. A Redis server that was killed may lose the last entries:
+the worker writes them again, or another worker writes the same tokens in other events. The
 ``text`` of a choice, concatenated over all events, is exactly the text in the result.
 
 A terminal event appears with, or before, the change of the job's status and the result. Other tools

@@ -14,8 +14,15 @@ from typing import Any
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError
 
+from omlx_producer.delivered import Delivered
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
-from omlx_producer.events import TokenEvent, TokensEvent, parse_event
+from omlx_producer.events import (
+    DoneEvent,
+    TerminalEvent,
+    TokenEvent,
+    TokensEvent,
+    parse_event,
+)
 from omlx_producer.outage import Outage
 from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
 
@@ -52,6 +59,10 @@ class Replay:
     * when a message shows that an earlier one is missing;
     * after a silence: servers drop slow readers, and other tools end jobs without an event.
 
+    Each reading begins with the last event taken. If the stream no longer holds it, the server has
+    lost writes: the stream is read again from the first cursor, and what the consumer has had is
+    taken off.
+
     Attributes:
         step: what to do next; answer with the method named after it, or with `failed`.
         cursor: the number of tokens that the consumer has had.
@@ -69,20 +80,20 @@ class Replay:
             raise InvalidRequest(f"cursor: got {cursor}; give the n of an event, or 0 to start")
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
+        self.cursor = cursor
+        self._base = cursor
         self._position = (cursor, 0)
+        self._last: TokenEvent | None = None
+        self._delivered = Delivered()
         self._heard_of = cursor
         self._reconnect_for = reconnect_for
         self._reached = False
         self._outage = Outage(FIRST_PAUSE, LONGEST_PAUSE, clock)
 
     @property
-    def cursor(self) -> int:
-        return self._position[0]
-
-    @property
-    def after(self) -> str:
+    def start(self) -> str:
         """Where to read the stream from: the first id of an XRANGE."""
-        return f"({self._position[0]}-{self._position[1]}"
+        return f"({self._base}-0" if self._last is None else self._last.stream_id
 
     def subscribed(self) -> None:
         """A subscription was requested. It counts from its confirmation."""
@@ -91,6 +102,9 @@ class Replay:
     def heard(self, message: dict[str, Any] | None) -> list[TokenEvent]:
         """A message came on the channel; None after a silence."""
         if message is None or message["type"] == "subscribe":
+            if message is not None:
+                # A server that was killed may lack what it has published.
+                self._heard_of = 0
             self.step = Step.READ
             return []
         if message["type"] != "message":
@@ -98,20 +112,21 @@ class Replay:
         event = self._parse(message["data"])
         if self._is_old(event):
             return []
-        if self._leaves_gap(event):
+        if not self._follows(event):
             if isinstance(event, TokensEvent):
                 self._heard_of = max(self._heard_of, event.n)
             self.step = Step.READ
             return []
-        return [self._take(event)]
+        return self._take(event)
 
     def read(
         self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]], status: bytes | None
     ) -> list[TokenEvent]:
-        """Up to PAGE entries of the stream were read, from `after`, and the job's status.
+        """Up to PAGE entries of the stream were read, from `start`, and the job's status.
 
         Raises:
-            TokensLost: if the stream has lost tokens that the consumer has not had.
+            TokensLost: if the stream has lost tokens that the consumer has not had, or holds others
+                than the consumer has had.
             UnknownJob: if there is neither a job nor the end of its stream.
         """
         self._reached = True
@@ -121,17 +136,22 @@ class Replay:
             # The job was requeued. The worker that claims it deletes the stream of the earlier run.
             self.step = Step.LISTEN
             return []
+        if self._last is not None and self._last not in found[:1]:
+            self._read_again()
+            return []
         events: list[TokenEvent] = []
         for event in found:
             if self.step is Step.END or self._is_old(event):
                 continue
-            if isinstance(event, TokensEvent) and self._leaves_gap(event):
-                raise self._lost(event.since)
-            events.append(self._take(event))
+            if isinstance(event, TokensEvent) and not self._follows(event):
+                if event.since < self._base:
+                    raise self._rewritten()
+                raise self._lost(self._position[0], event.since)
+            events += self._take(event)
         if self.step is Step.END or len(found) == PAGE:
             return events
-        if self.cursor < self._heard_of:
-            raise self._lost(self._heard_of)
+        if self._position[0] < self._heard_of:
+            raise self._lost(self._position[0], self._heard_of)
         if status is None:
             raise unknown_job(self.job_id)
         self.step = Step.CONCLUDE if status.decode() in ENDINGS else Step.LISTEN
@@ -147,7 +167,8 @@ class Replay:
         if ending is None:
             self.step = Step.READ
             return []
-        return [self._take(read_outcome(self.job_id, ending, entry).as_event(self.cursor))]
+        event = read_outcome(self.job_id, ending, entry).as_event(self.cursor)
+        return [self._end(event)]
 
     def failed(self, error: Exception) -> float:
         """The connection failed; subscribe again.
@@ -178,21 +199,51 @@ class Replay:
     def _is_old(self, event: TokenEvent) -> bool:
         return _position(event) <= self._position
 
-    def _leaves_gap(self, event: TokenEvent) -> bool:
-        since = event.since if isinstance(event, TokensEvent) else event.n
-        return since > self.cursor
+    def _follows(self, event: TokenEvent) -> bool:
+        """Whether an event begins where the last one taken ends."""
+        if isinstance(event, TokensEvent):
+            return event.since == self._position[0]
+        return event.n <= self._position[0]
 
-    def _take(self, event: TokenEvent) -> TokenEvent:
-        self._position = _position(event)
+    def _take(self, event: TokenEvent) -> list[TokenEvent]:
+        """What an event of the stream adds to what the consumer has had."""
+        self._position, self._last = _position(event), event
         if not isinstance(event, TokensEvent):
-            self.step = Step.END
+            if isinstance(event, DoneEvent) and self._delivered.is_behind:
+                raise self._rewritten()
+            return [self._end(event)]
+        try:
+            fresh = self._delivered.take(event)
+        except ValueError:
+            raise self._rewritten() from None
+        if not self._delivered.is_behind:
+            self.cursor = event.n
+        return [] if fresh is None else [fresh]
+
+    def _end(self, event: TerminalEvent) -> TerminalEvent:
+        """End with a terminal event. A finished job has published all of its tokens, or none."""
+        if isinstance(event, DoneEvent) and 0 < self.cursor < event.n:
+            raise self._lost(self.cursor, event.n)
+        self.step = Step.END
         return event
 
-    def _lost(self, cursor: int) -> TokensLost:
+    def _read_again(self) -> None:
+        self._position, self._last, self._heard_of = (self._base, 0), None, 0
+        self._delivered.read_again()
+        self.step = Step.READ
+
+    def _lost(self, since: int, until: int) -> TokensLost:
         return TokensLost(
-            f"tokens {self.cursor + 1} to {cursor} of job {self.job_id} have left its stream; "
-            "wait for its result, which has the whole text",
-            cursor,
+            f"tokens {since + 1} to {until} of job {self.job_id} have left its stream; wait for "
+            "its result, which has the whole text",
+            until,
+        )
+
+    def _rewritten(self) -> TokensLost:
+        return TokensLost(
+            f"Redis has lost tokens of job {self.job_id} that were read, and the job has written "
+            "them again otherwise; start again from cursor 0",
+            0,
         )
 
 

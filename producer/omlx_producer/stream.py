@@ -30,7 +30,9 @@ class TokenStream:
 
     Args:
         connection: a Redis client, or a URL.
-        cursor: the ``n`` of the last event that the consumer has had.
+        cursor: the ``n`` of the last event that the consumer has had. If Redis has since lost its
+            last writes, a cursor of a job with several choices may stand for other tokens; 0 is
+            always exact.
         reconnect_for: seconds without Redis after which iterating raises redis-py's error. It is
             raised at once if the server has never answered.
 
@@ -39,7 +41,7 @@ class TokenStream:
 
     Raises, while iterating:
         UnknownJob: if the job does not exist, or has expired.
-        TokensLost: if the stream has lost tokens after the cursor.
+        TokensLost: if the stream has lost tokens after the cursor, or holds others before it.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> with TokenStream(producer.connection, job.id) as stream:
@@ -198,6 +200,6 @@ async def _take_step_async(
 
 def _ask_stream(pipe: Any, replay: Replay) -> Any:
     """Queue what `Replay.read` needs on a pipeline, sync or async."""
-    pipe.xrange(events_key(replay.job_id), min=replay.after, count=PAGE)
+    pipe.xrange(events_key(replay.job_id), min=replay.start, count=PAGE)
     pipe.hget(Job.key_for(replay.job_id), "status")
     return pipe

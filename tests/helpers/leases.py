@@ -73,7 +73,7 @@ def kill(connection: Redis, leases: LeaseTable) -> None:
 
 def roll_back(connection: Redis, stream: str, entries: int) -> None:
     """Leave only so many entries of a stream, as a server does that lost what it had not synced."""
-    kept = connection.xrange(stream, count=entries)
+    kept = connection.xrange(stream)[:entries]
     with connection.pipeline(transaction=True) as pipeline:
         pipeline.delete(stream)
         for entry_id, fields in kept:

@@ -43,12 +43,13 @@ class Traffic:
         self.mailbox.put(Stop())
         assert self.publisher.join(20)
 
-    def step(self, reason: Any = None) -> None:
-        """Report a token of every row, and wait until it is written."""
+    def step(self, reason: Any = None, *, tokens: int = 1) -> None:
+        """Report tokens of every row, and wait until they are written."""
         rows = [row for job in self.jobs for row in job.rows]
+        new = [7] * tokens
         for row in rows:
-            row.tokens.append(7)
-        emissions = [Emission(row.row_id, [7], "x", finish_reason=reason) for row in rows]
+            row.tokens += new
+        emissions = [Emission(row.row_id, new, "x" * tokens, finish_reason=reason) for row in rows]
         self.outbox.add(emissions)
         self.mailbox.put(Stepped(emissions))
         self.wait()

@@ -234,7 +234,7 @@ def test_one_job_then_eight_then_one_drafts_batches_and_drafts_again(
 ) -> None:
     log = tmp_path / "worker.log"
     lengths = [300, *[20] * 8]
-    with worker(redis_url, "--mode", "hybrid", log=log):
+    with worker(redis_url, "--mode", "hybrid", "--log-level", "debug", log=log):
         producer = Producer(connection)
 
         def submit(index: int) -> str:

@@ -16,10 +16,8 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import fail
+from omlx_producer.cli.common import check_variables, fail
 from omlx_producer.cli.sections import SectionedCommand
-from omlx_producer.environment import DOTENV, warn_of_unknown_variables
-from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, describe, read_settings, require_mlx, settings_options
@@ -35,10 +33,7 @@ log = logging.getLogger("omlx_worker")
 @click.version_option(package_name="omlx-queue")
 def main() -> None:
     """Run generation jobs from a Redis queue on this machine."""
-    try:
-        warn_of_unknown_variables(lambda said: write(f"omlx-worker: {said}\n", err=True))
-    except (OSError, UnicodeDecodeError) as error:
-        fail(USAGE, f"{DOTENV}: cannot be read ({error}); mend or remove it")
+    check_variables()
 
 
 @main.command(cls=SectionedCommand)
@@ -136,6 +131,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         fail(USAGE, INVALID_URL)
     except RedisError as error:
         fail(UNREACHABLE, _unreachable(url, error))
+    log.info("loading %s", settings.model)
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from omlx_producer.protocol import (
     ChoiceDelta,
@@ -28,6 +30,7 @@ class Choice:
 
     Attributes:
         heard_tokens: how many of the row's tokens emissions have told.
+        sent_tokens, sent_text: tokens and characters in events so far.
     """
 
     row: DecodeRow
@@ -36,6 +39,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     sent_tokens: int = 0
+    sent_text: int = 0
     unsent_text: str = ""
     # Characters that this run is yet to repeat of what an interrupted run has published: what
     # the last step of a row gives out all at once, when it was that step that was interrupted.
@@ -51,8 +55,9 @@ class Choice:
 
     def feed(self, emission: Emission) -> None:
         self.heard_tokens += len(emission.tokens)
-        self.pieces.append(emission.text)
-        self.unsent_text += emission.text[self.repeats :]
+        fresh = emission.text[self.repeats :]
+        self.pieces.append(fresh)
+        self.unsent_text += fresh
         self.repeats = max(0, self.repeats - len(emission.text))
         self.logprobs += emission.logprobs or ()
         self.finish_reason = emission.finish_reason or self.finish_reason
@@ -62,6 +67,7 @@ class Choice:
         self.row.tokens += delta.tokens
         self.heard_tokens = self.sent_tokens = len(self.row.tokens)
         self.pieces.append(delta.text)
+        self.sent_text += len(delta.text)
         self.logprobs += delta.logprobs or ()
 
     def go_on(self, text_of: Callable[[Row], str]) -> None:
@@ -73,20 +79,26 @@ class Choice:
         said, final = self.text, text_of(self.row.resumed)
         if not (said.startswith(final) or final.startswith(said)):
             raise ValueError("the text of the stream is not that of its tokens")
-        self.pieces = [final]
+        self.pieces = [max(said, final, key=len)]
         self.unsent_text = final[len(said) :]
         self.repeats = max(0, len(said) - len(final))
 
     def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
         """What is new since the last call."""
-        tokens = self.row.tokens[self.sent_tokens : self.heard_tokens]
-        if not tokens and not self.unsent_text:
+        since, until = self.sent_tokens, self.heard_tokens
+        text, self.unsent_text = self.unsent_text, ""
+        self.sent_tokens, self.sent_text = until, self.sent_text + len(text)
+        return self.delta(index, since, until, text, with_logprobs)
+
+    def delta(
+        self, index: int, since: int, until: int, text: str, with_logprobs: bool
+    ) -> ChoiceDelta | None:
+        """These tokens with this text; None without either."""
+        if since == until and not text:
             return None
-        logprobs = self.logprobs[self.sent_tokens :] if with_logprobs else None
-        delta = ChoiceDelta(index=index, text=self.unsent_text, tokens=tokens, logprobs=logprobs)
-        self.sent_tokens += len(tokens)
-        self.unsent_text = ""
-        return delta
+        logprobs = self.logprobs[since:until] if with_logprobs else None
+        tokens = self.row.tokens[since:until]
+        return ChoiceDelta(index=index, text=text, tokens=tokens, logprobs=logprobs)
 
 
 class ActiveJob:
@@ -111,6 +123,8 @@ class ActiveJob:
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         self.choices = [Choice(DecodeRow(row, level)) for row in rows]
         self.sent = 0
+        # For each event its n, then each choice's tokens and characters up to its end.
+        self._ends = array("Q", bytes(8 * self._width))
         self.drafts = DraftCounts()
         self.resumed_tokens = 0
         self._by_row = {choice.row.row_id: choice for choice in self.choices}
@@ -122,6 +136,10 @@ class ActiveJob:
     @property
     def rows(self) -> list[DecodeRow]:
         return [choice.row for choice in self.choices]
+
+    @property
+    def _width(self) -> int:
+        return 1 + 2 * len(self.choices)
 
     @property
     def tokens(self) -> int:
@@ -160,6 +178,7 @@ class ActiveJob:
             self.sent = event.n
             for delta in event.choices:
                 self.choices[delta.index].take_over(delta)
+            self._note_end()
         for choice in self.choices:
             choice.go_on(text_of)
         self.resumed_tokens = self.tokens
@@ -182,7 +201,40 @@ class ActiveJob:
         if not deltas:
             return None
         self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
+        self._note_end()
         return TokensEvent(job_id=self.id, n=self.sent, choices=deltas)
+
+    def take_due_event(self) -> TokensEvent | None:
+        """What the job publishes now.
+
+        A job that does not stream publishes at its end if an interrupted run published a part.
+        """
+        return self.take_event() if self.streams or (self.finished and self.sent) else None
+
+    def events_after(self, n: int) -> list[TokensEvent]:
+        """The events after the n-th token that `take_event` or an interrupted run has made."""
+        texts = [choice.text for choice in self.choices]
+        ends = [self._ends[at : at + self._width] for at in range(0, len(self._ends), self._width)]
+        return [self._event(before, end, texts) for before, end in pairwise(ends) if before[0] >= n]
+
+    def _event(self, before: array[int], end: array[int], texts: list[str]) -> TokensEvent:
+        deltas = [
+            choice.delta(
+                index,
+                before[1 + 2 * index],
+                end[1 + 2 * index],
+                texts[index][before[2 + 2 * index] : end[2 + 2 * index]],
+                self.request.logprobs,
+            )
+            for index, choice in enumerate(self.choices)
+        ]
+        written = [delta for delta in deltas if delta is not None]
+        return TokensEvent(job_id=self.id, n=end[0], choices=written)
+
+    def _note_end(self) -> None:
+        self._ends.append(self.sent)
+        for choice in self.choices:
+            self._ends.extend((choice.sent_tokens, choice.sent_text))
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens, self.tokens

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AliasChoices,
@@ -115,10 +116,9 @@ class WorkerSettings(BaseSettings):
 
     @field_validator("allow_webhooks", mode="before")
     @classmethod
-    def _split(cls, hosts: Any) -> Any:
-        return (
-            [host.strip().lower() for host in hosts.split(",")] if isinstance(hosts, str) else hosts
-        )
+    def _split(cls, hosts: str | Iterable[str]) -> list[str]:
+        each = hosts.split(",") if isinstance(hosts, str) else hosts
+        return [host.strip().lower() for host in each]
 
     @field_validator("model")
     @classmethod

@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from omlx_producer.cli.sections import option
+from omlx_producer.environment import DOTENV, warn_of_unknown_variables
 from omlx_producer.terminal import write
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
@@ -37,10 +38,23 @@ with_body_option = option(
 
 def fail(exit_code: int, message: str) -> NoReturn:
     """End the program with one sentence on stderr, after the program's name."""
+    say(message)
+    sys.exit(exit_code)
+
+
+def say(message: str) -> None:
+    """Write a sentence to stderr, after the program's name."""
     context = click.get_current_context(silent=True)
     program = context.find_root().info_name if context else Path(sys.argv[0]).name
     write(f"{program}: {message}\n", err=True)
-    sys.exit(exit_code)
+
+
+def check_variables() -> None:
+    """Say which variables have no effect; end the program if ``.env`` cannot be read."""
+    try:
+        warn_of_unknown_variables(say)
+    except (OSError, UnicodeDecodeError) as error:
+        fail(INVALID, f"{DOTENV}: cannot be read ({error}); mend or remove it")
 
 
 def file_error(error: OSError) -> str:

@@ -15,9 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from omlx_producer.cli.common import BROKEN_PIPE, INTERRUPTED, INVALID, fail
-from omlx_producer.environment import DOTENV, warn_of_unknown_variables
-from omlx_producer.terminal import write
+from omlx_producer.cli.common import BROKEN_PIPE, INTERRUPTED, INVALID, check_variables, fail
 
 DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.
@@ -102,10 +100,7 @@ def cli() -> None:
     omlx-submit -- status                  submit a prompt that is a command's name
     omlx-submit run rows.jsonl -o out.jsonl        run a file of requests
     """
-    try:
-        warn_of_unknown_variables(lambda said: write(f"omlx-submit: {said}\n", err=True))
-    except (OSError, UnicodeDecodeError) as error:
-        fail(INVALID, f"{DOTENV}: cannot be read ({error}); mend or remove it")
+    check_variables()
 
 
 def main() -> None:

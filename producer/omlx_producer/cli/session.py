@@ -34,8 +34,8 @@ _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
     ),
     (
         (NoPermissionError,),
-        "denies this user a right ({error}); grant it with ACL SETUSER, for the keys and channels "
-        "rq:* and omlx:*",
+        "denies this user a right ({error}); grant it with ACL SETUSER, for all keys and channels "
+        "that match rq:* and omlx:*",
     ),
     (
         (AskError, ClusterDownError, ClusterCrossSlotError),

@@ -27,6 +27,7 @@ from omlx_producer import (
 )
 from omlx_producer.protocol import events_key
 from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.leases import roll_back
 from tests.helpers.redis_server import RedisServer
 
 
@@ -214,6 +215,39 @@ async def test_many_async_consumers_share_one_client(
         texts = await asyncio.gather(*(consume(client) for _ in range(5)))
     await asyncio.to_thread(thread.join)
     assert texts == [worker.texts[0]] * 5
+
+
+def lose_and_go_on(connection: redis.Redis, worker: FakeWorker) -> None:
+    """The server loses all but the first event; another worker goes on and joins two of them."""
+    roll_back(connection, events_key(worker.job_id), 1)
+    connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    worker.n = 1
+    worker.step("b ")
+    worker.step("c d ", tokens=2)
+    worker.finish()
+
+
+def test_an_event_that_overlaps_what_was_had_is_trimmed(
+    connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    for text in ("a ", "b ", "c "):
+        worker.step(text)
+    follow = job.stream()
+    events = [next(follow) for _ in range(3)]
+    lose_and_go_on(connection, worker)
+    assert text_of(events + list(follow)) == "a b c d "
+
+
+async def test_an_event_that_overlaps_what_an_async_consumer_had_is_trimmed(
+    redis_url: str, connection: redis.Redis, job: JobHandle, worker: FakeWorker
+) -> None:
+    for text in ("a ", "b ", "c "):
+        worker.step(text)
+    async with AsyncTokenStream(redis_url, job.id) as follow:
+        events = [await anext(follow) for _ in range(3)]
+        lose_and_go_on(connection, worker)
+        events += [event async for event in follow]
+    assert text_of(events) == "a b c d "
 
 
 def test_a_slow_reader_dropped_by_the_server_sees_every_token_once(

@@ -58,6 +58,23 @@ def test_a_burst_serves_what_is_queued_and_exits_with_0(redis_url: str, connecti
     assert connection.hexists(MODELS_KEY, "fake")
 
 
+def test_the_hosts_of_webhooks_come_from_options_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[WorkerSettings] = []
+    monkeypatch.setattr(cli, "serve", lambda settings, _: seen.append(settings) or 0)
+    monkeypatch.setenv("OMLX_QUEUE_ALLOW_WEBHOOKS", "hooks.example, Other.example")
+    for options in ([], ["--allow-webhooks", "A.example", "--allow-webhooks", "b.example"]):
+        assert invoke("run", *options).exit_code == 0
+    monkeypatch.delenv("OMLX_QUEUE_ALLOW_WEBHOOKS")
+    assert invoke("run").exit_code == 0
+    assert [set(settings.allow_webhooks) for settings in seen] == [
+        {"hooks.example", "other.example"},
+        {"a.example", "b.example"},
+        set(),
+    ]
+
+
 @pytest.mark.usefixtures("fake")
 def test_settings_come_from_the_environment_too(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import logging
 import os
 import pty
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -122,6 +123,12 @@ def test_steps_are_unfused_on_a_cpu_only_and_only_within_the_demo() -> None:
     assert compiles() == before
 
 
+def _own_terminal() -> None:
+    """What a shell does in the foreground. In the background it lets programs ignore Ctrl-C."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """The demo on a terminal of 80 by 24, with no kernels kept by MLX."""
 
@@ -137,7 +144,7 @@ class Terminal:
             stderr=terminal,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
         )
         os.close(terminal)
         self.output = ""

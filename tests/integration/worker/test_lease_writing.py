@@ -57,8 +57,17 @@ def test_an_append_that_is_repeated_is_written_once(connection: Redis) -> None:
     for _ in range(2):
         assert leases.append([(claimed, tokens(job.id, 1))]) == {}
     assert len(events(connection, job.id)) == 1
-    leases.append([(claimed, tokens(job.id, 2))])
-    assert leases.append([(claimed, tokens(job.id, 1))]) == {job.id: "written"}
+    assert leases.append([(claimed, tokens(job.id, n)) for n in (1, 2)]) == {}
+    assert len(events(connection, job.id)) == 2
+
+
+def test_an_append_of_other_tokens_is_refused(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    for n in (1, 2):
+        leases.append([(claimed, tokens(job.id, n))])
+    assert leases.append([(claimed, tokens(job.id, 2, 2))]) == {job.id: "written"}
 
 
 def test_an_append_to_a_stream_whose_end_was_lost_is_refused(connection: Redis) -> None:
@@ -69,7 +78,7 @@ def test_an_append_to_a_stream_whose_end_was_lost_is_refused(connection: Redis) 
     for n in (1, 2, 3):
         leases.append([(claimed, tokens(job.id, n))])
     roll_back(connection, events_key(job.id), 1)
-    assert leases.append([(claimed, tokens(job.id, 4))]) == {job.id: "behind"}
+    assert leases.append([(claimed, tokens(job.id, 4))]) == {job.id: 1}
     assert leases.append([(claimed, tokens(job.id, 2))]) == {}
 
 

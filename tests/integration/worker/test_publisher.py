@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis import Redis
 from rq.job import Job
 
 from omlx_producer import Producer
 from omlx_producer.protocol import events_key, parse_event, tokens_channel
-from tests.helpers.leases import claim, expire, table
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.leases import claim, expire, roll_back, table, tokens
 from tests.helpers.traffic import Traffic
-from tests.helpers.workers import enqueue, events, queue
+from tests.helpers.workers import enqueue, events, queue, run_burst, status, streamed_text
 
 
 def told(connection: Redis, job: Job) -> list[tuple[str, int]]:
@@ -26,6 +31,76 @@ def test_the_stream_of_a_job_cancelled_by_rq_is_ended(connection: Redis) -> None
         traffic.step()
     assert told(connection, job) == [("tokens", 1), ("cancelled", 1)]
     assert len(leases) == 0
+
+
+def test_tokens_that_redis_has_lost_are_written_again_as_they_were(connection: Redis) -> None:
+    job, other = enqueue(connection, n=2), enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases, 2)) as traffic:
+        for _ in range(4):
+            traffic.step()
+        written = connection.xrange(events_key(job.id))
+        roll_back(connection, events_key(job.id), 1)
+        traffic.step()
+    assert connection.xrange(events_key(job.id))[:4] == written
+    assert told(connection, job) == told(connection, other) == [("tokens", n) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_tokens_that_redis_has_lost_just_before_the_end_are_written_again(
+    connection: Redis, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    append = leases.append
+    with Traffic(leases, claim(leases)) as traffic:
+        for _ in range(3):
+            traffic.step()
+
+        def append_in_vain(*args: Any) -> Any:
+            monkeypatch.undo()
+            refused = append(*args)
+            roll_back(connection, events_key(job.id), left)
+            return refused
+
+        monkeypatch.setattr(leases, "append", append_in_vain)
+        traffic.step("length")
+    assert told(connection, job) == [*(("tokens", n) for n in range(1, 5)), ("done", 4)]
+    assert status(job) == "finished"
+
+
+def test_a_job_whose_stream_ends_inside_an_event_fails(connection: Redis) -> None:
+    """Nobody but this worker writes it, so it is not this run's."""
+    job = enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases)) as traffic:
+        traffic.step()
+        traffic.step(tokens=3)
+        roll_back(connection, events_key(job.id), 1)
+        foreign = tokens(job.id, 2)
+        connection.xadd(events_key(job.id), {"event": foreign.model_dump_json()}, id="2-0")
+        traffic.step()
+    assert status(job) == "failed"
+    assert "holds other tokens" in events(connection, job.id)[-1].error
+
+
+def test_tokens_that_redis_has_lost_are_there_when_rqs_handlers_end_a_job(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = enqueue(connection, max_completion_tokens=9)
+    enqueue(connection, depends_on=job.id)
+    lost: list[str] = []
+
+    def lose(leases: LeaseTable, claimed: Claim, ending: Ending) -> None:
+        roll_back(connection, events_key(claimed.id), 1)
+        lost.append(claimed.id)
+        restore(leases, claimed, ending)
+
+    restore = LeaseTable.restore
+    monkeypatch.setattr(LeaseTable, "restore", lose)
+    run_burst(redis_url)
+    assert lost == [job.id]
+    assert streamed_text(connection, job.id) == job.return_value()["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -107,6 +107,18 @@ def test_a_job_of_a_killed_worker_keeps_its_slot_until_it_ends(
     assert [status(job) for job in jobs] == ["finished", "finished"]
 
 
+def test_a_job_that_becomes_due_takes_a_free_slot(redis_url: str, connection: Redis) -> None:
+    kwargs = {"request": {"model": ALIAS, "prompt": "x"}}
+    job = queue(connection).enqueue_in(
+        timedelta(minutes=5), JOB_FUNCTION, kwargs=kwargs, rate_limit=ONE
+    )
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: worker.last_cleaned_at)
+        connection.zadd(queue(connection).scheduled_job_registry.key, {job.id: 1})
+        wait_for(lambda: is_over(job), 5)
+    assert status(job) == "finished"
+
+
 def test_a_job_that_becomes_due_waits_for_a_slot(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ APPEND = {
 }
 """Commands for the tokens that a step gave one row."""
 
-ENDING = 16
+ENDING = 17
 """Commands for the end of one job: its record, result, registries and the end of its stream."""
 
 

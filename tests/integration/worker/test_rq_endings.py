@@ -12,11 +12,13 @@ from rq.command import send_stop_job_command
 from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
+from omlx_producer import Producer
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.workers import (
     enqueue,
     events,
     is_over,
+    queue,
     run_burst,
     running_worker,
     started,
@@ -74,6 +76,21 @@ def test_a_dependent_may_follow_a_failure(redis_url: str, connection: Redis) -> 
     assert status(second) == "finished"
 
 
+def test_a_dependent_whose_worker_died_before_it_was_enqueued_still_runs(
+    redis_url: str, connection: Redis
+) -> None:
+    first = enqueue(connection)
+    second = enqueue(connection, depends_on=first)
+    with connection.pipeline() as pipeline:
+        queue(connection).ready_job_registry.register_jobs([second], pipeline)
+        pipeline.execute()
+    assert status(second) == "ready_to_enqueue"
+    queue(connection).remove(first)
+    with running_worker(redis_url):
+        wait_for(lambda: is_over(second))
+    assert status(second) == "finished"
+
+
 def test_a_success_callback_gets_the_result(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, on_success=named(remember))
     run_burst(redis_url)
@@ -100,6 +117,22 @@ def test_handlers_that_meet_a_busy_redis_are_called_again(
     assert troubles == []
     assert status(job) == "finished"
     assert connection.get("remembered") is not None
+
+
+def test_rqs_handlers_end_nothing_after_another_worker_has_taken_the_job(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_result_ttl = Job.get_result_ttl
+
+    def taken(job: Job, default: int) -> int:
+        connection.delete(queue(connection).started_job_registry.key)
+        return get_result_ttl(job, default)
+
+    monkeypatch.setattr("omlx_worker.control.callbacks.ServedJob.get_result_ttl", taken)
+    job = enqueue(connection, on_success=named(remember))
+    run_burst(redis_url)
+    assert status(job) == "started"
+    assert job.results() == []
 
 
 def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection: Redis) -> None:
@@ -151,3 +184,21 @@ def test_a_repeated_job_runs_and_streams_each_time(redis_url: str, connection: R
     assert status(job) == "finished"
     assert len(job.results()) == 3
     assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+def test_a_dependent_that_is_cancelled_while_its_job_ends_does_not_run(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = enqueue(connection)
+    dependent = enqueue(connection, depends_on=first.id)
+    fetch_many = Job.fetch_many
+
+    def fetch_and_cancel(job_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        found = fetch_many(job_ids, *args, **kwargs)
+        if dependent.id in job_ids and Producer(connection).cancel(dependent.id) == "cancelled":
+            monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Job, "fetch_many", fetch_and_cancel)
+    run_burst(redis_url)
+    assert (status(first), status(dependent)) == ("finished", "canceled")

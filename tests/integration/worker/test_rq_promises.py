@@ -13,7 +13,7 @@ from rq.cli import main as rq_cli
 from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.exceptions import NoSuchJobError
 from rq.group import Group
-from rq.job import Dependency
+from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer.protocol import JOB_FUNCTION, events_key
@@ -301,3 +301,18 @@ def test_a_job_enqueued_to_the_front_goes_first(connection: Redis) -> None:
     kwargs = {"request": {"model": ALIAS, "prompt": "x"}}
     first = queue(connection).enqueue(JOB_FUNCTION, kwargs=kwargs, at_front=True)
     assert claim(table(connection))[0].id == first.id
+
+
+# Serializers
+
+
+def test_rqs_plain_fetch_shows_a_job_and_with_json_its_result_too(
+    redis_url: str, connection: Redis
+) -> None:
+    job, bad = enqueue(connection), enqueue(connection, n="two")
+    run_burst(redis_url)
+    assert Job.fetch(job.id, connection=connection).get_status() == "finished"
+    assert "n: got" in Job.fetch(bad.id, connection=connection).latest_result().exc_string
+    whole = Job.fetch(job.id, connection=connection, serializer="json")
+    assert whole.return_value() == job.return_value()
+    assert whole.kwargs == {"request": {"model": ALIAS, "prompt": "hello"}}

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from redis import Redis
+from rq import Worker
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.client import Producer
@@ -57,6 +58,9 @@ def test_rq_info_tells_the_truth_while_jobs_run(redis_url: str, connection: Redi
         executions = jobs[0].get_executions()
         assert len(executions) == 1
         assert executions[0].worker_name in info
+        [record] = Worker.all(connection=connection)
+        shown = {execution.job_id for execution in record.get_current_executions()}
+        assert shown == {job.id for job in jobs[:5]}
     assert "queue omlx:fake:default 7, 0 executing" in rq_info(redis_url)
     assert "1 workers" not in rq_info(redis_url)
 
@@ -146,6 +150,17 @@ def test_a_worker_is_known_again_after_redis_has_lost_its_data(
     assert status(job) == "finished"
 
 
+def test_a_record_that_redis_has_lost_is_never_left_behind(
+    redis_url: str, connection: Redis
+) -> None:
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
+        connection.delete(worker.key)
+        job = enqueue(connection)
+        wait_for(lambda: is_over(job) and connection.exists(worker.key))
+        assert connection.ttl(worker.key) > 0
+
+
 def test_a_ring_wakes_an_idle_worker_at_once(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,16 +173,16 @@ def test_a_ring_wakes_an_idle_worker_at_once(
         assert time.monotonic() - began < 2
 
 
-def test_a_job_whose_stream_lost_its_end_goes_on_from_what_is_left(
-    redis_url: str, connection: Redis
-) -> None:
+def test_a_stream_that_lost_its_end_is_written_again(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, max_completion_tokens=300, stream=True)
     with running_worker(redis_url, step_seconds=0.004) as worker:
         wait_for(lambda: len(events(connection, job.id)) > 30)
+        lost = events(connection, job.id)[:30]
         roll_back(connection, events_key(job.id), 10)
         wait_for(lambda: is_over(job))
     assert status(job) == "finished"
-    assert worker.decode_thread.counters.tokens > 300, "some were made twice"
+    assert worker.decode_thread.counters.tokens <= 300, "none is made twice"
+    assert events(connection, job.id)[:30] == lost
     counts = [0, *(event.n for event in events(connection, job.id)[:-1])]
     assert [event.since for event in events(connection, job.id)[:-1]] == counts[:-1]
     text = job.return_value(refresh=True)["choices"][0]["text"]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omlx_producer.cli.common import UNREACHABLE
+
 # Of `run_chaos_worker`: there was no server when it started.
 UNREACHED = 75
 SCRIPT = Path(__file__).with_name("run_chaos_worker.py")
@@ -26,6 +28,9 @@ class Nursery:
 
     def spawn(self, **orders: Any) -> ChaosWorker:
         return ChaosWorker(self._ask(spawn=orders)["pid"], self)
+
+    def spawn_client(self, **orders: Any) -> ChaosWorker:
+        return ChaosWorker(self._ask(client=orders)["pid"], self)
 
     def poll(self, pid: int) -> tuple[int | None, bool]:
         """The exit code of a worker, if it has ended, and whether it is paused."""
@@ -42,7 +47,7 @@ class Nursery:
 
 @dataclass
 class ChaosWorker:
-    """One worker process.
+    """One process: a worker, or a client.
 
     Attributes:
         told: the signals that it was sent, which may explain how it ended.
@@ -83,6 +88,44 @@ class ChaosWorker:
             return True
         ended = (0, 3, 128 + signal.SIGTERM, -signal.SIGTERM)
         return code in ended and signal.SIGTERM in self.told
+
+
+class Errand:
+    """A client process that is started again until it has done what it was told.
+
+    Attributes:
+        wrong: how it ended, if that was neither by a kill nor because Redis was away.
+    """
+
+    def __init__(self, nursery: Nursery, **orders: Any) -> None:
+        self._nursery = nursery
+        self._orders = orders
+        self._process: ChaosWorker | None = None
+        self._lost = False
+        self.done = False
+        self.wrong = ""
+
+    def __str__(self) -> str:
+        return " ".join(self._orders["args"][:1])
+
+    def tend(self) -> None:
+        """Start it, or start it again; see whether it is done."""
+        if self._process is not None and (code := self._process.code) is not None:
+            self._process = None
+            self.done = code == 0 and not self._lost
+            self._lost = False
+            if code not in (0, -signal.SIGKILL, UNREACHABLE):
+                self.wrong = f"{self} ended with {code}"
+        if self._process is None and not self.done:
+            self._process = self._nursery.spawn_client(**self._orders)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def do_again(self) -> None:
+        """The server has lost what may have been its work, also that of the running process."""
+        self.done, self._lost = False, self._process is not None
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""Worker processes that fall over where they are told to.
+"""Worker processes that fall over where they are told to, and clients.
 
-Started once, this script forks one worker for every ``spawn`` on its standard input: importing
-takes longer than most of these workers live. It ends, and kills them, when its input ends.
+Started once, this script forks one process for every ``spawn`` on its standard input: importing
+takes longer than most of these processes live. It ends, and kills them, when its input ends.
 
     {"spawn": {...}}  ->  {"pid": 123}                        the fields of `Orders`
+    {"client": {...}} ->  {"pid": 123}                        the fields of `ClientOrders`
     {"poll": 123}     ->  {"code": null, "stopped": false}    the exit code, negative for a signal,
                                                               null while it lives
 """
@@ -30,6 +31,7 @@ from omlx_worker.queue.quarantine import Quarantine  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 from tests.system.chaos import plants, points  # noqa: E402
+from tests.system.chaos.clients import ClientOrders, run_client  # noqa: E402
 
 
 @dataclass
@@ -55,9 +57,6 @@ class Orders:
 
 
 def work(orders: Orders) -> None:
-    output = os.open(orders.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(threadName)s %(message)s"
     )
@@ -66,6 +65,7 @@ def work(orders: Orders) -> None:
         plants.PLANTS[orders.plant]()
     # Schedules kill far more often than three times, and it is never a job's fault.
     lease.Quarantine = lambda: Quarantine(1000, seconds=0.5)  # type: ignore[misc, assignment]
+    lease.SWEEP_LOCK_MILLISECONDS = 100
     if not orders.demo:
         build.load_engine = lambda _: points.watched(
             FakeEngine(orders.max_rows, orders.step_seconds)
@@ -84,27 +84,34 @@ def work(orders: Orders) -> None:
         model_alias="fake",
         max_batch=orders.max_rows,
         prefill_chunk=4,
-        lease_seconds=orders.lease_seconds,
         drain_timeout=orders.drain_timeout,
         redis_grace=orders.redis_grace,
     )
+    # Shorter than users may have it.
+    settings.lease_seconds = orders.lease_seconds
     code = cli.serve(settings, orders.url)
     logging.info("ends with code %d", code)
     os._exit(code)
 
 
-def spawn(orders: Orders) -> int:
+def spawn(orders: Orders | ClientOrders) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
-        work(orders)
+        output = os.open(orders.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if isinstance(orders, Orders):
+            work(orders)
+        else:
+            run_client(orders)
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 1)
     except BaseException:
-        logging.exception("the worker breaks")
+        logging.exception("the process breaks")
         os._exit(70)
     os._exit(71)
 
@@ -112,7 +119,7 @@ def spawn(orders: Orders) -> int:
 class Child:
     """A forked worker, as its parent sees it."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders | ClientOrders) -> None:
         self.pid = spawn(orders)
         self.code: int | None = None
         self.stopped = False
@@ -132,8 +139,13 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any]
-        if "spawn" in request:
-            child = Child(Orders(**request["spawn"]))
+        if "spawn" in request or "client" in request:
+            orders: Orders | ClientOrders = (
+                Orders(**request["spawn"])
+                if "spawn" in request
+                else ClientOrders(**request["client"])
+            )
+            child = Child(orders)
             children[child.pid] = child
             answer = {"pid": child.pid}
         else:

@@ -1,4 +1,4 @@
-"""The suite sees what it is for: with each of three faults planted, an invariant is violated.
+"""The suite sees what it is for: with each of four faults planted, an invariant is violated.
 
 Every scenario is also run without its plant, and then finds nothing.
 """
@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from omlx_producer.protocol import events_key
+from omlx_producer.replay import Replay
+from tests.helpers.leases import roll_back
+from tests.system.chaos.consumers import Consumer
 from tests.system.chaos.invariants import (
     AT_THE_END,
     are_over,
@@ -57,6 +61,50 @@ def killed_after_the_pop(place: World, plant: str | None) -> None:
     victim = place.start_worker(plant=plant, at=[("popped" if plant else "after-claim", 1, KILL)])
     place.wait_for_fall(victim)
     place.settle(6)
+
+
+def read_a_stream_that_is_written_again(place: World) -> None:
+    """Another worker goes on from a stream that has lost its end, in a larger event."""
+    (job,) = place.jobs
+    place.attend([Consumer(place.server.url, job, None, lambda: True)])
+    victim = place.start_worker(step_seconds=0.02)
+    place.wait_for(lambda: place.connection.xlen(events_key(job.id)) > 10)
+    victim.kill()
+    place.restart_server()
+    left = place.connection.xlen(events_key(job.id))
+    roll_back(place.connection, events_key(job.id), 3)
+    place.connection.client_kill_filter(_type="pubsub")
+    place.start_worker(step_seconds=0.02)
+    place.wait_for(lambda: place.connection.xlen(events_key(job.id)) > 4)
+    # Meanwhile more tokens come than the consumer has had, and all of them in one event.
+    place.freeze_server(0.03 * left)
+    place.settle()
+
+
+@pytest.mark.system
+def test_a_consumer_that_takes_an_overlapping_event_whole_is_seen(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replay, "_last", property(lambda _: None, lambda *_: None), raising=False)
+    monkeypatch.setattr(Replay, "start", property(lambda self: f"({self.cursor}-0"))
+    monkeypatch.setattr(
+        Replay, "_follows", lambda self, event: getattr(event, "since", 0) <= self.cursor
+    )
+    with world(nursery, tmp_path) as place:
+        place.jobs = [submit(place.connection, "hello", max_completion_tokens=80)]
+        read_a_stream_that_is_written_again(place)
+        (consumer,) = place.consumers
+        assert "has had" in "".join(consumer.problems()), place.story()
+
+
+@pytest.mark.system
+def test_a_consumer_of_a_stream_that_is_written_again_has_every_token_once(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with world(nursery, tmp_path) as place:
+        place.jobs = [submit(place.connection, "hello", max_completion_tokens=80)]
+        read_a_stream_that_is_written_again(place)
+        place.check()
 
 
 SCENARIOS = {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 from redis import Redis
 
-from omlx_producer import Producer
+from omlx_producer import JobHandle, Producer
+from omlx_producer.enqueue import job_id_of
 from omlx_producer.protocol import PRIORITIES, GenerationRequest, Priority
 from tests.helpers.fake_engine import FakeEngine, expected
 from tests.helpers.workers import ALIAS, enqueue
@@ -25,6 +29,7 @@ class Accepted:
         streams: whether its tokens are published as they come.
         endings: the statuses that it may end in.
         after: the jobs that it waits for.
+        again: submits it again, which changes nothing if Redis has it.
     """
 
     id: str
@@ -32,29 +37,50 @@ class Accepted:
     streams: bool
     endings: set[str] = field(default_factory=lambda: {"finished"})
     after: tuple[str, ...] = ()
+    again: Callable[[Redis], object] | None = None
 
 
 def submit(
     connection: Redis, prompt: str, *, priority: Priority = "default", **fields: Any
 ) -> Accepted:
-    """Submit a job as producers do."""
+    """Submit a job as producers do that may have to submit it again."""
     fields = {"model": ALIAS, "prompt": prompt, **fields}
-    handle = Producer(connection).submit(fields, priority=priority, require_known_model=False)
-    return accepted(handle.id, GenerationRequest(**fields), priority)
+    job = Accepted(*planned(key := uuid4().hex, priority, fields))
+    job.again = partial(submit_once, key=key, priority=priority, fields=fields)
+    job.again(connection)
+    return job
+
+
+def submit_once(
+    connection: Redis, key: str, priority: Priority, fields: dict[str, Any]
+) -> JobHandle:
+    return Producer(connection).submit(
+        fields, priority=priority, require_known_model=False, idempotency_key=key
+    )
+
+
+def planned(key: str, priority: Priority, fields: dict[str, Any]) -> tuple[str, list[str], bool]:
+    """The id of the job with an idempotency key, its texts, and whether it publishes its tokens."""
+    job_id, request = job_id_of(key), GenerationRequest(**fields)
+    rows = FakeEngine().prepare(request, job_id)
+    streams = priority != "bulk" if request.stream is None else request.stream
+    return job_id, [expected(row)[1] for row in rows], streams
 
 
 def submit_after(connection: Redis, first: Accepted, prompt: str) -> Accepted:
     """A job that depends on another: the first one must then be ended by RQ's own handlers."""
-    job = enqueue(connection, prompt, depends_on=first.id, result_ttl=3600, failure_ttl=3600)
-    waiting = accepted(job.id, GenerationRequest(model=ALIAS, prompt=prompt), "default")
-    waiting.after = (first.id,)
+    key = uuid4().hex
+    fields = {"model": ALIAS, "prompt": prompt}
+    waiting = Accepted(*planned(key, "default", fields), after=(first.id,))
+
+    def again(connection: Redis) -> None:
+        if not connection.exists(f"rq:job:{waiting.id}"):
+            limits = {"result_ttl": 3600, "failure_ttl": 3600}
+            enqueue(connection, prompt, depends_on=first.id, job_id=waiting.id, **limits)
+
+    waiting.again = again
+    again(connection)
     return waiting
-
-
-def accepted(job_id: str, request: GenerationRequest, priority: Priority) -> Accepted:
-    rows = FakeEngine().prepare(request, job_id)
-    streams = priority != "bulk" if request.stream is None else request.stream
-    return Accepted(job_id, [expected(row)[1] for row in rows], streams)
 
 
 def submit_some(connection: Redis, random: Random, count: int) -> list[Accepted]:

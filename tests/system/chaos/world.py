@@ -1,4 +1,4 @@
-"""A server, workers that are replaced when they fall, and jobs: what schedules disturb."""
+"""A server, workers that are replaced when they fall, clients, and jobs: what schedules disturb."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,15 @@ from redis.exceptions import RedisError
 
 from omlx_worker.queue import lua as scripts
 from tests.helpers.redis_server import RedisServer, redis_server
-from tests.system.chaos.invariants import AT_REST, AT_THE_END, are_over, violations
-from tests.system.chaos.processes import ChaosWorker, Nursery
+from tests.system.chaos.consumers import Consumer
+from tests.system.chaos.invariants import (
+    AT_REST,
+    AT_THE_END,
+    are_over,
+    nothing_is_held,
+    violations,
+)
+from tests.system.chaos.processes import ChaosWorker, Errand, Nursery
 from tests.system.chaos.workload import Accepted
 
 SCRIPTS = ("claim", "append", "commit", "renew", "give_back", "sweep")
@@ -30,10 +37,19 @@ class World:
     Attributes:
         jobs: those that Redis has acknowledged.
         history: what was done, for the message of a test that fails.
+        has_lost: whether the server has lost what it had acknowledged.
+        errands: clients that run until they are done.
+        consumers: readers of jobs.
     """
 
-    def __init__(self, server: RedisServer, nursery: Nursery, log: Path) -> None:
+    def __init__(
+        self, server: RedisServer, nursery: Nursery, log: Path, lease_seconds: float
+    ) -> None:
         self.server = server
+        self.lease_seconds = lease_seconds
+        self.has_lost = False
+        self.errands: list[Errand] = []
+        self.consumers: list[Consumer] = []
         self.jobs: list[Accepted] = []
         self.history: list[str] = []
         self.connection = Redis.from_url(server.url)
@@ -51,11 +67,22 @@ class World:
     # Workers
 
     def start_worker(self, **orders: Any) -> ChaosWorker:
-        orders = {"lease_seconds": LEASE_SECONDS, "log": str(self._log), **orders}
+        orders = {"lease_seconds": self.lease_seconds, "log": str(self._log), **orders}
         worker = self._nursery.spawn(url=self.server.url, **orders)
         self.workers.append(worker)
         self.note(f"worker {worker.pid} starts {orders.get('at', '')}")
         return worker
+
+    def send_client(self, *args: str) -> None:
+        """Let a client do something in the folder of the log, as often as it takes."""
+        orders = {"url": self.server.url, "log": str(self._log), "folder": str(self._log.parent)}
+        self.errands.append(Errand(self._nursery, args=args, **orders))
+        self.errands[-1].tend()
+
+    def attend(self, consumers: list[Consumer]) -> None:
+        self.consumers += consumers
+        for consumer in consumers:
+            consumer.start()
 
     def standing(self) -> list[ChaosWorker]:
         return [worker for worker in self.workers if worker.alive]
@@ -78,11 +105,37 @@ class World:
         With everysec a server may acknowledge for up to 2 s what it has not yet written, while the
         disk is busy with an earlier part.
         """
-        self.wait_for(lambda: not self.connection.info("persistence")["aof_buffer_length"])
+        self._wait_for_the_file()
         self.server.kill()
         self.note(f"the server is killed for {away:.2f} s")
         time.sleep(away)
         self.server.start()
+
+    def _wait_for_the_file(self) -> None:
+        self.wait_for(lambda: not self.connection.info("persistence")["aof_buffer_length"])
+
+    def lose_writes(self, seconds: float, away: float = 0.0) -> None:
+        """Kill the server. It comes back without the writes of its last seconds.
+
+        So it is with everysec if the machine falls, or if the disk is slow. All clients then submit
+        again what they have submitted.
+        """
+        self._wait_for_the_file()
+        (file,) = (self.server.folder / "appendonlydir").glob("*.incr.aof")
+        durable = file.stat().st_size
+        time.sleep(seconds)
+        self.server.kill()
+        lost = file.stat().st_size - durable
+        os.truncate(file, durable)
+        self.note(f"the server is killed for {away:.2f} s and has lost {lost} bytes")
+        self.has_lost = True
+        time.sleep(away)
+        self.server.start()
+        for job in self.jobs:
+            if job.again is not None:
+                job.again(self.connection)
+        for errand in self.errands:
+            errand.do_again()
 
     def freeze_server(self, seconds: float) -> None:
         assert self.server.process is not None
@@ -106,16 +159,27 @@ class World:
     # The end
 
     def settle(self, seconds: float = 40.0, **orders: Any) -> None:
-        """Let workers, replaced as they fall, finish all jobs; then end them in good order."""
+        """Let workers, replaced as they fall, finish all work; then end them in good order."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._unexplained():
             if not self.standing():
                 self.start_worker(**orders)
+            for errand in self.errands:
+                errand.tend()
             with contextlib.suppress(RedisError):
-                if are_over(self.connection, self.jobs):
+                if self._is_settled():
                     break
             time.sleep(TICK)
+        for consumer in self.consumers:
+            consumer.join(max(0.0, min(5.0, deadline - time.monotonic())))
         self.dismiss()
+
+    def _is_settled(self) -> bool:
+        return (
+            all(errand.done for errand in self.errands)
+            and are_over(self.connection, self.jobs)
+            and not nothing_is_held(self.connection, self.jobs)
+        )
 
     def dismiss(self) -> None:
         for worker in self.standing():
@@ -127,8 +191,11 @@ class World:
         """After a fall, while nobody works."""
         self._check(violations(self.connection, self.jobs, AT_REST))
 
-    def check(self) -> None:
-        found = violations(self.connection, self.jobs, AT_THE_END)
+    def check(self, problems: Sequence[str] = ()) -> None:
+        found = [*problems]
+        found += violations(self.connection, self.jobs, AT_THE_END)
+        found += [f"{errand} is not done" for errand in self.errands if not errand.done]
+        found += [problem for consumer in self.consumers for problem in consumer.problems()]
         self._check([*self._unexplained(), *found])
 
     def _unexplained(self) -> list[str]:
@@ -136,23 +203,30 @@ class World:
             f"worker {worker.pid} ended by itself with {worker.code}"
             for worker in self.workers
             if not worker.alive and not worker.explained
-        ]
+        ] + [errand.wrong for errand in self.errands if errand.wrong]
 
     def _check(self, problems: list[str]) -> None:
         assert not problems, "\n".join([*problems, self.story()])
 
     def story(self) -> str:
         log = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return "\n".join([*self.history, "the workers say:", *log.splitlines()[-60:]])
+        return "\n".join([*self.history, "the processes say:", *log.splitlines()[-60:]])
 
 
 @contextlib.contextmanager
-def world(nursery: Nursery, folder: Path, fsync: str = "everysec") -> Iterator[World]:
+def world(
+    nursery: Nursery,
+    folder: Path,
+    fsync: str = "everysec",
+    lease_seconds: float = LEASE_SECONDS,
+) -> Iterator[World]:
     with redis_server("--appendonly", "yes", "--appendfsync", fsync) as server:
-        made = World(server, nursery, folder / f"workers-{os.getpid()}.log")
+        made = World(server, nursery, folder / "processes.log", lease_seconds)
         try:
             yield made
         finally:
-            for worker in made.standing():
-                worker.kill()
+            for consumer in made.consumers:
+                consumer.dismiss()
+            for process in (*made.standing(), *made.errands):
+                process.kill()
             made.connection.close()

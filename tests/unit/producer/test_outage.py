@@ -25,11 +25,12 @@ from omlx_producer.outage import Outage, passes
         ResponseError("MISCONF Redis is configured to save RDB snapshots, but is unable to"),
         ResponseError("BUSY Redis is busy running a script"),
         ResponseError("NOREPLICAS Not enough good replicas to write."),
+        NoScriptError("No matching script."),
+        ResponseError("UNBLOCKED force unblock from blocking operation, instance state changed"),
         ResponseError("Error running script: @user_script: 1: -OOM command not allowed"),
         ResponseError("Command # 2 (HSET k v) of pipeline caused error: MISCONF Redis is"),
         OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
         ReadOnlyError("You can't write against a read only replica."),
-        NoScriptError("No matching script."),
         BusyLoadingError("Redis is loading the dataset in memory"),
     ],
 )

@@ -88,10 +88,10 @@ class Server:
             return self.reconnect()
         return message(self.channel.popleft()) if self.channel else None
 
-    def read(self, after: str) -> list[TokenEvent]:
-        n, _, part = after.removeprefix("(").partition("-")
-        start = int(n), int(part)
-        later = [e for e in self.stream if tuple(map(int, e.stream_id.split("-"))) > start]
+    def read(self, start: str) -> list[TokenEvent]:
+        n, _, part = start.removeprefix("(").partition("-")
+        first = int(n), int(part) + start.startswith("(")
+        later = [e for e in self.stream if tuple(map(int, e.stream_id.split("-"))) >= first]
         return later[:PAGE]
 
 
@@ -103,8 +103,9 @@ def jobs(draw: st.DrawFn) -> list[TokenEvent]:
         n += max(1, count)
         events.append(tokens(n, count))
     # A terminal event may count tokens that were never published.
-    n += draw(st.integers(0, 2))
-    events.append(draw(st.sampled_from([done(n), CancelledEvent(job_id=JOB, n=n, error="x")])))
+    more = draw(st.integers(0, 2))
+    ends = [CancelledEvent(job_id=JOB, n=n + more, error="x"), done(n if events else n + more)]
+    events.append(draw(st.sampled_from(ends)))
     return events
 
 
@@ -141,9 +142,135 @@ def test_every_event_comes_once_and_in_order(
             got += replay.heard(server.hear())
         else:
             assert replay.step is Step.READ
-            got += replay.read([entry(e) for e in server.read(replay.after)], b"started")
+            got += replay.read([entry(e) for e in server.read(replay.start)], b"started")
             reads += 1
     assert got == events[len(had) :]
+
+
+LETTERS = ("abcdefgh", "ABCDEFGH")
+
+
+def cut(at: list[int], counts: tuple[int, int]) -> TokensEvent:
+    """The event of the next tokens of two choices; moves on ``at``."""
+    deltas = []
+    for index, count in enumerate(counts):
+        until = min(at[index] + count, len(LETTERS[index]))
+        text = LETTERS[index][at[index] : until]
+        deltas.append(ChoiceDelta(index=index, text=text, tokens=list(map(ord, text))))
+        at[index] = until
+    return TokensEvent(job_id=JOB, n=sum(at), choices=deltas)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
+            st.integers(1, 8).map(lambda entries: ("lose", entries)),
+            st.just(("read", 0)),
+        ),
+        max_size=20,
+    )
+)
+def test_tokens_that_are_written_again_in_other_events_come_once(actions: list[Any]) -> None:
+    """Each loss cuts off entries; the next run writes the same tokens in events of its own."""
+    server = Server([], deque())
+    replay, got = Replay(JOB, 0, reconnect_for=1e9), list[TokenEvent]()
+
+    def read() -> None:
+        if replay.step is Step.SUBSCRIBE:
+            replay.subscribed()
+            replay.heard({"type": "subscribe", "data": 1})
+        replay.heard(None)
+        while replay.step is Step.READ:
+            got.extend(replay.read([entry(e) for e in server.read(replay.start)], b"started"))
+
+    at = [0, 0]
+    read()
+    for action in [*actions, (8, 8)]:
+        if action[0] == "read":
+            read()
+        elif action[0] == "lose":
+            server.stream = server.stream[: -action[1]]
+            at = [sum(len(e.choices[c].tokens) for e in server.stream) for c in (0, 1)]
+            replay.failed(redis.ConnectionError("gone"))
+        elif any(len(LETTERS[c]) > at[c] and action[c] for c in (0, 1)):
+            server.stream.append(cut(at, action))
+            if replay.step is Step.LISTEN:
+                got.extend(replay.heard(message(server.stream[-1])))
+    server.stream.append(done(16))
+    read()
+    said = [
+        "".join(delta.text for e in got[:-1] for delta in e.choices if delta.index == c)
+        for c in (0, 1)
+    ]
+    assert tuple(said) == LETTERS
+    assert got[-1] == done(16)
+    assert [e.since for e in got[1:-1]] == [e.n for e in got[:-2]]
+
+
+def test_an_event_that_overlaps_what_was_had_is_trimmed() -> None:
+    replay = listening(0, tokens(1), tokens(2), tokens(3))
+    replay.failed(redis.ConnectionError("gone"))
+    again = ChoiceDelta(index=0, text="<2><3><4>", tokens=[0, 0, 0])
+    wide = TokensEvent(job_id=JOB, n=4, choices=[again])
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.read([], b"started") == []
+    assert replay.read([entry(tokens(1)), entry(wide)], b"started") == [tokens(4)]
+    assert replay.cursor == 4
+    assert replay.heard(message(tokens(5))) == [tokens(5)]
+    assert replay.heard(message(tokens(7, count=3))) == []
+    assert replay.step is Step.READ
+
+
+def test_text_that_is_written_again_in_an_event_of_its_own_is_not_missed_at_the_end() -> None:
+    def of(n: int, text: str, tokens: list[int]) -> TokensEvent:
+        delta = ChoiceDelta(index=0, text=text, tokens=tokens)
+        return TokensEvent(job_id=JOB, n=n, choices=[delta])
+
+    replay = listening(0, of(1, "ab", [7]))
+    replay.failed(redis.ConnectionError("gone"))
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.read([], b"started") == []
+    again = [of(1, "a", [7]), of(2, "b", []), done(2)]
+    assert replay.read([entry(event) for event in again], b"finished") == [done(2)]
+
+
+def test_a_consumer_beyond_the_end_of_the_stream_waits_for_what_it_has_not_had() -> None:
+    replay = listening(0, tokens(1), tokens(2), tokens(3))
+    replay.failed(redis.ConnectionError("gone"))
+    replay.heard({"type": "subscribe", "data": 1})
+    assert replay.read([], b"started") == []
+    assert replay.read([entry(tokens(1))], b"started") == []
+    assert replay.step is Step.LISTEN
+    assert replay.cursor == 3
+    assert [replay.heard(message(tokens(n))) for n in (2, 3, 4)] == [[], [], [tokens(4)]]
+
+
+@pytest.mark.parametrize("text", ["<2>", "<2><x>", "<x><3><4>"])
+def test_other_text_than_was_had_is_never_mixed_with_it(text: str) -> None:
+    """A job that samples without a seed's promise may write another text after a loss."""
+    replay = listening(0, tokens(1), tokens(2), tokens(3))
+    replay.failed(redis.ConnectionError("gone"))
+    delta = ChoiceDelta(index=0, text=text, tokens=[0] * text.count("<"))
+    other = TokensEvent(job_id=JOB, n=1 + len(delta.tokens), choices=[delta])
+    replay.heard({"type": "subscribe", "data": 1})
+    replay.read([], b"started")
+    with pytest.raises(TokensLost, match="has written them again otherwise") as caught:
+        replay.read([entry(tokens(1)), entry(other), entry(done(other.n))], b"finished")
+    assert caught.value.cursor == 0
+
+
+def test_a_cursor_inside_an_event_is_refused() -> None:
+    """The text of the tokens before it is not known; only a stream that has read them knows."""
+    replay = listening(2)
+    with pytest.raises(TokensLost, match="start again from cursor 0") as caught:
+        replay.read([entry(tokens(4, count=3))], b"started")
+    assert caught.value.cursor == 0
+
+
+def test_a_finished_job_whose_last_tokens_are_missing_does_not_look_whole() -> None:
+    with pytest.raises(TokensLost, match="tokens 2 to 3 of job j"):
+        listening(0, tokens(1)).read([entry(tokens(1)), entry(done(3))], b"finished")
 
 
 def test_a_second_subscription_reads_the_stream_again() -> None:
@@ -163,7 +290,8 @@ def test_a_gap_reads_the_stream_again() -> None:
     replay = listening(0, tokens(1))
     assert replay.heard(message(tokens(3))) == []
     assert replay.step is Step.READ
-    assert replay.read([entry(tokens(2)), entry(tokens(3))], b"started") == [tokens(2), tokens(3)]
+    found = [tokens(1), tokens(2), tokens(3)]
+    assert replay.read([entry(event) for event in found], b"started") == found[1:]
 
 
 def test_text_without_tokens_counts_as_one_and_leaves_no_gap() -> None:
@@ -182,7 +310,7 @@ def test_what_was_had_is_dropped() -> None:
 def test_a_full_page_is_followed_by_the_next() -> None:
     replay = listening(0, *(tokens(n) for n in range(1, PAGE + 1)))
     assert replay.step is Step.READ
-    assert replay.after == f"({PAGE}-0"
+    assert replay.start == f"{PAGE}-0"
 
 
 def test_tokens_that_left_the_stream_are_never_passed_over() -> None:
@@ -261,3 +389,10 @@ def test_a_server_that_never_answered_is_not_waited_for() -> None:
 def test_a_refused_password_is_not_tried_again() -> None:
     with pytest.raises(AuthenticationError):
         listening().failed(AuthenticationError("no"))
+
+
+@pytest.mark.parametrize("status", [b"queued", b"scheduled", b"rate_limited", b"ready_to_enqueue"])
+def test_the_end_of_an_earlier_run_is_not_the_end_of_a_job_that_waits(status: bytes) -> None:
+    replay = Replay(JOB, 0, reconnect_for=10)
+    assert replay.read([entry(done(7))], status) == []
+    assert replay.step is Step.LISTEN

@@ -111,6 +111,26 @@ def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
     assert second.choices[0].tokens == [10, 11, 12, 13]
 
 
+def test_events_can_be_made_again_as_they_were() -> None:
+    fields = {"prompt": "abc", "logprobs": True}
+    entries = [TokenLogprob(token=t, token_id=i, logprob=-1.0, top=[]) for i, t in enumerate("abc")]
+    first, second = active(n=2, **fields), active(n=2, **fields)
+    feed(first, Emission("j:0", [0], "", entries[:1]))
+    feed(first, Emission("j:1", [0], "A", entries[:1]))
+    made = [taken(first)]
+    feed(first, Emission("j:1", [1, 2], "BC", entries[1:]))
+    made.append(taken(first))
+    assert first.events_after(0) == made
+    second.resume(made, lambda row: "ABC"[: len(row.generated)] if row.row_id == "j:1" else "")
+    feed(second, Emission("j:0", [1], "ab", entries[1:2]))
+    made.append(taken(second))
+    feed(second, Emission("j:0", [], "c", [], "stop"))
+    made.append(taken(second))
+    assert second.events_after(0) == made
+    assert second.events_after(made[1].n) == made[2:]
+    assert second.events_after(made[3].n) == []
+
+
 def test_log_probabilities_of_the_first_run_are_part_of_the_result() -> None:
     entries = [TokenLogprob(token=t, token_id=i, logprob=-1.0, top=[]) for i, t in enumerate("ab")]
     fields = {"prompt": "abc", "logprobs": True}
@@ -128,6 +148,7 @@ def test_text_that_the_last_step_of_the_first_run_released_is_not_said_again() -
     emit(first, "a", 1)
     emit(first, "bc", reason="stop")
     second.resume([taken(first)], final_text({1: "a"}))
+    assert second.events_after(0) == first.events_after(0)
     emit(second, "bc", reason="stop")
     assert second.take_event() is None
     assert second.choices[0].text == "abc"

@@ -31,6 +31,7 @@ from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.outage import passes
@@ -68,6 +69,9 @@ class FencedQueue(Queue):
     ) -> dict[str, list[str]]:
         if pipeline is not None:
             self.fence(pipeline)
+            # RQ would move a dependent that is cancelled after it was read.
+            for dependent in pipeline.smembers(job.dependents_key):
+                pipeline.watch(Job.key_for(as_text(dependent)))  # type: ignore[no-untyped-call]
         return super().move_dependents_to_ready(job, pipeline, *args, **kwargs)
 
 
@@ -146,12 +150,12 @@ def end_through_rq(
         log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
         leases.forget(claim)
         return None
+    worker.fence = partial(_watch, worker, leases, claim, ending)
     try:
         job = ServedJob(claim.id, worker.connection, JSONSerializer)
         job.webhook_hosts = webhook_hosts
         job.refresh()  # type: ignore[no-untyped-call]
         job.ended_at = datetime.now(UTC)
-        worker.fence = partial(_watch, worker, claim)
         if ending.status == "finished":
             ending = _succeed(worker, leases, claim, job, ending)
         if ending.status != "finished":
@@ -235,8 +239,12 @@ def _fail(
         raise ConnectionError(f"the failure of job {claim.id} has not arrived")
 
 
-def _watch(worker: RecordedWorker, claim: Claim, pipeline: Pipeline) -> None:
-    """Make the next transaction fail if the lease ends before it.
+def _watch(
+    worker: RecordedWorker, leases: LeaseTable, claim: Claim, ending: Ending, pipeline: Pipeline
+) -> None:
+    """Make the next transaction fail if the lease ends before it, or the server restarts.
+
+    RQ then tries again, and the tokens that the server has lost are written again first.
 
     Raises:
         LeaseGone: if the lease has already ended.
@@ -246,11 +254,13 @@ def _watch(worker: RecordedWorker, claim: Claim, pipeline: Pipeline) -> None:
     started = StartedJobRegistry(claim.queue, connection=worker.connection)
     if pipeline.zscore(started.key, execution.composite_key) is None:
         raise LeaseGone
+    leases.restore(claim, ending)
 
 
 def _queue(worker: RecordedWorker, claim: Claim) -> FencedQueue:
     queue = FencedQueue(claim.queue, connection=worker.connection, serializer=JSONSerializer)
-    queue.fence = partial(_watch, worker, claim)
+    assert worker.fence is not None
+    queue.fence = worker.fence
     return queue
 
 

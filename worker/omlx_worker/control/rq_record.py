@@ -21,7 +21,6 @@ from rq import Worker
 from rq.executions import Execution
 from rq.job import Job
 from rq.rate_limit import RateLimitRegistry
-from rq.registry import ReadyJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
 from rq.worker import WorkerStatus
@@ -184,6 +183,8 @@ class RecordedWorker(Worker):
             if executions:
                 pipeline.sadd(self.executions_key, *executions)
                 pipeline.expire(self.executions_key, self.worker_ttl)
+            # If Redis has lost the record, this makes a new one, which a kill would leave behind.
+            pipeline.expire(self.key, self.worker_ttl + 60)
             pipeline.execute()
         self._shown = shown
 
@@ -206,7 +207,7 @@ class RecordedWorker(Worker):
         return True
 
     def enqueue_due(self) -> None:
-        """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, without a scheduler."""
+        """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, and ready dependents."""
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
         moved, limits = self._schedule(keys=self.queue_names(), args=[MOST_DUE])
@@ -241,7 +242,6 @@ class RecordedWorker(Worker):
             if not queue.acquire_maintenance_lock():
                 continue
             self._clean(keys=[queue.name], args=[MOST_CLEANED])
-            ReadyJobRegistry(queue=queue).cleanup()
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
         for limit in RateLimitRegistry.all(self.connection):

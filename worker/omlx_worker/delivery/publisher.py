@@ -2,7 +2,7 @@
 
 One call takes everything that steps have produced since the last call. If Redis is slow or away,
 the calls grow and decoding does not wait, until the `Outbox` is full. The main thread may be busy
-for seconds with a long prompt or a callback, so leases are renewed here.
+for seconds with a long prompt, so leases are renewed here.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.delivery.publisher")
+
+OTHER_TOKENS = "the job's stream holds other tokens than this run's"
 
 T = TypeVar("T")
 
@@ -130,7 +132,7 @@ class Publisher:
                     moved.pop(claim.id, None)
                 case Stop():
                     self._closed = True
-        self._append([(job, _event(job)) for job in moved.values()])
+        self._append([(job, job.take_due_event()) for job in moved.values()])
         over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
         self._finish([(job.claim, finished(job)) for job in over])
         self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])
@@ -146,7 +148,8 @@ class Publisher:
         self._by_row.update((row.row_id, job) for row in job.rows)
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
-        """Publish events; None only checks the lease."""
+        """Publish events of jobs, None only checks a lease. Events of one job are in order."""
+        events = [(job, event) for job, event in events if job.claim in self._jobs]
         if not events:
             return
         entries = [(job.claim, event) for job, event in events]
@@ -160,24 +163,25 @@ class Publisher:
                 return
             self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
             return
-        for job, _ in events:
+        for job in dict.fromkeys(job for job, _ in events):
             match refused.get(job.id):
                 case None:
                     pass
                 case "written":
-                    self._fail(
-                        job.claim, "the job's stream holds later tokens than this run has produced"
-                    )
-                case "behind":
-                    self._start_over(job.claim)
+                    self._fail(job.claim, OTHER_TOKENS)
+                case int(tokens):
+                    self._write_again(job, tokens)
                 case status:
                     self._lose(job.claim, status)
 
-    def _start_over(self, claim: Claim) -> None:
-        """Give back a job whose stream lost its end; it resumes from the remaining tokens."""
-        log.warning("Redis has lost tokens of job %s; resuming from the rest", claim.id)
-        self._drop_rows(Drop(claim, Lost()))
-        self._put_back([claim])
+    def _write_again(self, job: ActiveJob, tokens: int) -> None:
+        """Write the events after these tokens, which Redis has lost, as they were."""
+        lost = job.events_after(tokens)
+        if lost[0].since != tokens:
+            self._fail(job.claim, OTHER_TOKENS)
+            return
+        log.warning("Redis has lost tokens of job %s; writing them again", job.id)
+        self._append([(job, event) for event in lost])
 
     def _fail(self, claim: Claim, sentence: str) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
@@ -192,7 +196,7 @@ class Publisher:
             if claim.id in gone:
                 self._lose(claim, gone[claim.id])
 
-    def _lose(self, claim: Claim, status: str) -> None:
+    def _lose(self, claim: Claim, status: str | int) -> None:
         """Drop a job whose lease is gone."""
         self._drop_rows(Drop(claim, Lost()))
         job = self._forget(claim)
@@ -243,18 +247,26 @@ class Publisher:
             log_end(claim, self._forget(claim), "given back")
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
-        jobs = {claim: self._forget(claim) for claim, _ in endings}
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
-        if not held:
-            return
-        verdicts = self._insist(lambda: self._leases.commit(held))
+        verdicts = self._insist(lambda: self._leases.commit(held)) if held else []
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.NEEDS_RQ:
-                self._main.put(NeedsRQ(claim, ending, jobs[claim]))
+                self._main.put(NeedsRQ(claim, ending, self._jobs.get(claim)))
+            elif verdict is Commit.BEHIND:
+                self._finish_again(claim, ending)
             elif verdict is Commit.DONE:
-                log_end(claim, jobs[claim], ending.status, ending.sentence)
+                log_end(claim, self._jobs.get(claim), ending.status, ending.sentence)
             else:
-                log_end(claim, jobs[claim], verdict.name.lower(), "its result is dropped")
+                log_end(claim, self._jobs.get(claim), verdict.name.lower(), "its result is dropped")
+        for claim, _ in endings:
+            self._forget(claim)
+
+    def _finish_again(self, claim: Claim, ending: Ending) -> None:
+        """Write the tokens that Redis has lost since the last append, then end the job."""
+        job = self._jobs[claim]
+        self._append([(job, job.events_after(0)[-1])])
+        if claim in self._jobs:
+            self._finish([(claim, ending)])
 
     def _forget(self, claim: Claim) -> ActiveJob | None:
         job = self._jobs.pop(claim, None)
@@ -281,11 +293,3 @@ class Publisher:
             else:
                 self.outage.answered()
                 return answer
-
-
-def _event(job: ActiveJob) -> TokensEvent | None:
-    """The tokens that a job publishes now.
-
-    A job that does not stream publishes at its end if an interrupted run published a part.
-    """
-    return job.take_event() if job.streams or (job.finished and job.sent) else None

@@ -18,7 +18,8 @@ def finished(job: ActiveJob) -> Ending:
         finish_reasons=job.finish_reasons,
         usage=usage,
     )
-    return Ending("finished", event, result=response_body(job, usage))
+    body = response_body(job, usage)
+    return Ending("finished", event, body, published=job.sent, events_after=job.events_after)
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

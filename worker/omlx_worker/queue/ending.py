@@ -6,6 +6,7 @@ import json
 import logging
 import zlib
 from base64 import b64encode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.outage import passes
-from omlx_producer.protocol import TerminalEvent
+from omlx_producer.protocol import TerminalEvent, TokensEvent
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -30,12 +31,16 @@ class Ending:
         event: the terminal event. Its error is the result of a job that did not finish.
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
+        published: tokens that the stream must hold.
+        events_after: makes the events after the n-th token again.
     """
 
     status: str
     event: TerminalEvent
     result: dict[str, Any] | None = None
     retry: bool = True
+    published: int = 0
+    events_after: Callable[[int], Sequence[TokensEvent]] = lambda _: ()
 
     @property
     def sentence(self) -> str:
@@ -49,7 +54,7 @@ class Ending:
         return b64encode(zlib.compress(self.sentence.encode())).decode()
 
     @property
-    def fields(self) -> tuple[str, str, int, str, str]:
+    def fields(self) -> tuple[str, str, int, str, str, int]:
         """The arguments of commit.lua after the lease."""
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
@@ -58,6 +63,7 @@ class Ending:
             ttl,
             self.event.stream_id,
             self.event.model_dump_json(),
+            self.published,
         )
 
 
@@ -69,6 +75,7 @@ class Commit(IntEnum):
     NEEDS_RQ = 2
     # Not commit.lua's: Redis refuses the call because of this job's keys.
     REFUSED = 3
+    BEHIND = 4
 
     @classmethod
     def of(cls, reply: Any) -> Self:

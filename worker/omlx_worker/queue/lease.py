@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
@@ -150,18 +151,18 @@ class LeaseTable:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
 
-    def append(self, events: Sequence[tuple[Claim, TokensEvent | None]]) -> dict[str, str]:
-        """Publish one event for each job; None only checks the lease.
+    def append(self, events: Sequence[tuple[Claim, TokensEvent | None]]) -> dict[str, str | int]:
+        """Publish events of jobs; None only checks the lease.
 
         Returns:
             Refused jobs and reasons: the job's status if the lease is gone, ``written`` if the
-            stream has later entries, ``behind`` if the server has lost its end.
+            stream has other entries, the number of its tokens if the server has lost its end.
         """
         args: list[str | float] = [self.stream_ttl, events_key(""), tokens_channel("")]
         for job, event in events:
             text = event.model_dump_json(exclude_none=True) if event else ""
-            ids = (f"{event.since}-0", event.stream_id) if event else ("", "")
-            args += [*job.lease, *ids, text]
+            place = (event.since, event.stream_id) if event else ("", "")
+            args += [*job.lease, *place, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
     def commit(
@@ -188,9 +189,15 @@ class LeaseTable:
                 args += [*job.lease, *ending.fields]
             for (job, _), reply in zip(here, self._commit(args=args), strict=True):
                 verdicts[job] = Commit.of(reply)
-                if verdicts[job] is not Commit.NEEDS_RQ:
+                if verdicts[job] not in (Commit.NEEDS_RQ, Commit.BEHIND):
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
+
+    def restore(self, job: Claim, ending: Ending) -> None:
+        """Write the tokens of a finished job again that the server has lost."""
+        tokens, _ = read_stream_end(self.connection, job.id)
+        if tokens < ending.published:
+            self.append([(job, event) for event in ending.events_after(tokens)])
 
     def tell_cancelled(self, job_id: str) -> None:
         """Write the terminal event of a job that somebody else cancelled, if it has none.
@@ -220,7 +227,7 @@ class LeaseTable:
         for limit in RateLimitRegistry.all(self.connection):
             limit.release_stale_and_enqueue(job.id)
 
-    def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str]:
+    def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str | int]:
         """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""
         held = list(jobs) if jobs is not None else self.jobs()
         if not held:
@@ -259,11 +266,13 @@ class LeaseTable:
         )
         return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
 
-    def _lost(self, reply: list[bytes], asked: Iterable[Claim]) -> dict[str, str]:
+    def _lost(self, reply: list[Any], asked: Iterable[Claim]) -> dict[str, str | int]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""
         # A status may be anything.
-        texts = [item.decode(errors="replace") for item in reply]
-        told = dict(zip(texts[::2], texts[1::2], strict=True))
+        told = {
+            job.decode(): reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+            for job, reason in zip(reply[::2], reply[1::2], strict=True)
+        }
         for job in asked:
             if told.get(job.id) == "stop":
                 del told[job.id]

@@ -129,6 +129,24 @@ def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -
     assert [row.custom_id for row in batch.unfinished()] == ["r1"]
 
 
+def test_rows_whose_results_redis_has_lost_run_again(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
+    batch, feeder = batch_of(connection, 6, window=2), Feeder(connection)
+    keys = [batch.key, batch.rows_key]
+    before = [connection.dump(key) for key in keys]
+    with running_worker(redis_url):
+        while batch.read().ok < 3:
+            feeder.turn()
+        connection.delete(batch.results_key)
+        for key, value in zip(keys, before, strict=True):
+            connection.restore(key, 0, value, replace=True)
+        wait_for(lambda: feeder.turn() or feeder.idle)
+    assert (batch.read().state, batch.read().ok) == ("done", 6)
+    assert custom_ids(batch) == [f"r{n}" for n in range(6)]
+
+
 @pytest.mark.system
 def test_feeders_killed_at_any_moment_lose_and_double_nothing(
     redis_url: str, connection: redis.Redis, tmp_path: Path

@@ -1,14 +1,14 @@
--- Publish one event for each of many jobs, on its stream and its channel, if its lease holds.
+-- Publish events of many jobs, each on its job's stream and channel, if the lease holds.
 --
 -- ARGV[1]    seconds until a stream expires after its last event
 -- ARGV[2]    prefix of event streams
 -- ARGV[3]    prefix of token channels
--- ARGV[4..]  for each job: queue, job, execution, id of the entry before, entry id, event; an empty
---            event only checks the lease
+-- ARGV[4..]  for each event: queue, job, execution, tokens before it, entry id, event; an empty event
+--            only checks the lease
 --
 -- Returns {job, reason, job, reason, ...} for refused events: the job's status if the lease is gone,
--- 'written' if the stream has later entries, 'behind' if the server has lost its end. 'stop' means
--- that the event was written and the job is to be stopped.
+-- 'written' if the stream has other entries, the number of its tokens if the server has lost its
+-- end. 'stop' means that the event was written and the job is to be stopped.
 
 local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
 local told = {}
@@ -18,11 +18,10 @@ local function tell(job, reason)
   told[#told + 1] = reason
 end
 
--- A killed server may come back without the last entries that it acknowledged.
-local function is_behind(job, before)
-  if before == '0-0' then return false end
-  local at = string.match(last_id(events .. job) or '0-0', '^%d+')
-  return tonumber(at) < tonumber(string.match(before, '^%d+'))
+-- A call that is repeated after a lost answer finds its own entry.
+local function is_written(job, id, event)
+  local entry = redis.call('XRANGE', events .. job, id, id)[1]
+  return entry and entry[2][2] == event
 end
 
 for i = 4, #ARGV, 6 do
@@ -31,14 +30,13 @@ for i = 4, #ARGV, 6 do
   local reason = false
   if not holds(queue, job, execution) then
     reason = status(job)
-  elseif event ~= '' and is_behind(job, before) then
-    reason = 'behind'
+  elseif event ~= '' and is_behind(events .. job, before) then
+    reason = tokens_in(events .. job)
   elseif event ~= '' then
     local reply = redis.pcall('XADD', events .. job, id, 'event', event)
     if type(reply) == 'table' and reply.err then
       if not string.find(reply.err, 'equal or smaller', 1, true) then return reply end
-      -- Only the lease holder writes. The same id at the end is a call repeated after a lost answer.
-      if last_id(events .. job) ~= id then reason = 'written' end
+      if not is_written(job, id, event) then reason = 'written' end
     else
       redis.call('PUBLISH', tokens .. job, event)
       redis.call('EXPIRE', events .. job, ttl)

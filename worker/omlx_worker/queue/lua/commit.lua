@@ -9,11 +9,11 @@
 --             'finished', 'failed' or 'stopped',
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
---             id of the terminal event, the terminal event
+--             id of the terminal event, the terminal event, tokens published
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
--- gone; 2 if the job has dependents (nothing is written, RQ's handlers must end it); or the error of
--- the command that Redis refused.
+-- gone; 2 if the job has dependents (nothing is written, RQ's handlers must end it); 4 if the server
+-- has lost tokens of the job (nothing is written); or the error of the command that Redis refused.
 
 local worker, longest, forced = ARGV[1], ARGV[2], ARGV[3] == '1'
 local events, channels = ARGV[4], ARGV[5]
@@ -63,7 +63,7 @@ local function announce(job, id, event, succeeded, ttl)
   end
 end
 
-local function commit(queue, job, execution, ending, payload, default_ttl, id, event)
+local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published)
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
   -- RQ writes two colons.
@@ -75,6 +75,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     drop_execution(queue, job, execution)
     return 0
   end
+  if not forced and is_behind(events .. job, published) then return 4 end
   if not forced and redis.call('EXISTS', dependents) == 1 then return 2 end
 
   local ttl = tonumber(fields[1])
@@ -110,8 +111,8 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 6, #ARGV, 8 do
-  local ran, reply = pcall(commit, unpack(ARGV, i, i + 7))
+for i = 6, #ARGV, 9 do
+  local ran, reply = pcall(commit, unpack(ARGV, i, i + 8))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply
 end

@@ -92,6 +92,17 @@ local function last_id(stream)
   return last[1] and last[1][1]
 end
 
+-- The tokens in a job's stream.
+local function tokens_in(stream)
+  return tonumber(string.match(last_id(stream) or '0', '^%d+'))
+end
+
+-- Whether a stream has fewer tokens than were written. A killed server may come back without the
+-- last entries that it acknowledged.
+local function is_behind(stream, written)
+  return tonumber(written) > 0 and tokens_in(stream) < tonumber(written)
+end
+
 -- Run a command on one job's or one worker's key. A key of another type is deleted first: RQ would
 -- fail on it.
 local function write(command, key, ...)

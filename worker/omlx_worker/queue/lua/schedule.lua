@@ -1,5 +1,5 @@
--- Move due jobs from RQ's registries of scheduled jobs to their queues, as RQ's scheduler does. A
--- queue whose lock a scheduler holds is left to that scheduler.
+-- Move jobs to their queues: scheduled ones that are due, as RQ's scheduler does, and dependents that
+-- are ready. Scheduled jobs of a queue whose lock a scheduler holds are left to that scheduler.
 --
 -- KEYS     names of queues (names, not keys)
 -- ARGV[1]  most jobs to move for one queue
@@ -9,12 +9,14 @@
 local time, date = now()
 local moved, limits = {}, {}
 
--- Returns false if the queue is of another type; the job then stays scheduled.
+local awaited = {scheduled = true, created = true, ready_to_enqueue = true}
+
+-- Returns false if the queue is of another type; the job then stays where it is.
 local function enqueue(queue, job)
   local fields = redis.pcall('HMGET', job_key(job), 'status', 'ttl', 'ended_at',
     'enqueue_at_front', 'enqueue_at_front_on_retry', 'rate_limit_key', 'rate_limit_concurrency')
   -- Deleted, cancelled, or already enqueued.
-  if fields.err or (fields[1] ~= 'scheduled' and fields[1] ~= 'created') then return true end
+  if fields.err or not awaited[fields[1]] then return true end
   local has_run = fields[3] and fields[3] ~= ''
   local at_front = fields[4] == '1' or (has_run and fields[5] == '1')
   local limit, concurrency = fields[6], tonumber(fields[7] or '')
@@ -34,13 +36,20 @@ local function enqueue(queue, job)
   return true
 end
 
+local function move(queue, registry, jobs)
+  for _, job in ipairs(jobs or {}) do
+    if enqueue(queue, job) then redis.call('ZREM', registry, job) end
+  end
+end
+
 for _, queue in ipairs(KEYS) do
   if redis.call('EXISTS', RQ .. 'scheduler-lock:' .. queue) == 0 then
     local scheduled = RQ .. 'scheduled:' .. queue
-    local due = try('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
-    for _, job in ipairs(due or {}) do
-      if enqueue(queue, job) then redis.call('ZREM', scheduled, job) end
-    end
+    move(queue, scheduled,
+      try('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1]))
   end
+  -- RQ enqueues them after the transaction that made them ready, and may have been interrupted.
+  local ready = RQ .. 'ready:' .. queue
+  move(queue, ready, try('ZRANGE', ready, 0, ARGV[1] - 1))
 end
 return answer({moved, limits})

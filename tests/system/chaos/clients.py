@@ -1,0 +1,69 @@
+"""What client processes do: ``omlx-submit``, or submit jobs one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.exceptions import RedisError
+
+from omlx_producer import Producer
+from omlx_producer.bulk import batch_feeder, feed, loop
+from omlx_producer.cli.common import UNREACHABLE
+from omlx_producer.cli.main import main
+from omlx_producer.outage import passes
+from tests.system.chaos.workload import submit_once
+
+SUBMIT_ALL = "submit-all"
+
+
+@dataclass
+class ClientOrders:
+    """What one client is to do.
+
+    Attributes:
+        args: of ``omlx-submit``; or `SUBMIT_ALL` and a file with a job a line.
+    """
+
+    url: str
+    log: str
+    folder: str
+    args: list[str]
+
+
+def run_client(orders: ClientOrders) -> None:
+    os.chdir(orders.folder)
+    os.environ["OMLX_QUEUE_REDIS_URL"] = orders.url
+    if orders.args[0] == SUBMIT_ALL:
+        submit_all(orders.url, Path(orders.args[1]))
+    _hurry()
+    sys.argv = ["omlx-submit", *orders.args]
+    main()
+
+
+def submit_all(url: str, path: Path) -> None:
+    """Submit each job by its idempotency key; ends the process."""
+    try:
+        with Producer(url) as producer:
+            for line in path.read_text().splitlines():
+                submit_once(producer.connection, **json.loads(line))
+                time.sleep(0.02)
+    except RedisError as error:
+        if not passes(error):
+            raise
+        os._exit(UNREACHABLE)
+    os._exit(0)
+
+
+def _hurry() -> None:
+    """Waits that are long only to spare servers, and the lock of a feeder that was killed."""
+    feed.RECONCILE_SECONDS = 1.0
+    batch_feeder.LOCK_SECONDS = 2.5
+    batch_feeder.LOOK_SECONDS = 0.1
+    batch_feeder.WAIT_SECONDS = 0.1
+    loop.WAIT_SECONDS = 0.1
+    loop.LONGEST_PAUSE = 0.5
