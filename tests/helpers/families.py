@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 SLIDING = 24
 """Positions of the sliding windows: shorter than a tail, so that rings turn within one."""
@@ -154,23 +155,98 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Families that keep keys and values alone, and what their configuration adds to the common one."""
 
-MAMBA2: dict[str, Any] = {
-    "num_heads": 4,
+MAMBA: dict[str, Any] = {
     "state_size": 16,
-    "layer_norm_epsilon": 1e-5,
     "conv_kernel": 4,
-    "n_groups": 1,
     "use_conv_bias": True,
-    "time_step_limit": (0.0, 100.0),
     "time_step_rank": 4,
+    "layer_norm_epsilon": 1e-5,
 }
+
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 1,
+    "mamba_d_ssm": 64,
+    "mamba_expand": 2,
+    "mamba_proj_bias": False,
+    "mamba_conv_bias": True,
+    "mamba_rms_norm": True,
+}
+
+CONVOLUTION: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention"] * 2,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "rope_parameters": None,
+}
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": CONVOLUTION
+    | {
+        "block_dim": 64,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "lfm2_moe": CONVOLUTION | {"num_dense_layers": 1, "use_expert_bias": True},
+    "mamba": MAMBA,
+    "mamba2": MAMBA | {"num_heads": 4, "n_groups": 1, "time_step_limit": (0.0, 100.0)},
+    "nemotron_h": MAMBA
+    | {
+        "hybrid_override_pattern": list("M*-ME"),
+        "layer_types": None,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 32,
+        "n_groups": 2,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "granitemoehybrid": MAMBA2
+    | {
+        "layer_types": ["mamba", "attention"] * 2,
+        "position_embedding_type": "nope",
+        "time_step_limit": (0.001, 100.0),
+    },
+    "falcon_h1": MAMBA2,
+    "jamba": MAMBA2
+    | {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+    },
+    "rwkv7": {
+        "a_low_rank_dim": 8,
+        "v_low_rank_dim": 8,
+        "gate_low_rank_dim": 8,
+        "decay_low_rank_dim": 8,
+    },
+    "olmo_hybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True,
+    },
+}
+"""Families with recurrent or convolution layers."""
 
 
 def tiny(family: str, seed: int = 0) -> nn.Module:
     """A model of a family of mlx-lm, named by its module."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
-    config = COMMON | {"model_type": family} | FAMILIES.get(family, MAMBA2)
+    config = COMMON | {"model_type": family} | (FAMILIES | RECURRENT)[family]
     mx.random.seed(seed)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    # Some parts start at zero, and would do nothing.
+    model.update(
+        tree_map(lambda part: part + 0.1 * mx.random.normal(part.shape), model.parameters())
+    )
     mx.eval(model.parameters())
     return model

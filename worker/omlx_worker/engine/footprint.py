@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
-from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.ragged.window import TAIL, Window
 
 IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
@@ -82,9 +82,13 @@ class Footprint:
         # Bytes of a position and the ring of every attention layer.
         self._layers = [(_bytes(cache.tails) // TAIL, cache.ring) for cache in attention]
         state = sum(_bytes(cache.arrays) for cache in recurrent)
-        # Kept inputs: of the convolution, and as much again for keys, values and gates.
-        kept = sum(2 * depth * cache.arrays[0][0, :1].nbytes for cache in recurrent)
-        # Tails, counts, and the drafts' own weights.
+        kept = 0
+        if depth:
+            start = mx.zeros((1,), mx.int32)
+            window = Window.at(start, start, 1 + depth, spans_of(caches))
+            model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
+            kept = sum(_bytes(cache.kept) for cache in recurrent)
+        # Tails, states, kept inputs, counts, and the drafts' own weights.
         self._slot = (
             sum(TAIL * size for size, _ in self._layers)
             + state

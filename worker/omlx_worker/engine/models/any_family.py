@@ -1,22 +1,32 @@
-"""Any family of mlx-lm that keeps keys and values alone, as ragged windows over per-row caches.
+"""Any family of mlx-lm as ragged windows over per-row caches.
 
-mlx-lm's modules run unmodified, with a `LayerView` as the cache of each layer; see
-`omlx_worker.engine.models.layer_view`.
+mlx-lm's modules run unmodified, with a view as the cache of each layer; see
+`omlx_worker.engine.models.layer_view` and `omlx_worker.engine.models.recurrent_view`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
+from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.window import Window
 
 
@@ -25,82 +35,101 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """One layer's cache: heads, width of keys and of values, and the ring of a sliding window."""
+class _Attention:
+    """One attention layer's cache: heads, widths of keys and of values, a sliding window's ring."""
 
     heads: int
     dims: tuple[int, int]
+    dtype: mx.Dtype
     ring: int
+
+    def empty(self, slots: int, capacity: int) -> LayerCache:
+        return AttentionCache.empty(slots, self.heads, capacity, self.dims, self.dtype, self.ring)
+
+    def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
+        return AttentionCache(arrays, self.ring)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recurrent:
+    """One recurrent layer's states: the shape of a row's, and the type, of each."""
+
+    states: list[tuple[tuple[int, ...], mx.Dtype]]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.states[0][1]
+
+    def empty(self, slots: int, capacity: int) -> LayerCache:  # noqa: ARG002
+        return self.wrap([mx.zeros((slots, *shape), dtype) for shape, dtype in self.states])
+
+    def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
+        return RecurrentCache(arrays, len(self.states))
 
 
 class AnyFamily:
     """A `RaggedModel` around a loaded model of mlx-lm. `RaggedQwen35` documents the methods.
 
     Raises:
-        Unsupported: if its layers keep something else than keys and values.
+        Unsupported: if its layers keep something else than keys and values or recurrent states.
     """
 
     drafts = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        caches = make_prompt_cache(model)
-        strange = {type(cache).__name__ for cache in caches} - {"KVCache", "RotatingKVCache"}
-        if strange:
-            raise Unsupported(f"its layers keep a {', '.join(sorted(strange))}")
+        layers = make_prompt_cache(model)
+        # How many caches each layer has; None if not in a list.
+        self._lists = [
+            len(layer.caches) if isinstance(layer, CacheList) else None for layer in layers
+        ]
         # Never evaluated: only the shapes are wanted.
-        logits = model(mx.zeros((1, 1), mx.int32), cache=caches)
-        self._shapes = [_shape(cache) for cache in caches]
-        self.dtype: mx.Dtype = caches[0].keys.dtype
+        logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
+        self._shapes = [_shape(cache) for cache in _flat(layers)]
+        attention = [shape for shape in self._shapes if isinstance(shape, _Attention)]
+        self.dtype: mx.Dtype = [*attention, *self._shapes][0].dtype
         self.vocabulary: int = logits.shape[-1]
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         serve_views(model)
+        if len(attention) < len(self._shapes):
+            serve_recurrent_views(model)
 
-    def new_prompt_cache(self) -> list[KVCache | RotatingKVCache]:
-        caches: list[KVCache | RotatingKVCache] = make_prompt_cache(self._model)
-        return caches
+    def new_prompt_cache(self) -> list[Any]:
+        return list(_flat(make_prompt_cache(self._model)))
 
     def prefill(
         self,
         tokens: mx.array,
         following: mx.array,  # noqa: ARG002
-        caches: Sequence[KVCache | RotatingKVCache],
+        caches: Sequence[Any],
     ) -> None:
         # Nothing takes the logits, so they are not computed.
-        self._model(tokens, cache=caches)
+        self._model(tokens, cache=self._nested(caches))
 
-    def prompt_arrays(self, caches: Sequence[KVCache | RotatingKVCache]) -> list[list[mx.array]]:
-        return [
-            []
-            if cache.empty()
-            else _ring_of(cache)
-            if isinstance(cache, RotatingKVCache)
-            else list(cache.keys_and_values())
-            for cache in caches
-        ]
+    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]:
+        return [[] if cache.empty() else _arrays_of(cache) for cache in caches]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
-        return [
-            AttentionCache.empty(slots, shape.heads, capacity, shape.dims, self.dtype, shape.ring)
-            for shape in self._shapes
-        ]
+        return [shape.empty(slots, capacity) for shape in self._shapes]
 
     def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:
-        return [
-            AttentionCache(part, shape.ring)
-            for part, shape in zip(arrays, self._shapes, strict=True)
-        ]
+        return [shape.wrap(part) for part, shape in zip(arrays, self._shapes, strict=True)]
 
     def forward(
         self,
         tokens: mx.array,
         caches: Sequence[LayerCache],
         window: Window,
-        accepted: mx.array,  # noqa: ARG002
+        accepted: mx.array,
     ) -> mx.array:
         """Run one window: ``[S, W]`` tokens to logits ``[S, W, vocabulary]``."""
-        views = [LayerView(cache, window) for cache in caches if isinstance(cache, AttentionCache)]
-        logits: mx.array = self._model(tokens, cache=views)
+        views = [
+            LayerView(cache, window)
+            if isinstance(cache, AttentionCache)
+            else RecurrentView(cache, accepted)
+            for cache in caches
+        ]
+        logits: mx.array = self._model(tokens, cache=self._nested(views))
         return logits
 
     def draft(
@@ -112,15 +141,41 @@ class AnyFamily:
         """`forward` has scored them already."""
         return hidden
 
+    def _nested(self, caches: Sequence[Any]) -> list[Any]:
+        """One a layer, as the model's modules take them."""
+        parts = iter(caches)
+        return [
+            next(parts) if count is None else tuple(islice(parts, count)) for count in self._lists
+        ]
 
-def _shape(cache: KVCache | RotatingKVCache) -> _Shape:
+
+def _flat(layers: Sequence[Any]) -> Iterator[Any]:
+    for layer in layers:
+        yield from layer.caches if isinstance(layer, CacheList) else [layer]
+
+
+def _shape(cache: Any) -> _Attention | _Recurrent:
+    if isinstance(cache, ArraysCache):
+        if any(state is None for state in cache.cache):
+            raise Unsupported("its layers use only a part of their states")
+        return _Recurrent([(state.shape[1:], state.dtype) for state in cache.cache])
+    kind = type(cache)
+    if kind not in (KVCache, RotatingKVCache):
+        raise Unsupported(f"its layers keep a {kind.__name__}")
     ring = 0
     if isinstance(cache, RotatingKVCache):
         if cache.keep:
             raise Unsupported(f"its sliding window keeps the first {cache.keep} tokens")
         ring = cache.max_size
     dims = cache.keys.shape[3], cache.values.shape[3]
-    return _Shape(cache.keys.shape[1], dims, ring)
+    return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring)
+
+
+def _arrays_of(cache: Any) -> list[mx.array]:
+    """What a layer's `write` takes of a prompt that has been read."""
+    if isinstance(cache, ArraysCache):
+        return list(cache.cache)
+    return _ring_of(cache) if isinstance(cache, RotatingKVCache) else list(cache.keys_and_values())
 
 
 def _ring_of(cache: RotatingKVCache) -> list[mx.array]:

@@ -131,8 +131,10 @@ class DeltaNet:
         """
         projected = self._inputs.project(x)
         past, kept = (cache.kept[0], Kept(*cache.kept[1:])) if cache.kept else (None, None)
-        window, cache.conv = self._inputs.prepare(projected, cache.conv, past, accepted)
-        out, cache.state = self._rule.replay_and_run(window, kept, accepted, cache.state)
+        conv, state = cache.states
+        window, conv = self._inputs.prepare(projected, conv, past, accepted)
+        out, state = self._rule.replay_and_run(window, kept, accepted, state)
+        cache.states = [conv, state]
         cache.kept = [projected[0], *window.kept]
         return self._out(self._inputs.gated(out, projected), added)
 

@@ -18,8 +18,11 @@ from omlx_worker.engine.ragged.window import TAIL, Window
 log = logging.getLogger(__name__)
 
 _PROMPTS = (3, 11)
-_WINDOWS = ((4, (2, 4)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
-"""Widths, and how many tokens of each row's window are committed."""
+_WINDOWS = ((4, (1, 3)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
+"""Widths, and how many tokens of each row's window are committed.
+
+The first of them commit less and more than a replay of one draft, so that a fault in either shows
+in enough of the positions that follow."""
 _NEAR, _NEAR_IN_HALF = 1e-3, 0.1
 """The largest difference that rounding explains, in float32 and in half precision."""
 _ODD_SHARE = 0.25

@@ -1,4 +1,4 @@
-"""The per-row cache of a gated delta net: a state, and the inputs that may yet be replayed."""
+"""The per-row cache of a recurrent layer: its state, and the inputs that may yet be replayed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import mlx.core as mx
 
 
 class RecurrentCache:
-    """A gated delta net whose commits are deferred, so that rejecting a draft costs nothing.
+    """A recurrent layer whose commits are deferred, so that rejecting a draft costs nothing.
 
-    ``conv`` (``[S, kernel - 1, channels]``) and ``state`` (``[S, H, Dv, Dk]``) are those after the
-    first token of the last window, which is always committed. The window's other tokens are
-    drafts, judged later: the cache keeps their inputs, and the next step first replays those of
-    the accepted ones.
+    The states are those after the first token of the last window, which is always committed. The
+    window's other tokens are drafts, judged later: the cache keeps their inputs, and the next step
+    first replays those of the accepted ones.
 
     Attributes:
-        kept: conv inputs ``[S, W, channels or more]``, keys ``[S, W, Hk, Dk]``, values
-            ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]`` of the whole window, padded
-            at the end; empty after a window without drafts.
+        states: ``[S, ...]`` each. Of a gated delta net: the convolution's last inputs
+            ``[S, kernel - 1, channels]`` and the state ``[S, H, Dv, Dk]``.
+        kept: inputs ``[S, W, ...]`` of the whole window, padded at the end; empty after a window
+            without drafts. Of a gated delta net: conv inputs ``[S, W, channels or more]``, keys
+            ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]``.
     """
 
-    def __init__(self, arrays: Sequence[mx.array]) -> None:
-        self.conv, self.state, *self.kept = arrays
+    def __init__(self, arrays: Sequence[mx.array], states: int = 2) -> None:
+        self.states, self.kept = list(arrays[:states]), list(arrays[states:])
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.conv, self.state, *self.kept]
+        return [*self.states, *self.kept]
 
     @property
     def written(self) -> list[mx.array]:
@@ -35,22 +36,23 @@ class RecurrentCache:
 
     def advance(self, written: Sequence[mx.array]) -> None:
         """Take the arrays that a step wrote."""
-        self.conv, self.state, *self.kept = written
+        count = len(self.states)
+        self.states, self.kept = list(written[:count]), list(written[count:])
 
     def write(self, slot: int, row: Sequence[mx.array]) -> None:
         """Write one row's arrays, ``[1, ...]`` each, to a slot.
 
         Args:
-            row: conv inputs and state after a prompt; for a row that has decoded, also the kept
-                inputs of its last window. If that window and the batch's differ in width, the
-                narrower is padded.
+            row: the states after a prompt; for a row that has decoded, also the kept inputs of
+                its last window. If that window and the batch's differ in width, the narrower is
+                padded.
         """
-        conv, state, *kept = row
-        self.conv[slot] = conv[0]
-        self.state[slot] = state[0]
+        kept = row[len(self.states) :]
+        for state, part in zip(self.states, row, strict=False):
+            state[slot] = part[0]
         if not kept:
             return
-        slots, width = self.conv.shape[0], kept[0].shape[1]
+        slots, width = self.states[0].shape[0], kept[0].shape[1]
         self.kept = [
             widened(array, width)
             for array in self.kept or [mx.zeros((slots, *a.shape[1:]), a.dtype) for a in kept]
@@ -68,8 +70,8 @@ class RecurrentCache:
 
     def clear(self, slot: int) -> None:
         """Make a slot the empty history."""
-        self.conv[slot] = 0
-        self.state[slot] = 0
+        for state in self.states:
+            state[slot] = 0
 
     def arrange(self, slots: mx.array) -> None:
         """Take the rows of these slots, in this order."""

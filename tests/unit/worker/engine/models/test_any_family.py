@@ -1,4 +1,4 @@
-"""Any family that keeps keys and values alone decodes on the ragged batch as it does alone."""
+"""Any family of mlx-lm decodes on the ragged batch as it does alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.families import as_ragged
@@ -19,11 +20,12 @@ from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import row, run, small_classes
-from tests.helpers.families import FAMILIES, SLIDING, tiny
+from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
-EVERY_DAY = ("llama", "gemma3_text", "gpt_oss")
+EVERY_DAY = ("llama", "gemma3_text", "gpt_oss", "lfm2", "falcon_h1")
 PARAMETERS = [
-    pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow) for name in FAMILIES
+    pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow)
+    for name in FAMILIES | RECURRENT
 ]
 EXACT = 1e-5
 
@@ -55,7 +57,12 @@ def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(family: str) -> None:
     model = tiny(family)
     ragged = as_ragged(model)
     assert ragged is not None
-    given = {"short": prompt(3, 1), "longer": prompt(SLIDING + 9, 2), "long": prompt(90, 3)}
+    given = {
+        "one": [7],
+        "short": prompt(3, 1),
+        "longer": prompt(SLIDING + 9, 2),
+        "long": prompt(90, 3),
+    }
     wanted = {name: greedy(model, tokens, 60) for name, tokens in given.items()}
 
     got = run(
@@ -67,8 +74,17 @@ def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(family: str) -> None:
     assert got == wanted
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_rings_stay_exact_when_tails_fold_into_them_and_rows_are_suspended(family: str) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt_oss", "lfm2", "mamba2", "nemotron_h", "granitemoehybrid", "falcon_h1")
+        ),
+    ],
+)
+def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> None:
     model = tiny(family)
     given = {"a": prompt(5, 4), "b": prompt(70, 5)}
     tokens = TAIL + 2 * SLIDING + 7
@@ -116,7 +132,11 @@ def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_a_warning
 def test_a_family_with_another_kind_of_state_is_refused_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert as_ragged(tiny("mamba2")) is None
+    model = tiny("llama")
+    model.make_cache = lambda: [ConcatenateKVCache() for _ in model.layers]
 
-    assert "mamba2 models run on mlx-lm's BatchGenerator, because" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        assert as_ragged(model) is None
+
+    reason = "because its layers keep a ConcatenateKVCache"
+    assert f"llama models run on mlx-lm's BatchGenerator, {reason}" in caplog.text

@@ -166,8 +166,10 @@ class Driver:
                 assert isinstance(cache, RecurrentCache)
                 if cursor - accepted:
                     conv, state = behind[0], behind[1]
-                    assert mx.allclose(cache.conv[index], conv[0], rtol=1e-3, atol=1e-3).item()
-                    assert mx.allclose(cache.state[index], state[0], rtol=1e-3, atol=1e-3).item()
+                    assert mx.allclose(cache.states[0][index], conv[0], rtol=1e-3, atol=1e-3).item()
+                    assert mx.allclose(
+                        cache.states[1][index], state[0], rtol=1e-3, atol=1e-3
+                    ).item()
 
 
 @pytest.mark.slow
@@ -212,8 +214,8 @@ def test_a_batch_of_one_slot_has_a_state_of_its_own_which_steps_may_overwrite() 
     cache.write(0, prompt)
     mx.eval(cache.arrays)
 
-    assert mx.array_equal(cache.state, prompt[1]).item()
-    assert _address(cache.state) != _address(prompt[1])
+    assert mx.array_equal(cache.states[1], prompt[1]).item()
+    assert _address(cache.states[1]) != _address(prompt[1])
 
 
 def _address(array: mx.array) -> int:
