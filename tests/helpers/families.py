@@ -93,6 +93,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {},
+    "gemma3": {"text_config": COMMON | {"model_type": "gemma3_text"}},
     "gemma3n": {
         "text_config": COMMON
         | {
@@ -166,11 +167,14 @@ MAMBA2: dict[str, Any] = {
 }
 
 
+def config_of(family: str) -> dict[str, Any]:
+    return COMMON | {"model_type": family} | FAMILIES.get(family, MAMBA2)
+
+
 def tiny(family: str, seed: int = 0) -> nn.Module:
     """A model of a family of mlx-lm, named by its module."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
-    config = COMMON | {"model_type": family} | FAMILIES.get(family, MAMBA2)
     mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config_of(family)))
     mx.eval(model.parameters())
     return model
