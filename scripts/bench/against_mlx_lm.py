@@ -32,6 +32,7 @@ from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
 from omlx_worker.engine.interface import Sampling
+from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from scripts.bench.given_prompts import (
     GivenBatchGenerator,
@@ -89,7 +90,6 @@ class Sides:
     def _own(self, depth: str) -> Side:
         deepest = DEEPEST if depth == AUTO else int(depth)
         model = as_ragged(self._network, drafts=deepest > 0)
-        assert model is not None
         decoder = GivenDecoder(model, self._caches, deepest)
         return DecoderSide(decoder, auto=depth == AUTO)
 
@@ -181,9 +181,10 @@ def read(network: nn.Module, tokenizer: Any, args: argparse.Namespace, results: 
 def main() -> None:
     args = parse()
     network, tokenizer, name = model_of(args)
-    model = as_ragged(network)
-    if model is None:
-        sys.exit(f"--model {args.model}: it has no ragged form; use omlx-worker bench")
+    try:
+        model = as_ragged(network)
+    except Unsupported as reason:
+        sys.exit(f"--model {args.model}: it has no ragged form, because {reason}")
     head = {
         "what": "against_mlx_lm",
         "model": name,

@@ -37,7 +37,6 @@ def by_ragged(
 ) -> list[list[int]]:
     """All rows in one batch."""
     model = as_ragged(network, drafts=depth > 0)
-    assert model is not None
     decoder = RaggedDecoder(model, depth)
     texts: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for (name, _), prompt in zip(texts.items(), prompts, strict=True):

@@ -27,7 +27,6 @@ class PromptCaches:
 
     def __init__(self, network: nn.Module) -> None:
         model = as_ragged(network)
-        assert model is not None
         self._model = model
         self._layers = len(network.layers)
         self._caches: dict[tuple[int, ...], list[Any]] = {}

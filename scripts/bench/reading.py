@@ -74,7 +74,6 @@ def read_by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
 def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) -> Reading:
     """By this engine, a prompt at a time, rows that are read decoding meanwhile."""
     model = as_ragged(network, drafts=False)
-    assert model is not None
     decoder = RaggedDecoder(model)
     reading = Reading("ragged", len(prompts), len(prompts[0]))
     for number in range(laps + 1):

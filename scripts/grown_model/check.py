@@ -69,7 +69,6 @@ def _decoded(
 ) -> tuple[list[list[int]], float]:
     """Tokens of every prompt, and the share of drafts that was accepted."""
     model = as_ragged(network)
-    assert model is not None
     texts: list[list[int]] = []
     drafted = accepted = 0
     for prompt in prompts:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from omlx_worker.engine.drafts.mtp import with_head
+from tests.helpers.families import config_of, tiny
 
 EOS = "<|end|>"
 
@@ -160,12 +162,21 @@ def split_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def write_llama(path: Path, seed: int = 0) -> Path:
-    """A Llama, which has no ragged form and no head."""
-    path.mkdir(parents=True, exist_ok=True)
+    """A Llama, which has no head."""
     mx.random.seed(seed)
-    model = llama.Model(llama.ModelArgs.from_dict(LLAMA))
+    return _write(path, llama.Model(llama.ModelArgs.from_dict(LLAMA)), LLAMA)
+
+
+def write_family(path: Path, family: str) -> Path:
+    """A tiny model of any of `FAMILIES`, as mlx-lm saves it."""
+    config = {name: value for name, value in config_of(family).items() if value is not None}
+    return _write(path, tiny(family), config)
+
+
+def _write(path: Path, model: nn.Module, config: dict[str, Any]) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
     weights = dict(_scaled(model.parameters(), 3.0))
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
-    (path / "config.json").write_text(json.dumps(LLAMA))
+    (path / "config.json").write_text(json.dumps(config))
     write_tokenizer(path)
     return path

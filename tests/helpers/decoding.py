@@ -46,7 +46,6 @@ class Loaded:
 
     def decoder(self, depth: int = 0) -> RaggedDecoder:
         model = as_ragged(self.network, drafts=depth > 0)
-        assert model is not None
         return RaggedDecoder(model, depth)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:

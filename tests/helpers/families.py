@@ -94,6 +94,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {},
+    "gemma3": {"text_config": COMMON | {"model_type": "gemma3_text"}},
     "gemma3n": {
         "text_config": COMMON
         | {
@@ -238,12 +239,15 @@ RECURRENT: dict[str, dict[str, Any]] = {
 """Families with recurrent or convolution layers."""
 
 
+def config_of(family: str) -> dict[str, Any]:
+    return COMMON | {"model_type": family} | (FAMILIES | RECURRENT)[family]
+
+
 def tiny(family: str, seed: int = 0) -> nn.Module:
     """A model of a family of mlx-lm, named by its module."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
-    config = COMMON | {"model_type": family} | (FAMILIES | RECURRENT)[family]
     mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config_of(family)))
     # Some parts start at zero, and would do nothing.
     model.update(
         tree_map(lambda part: part + 0.1 * mx.random.normal(part.shape), model.parameters())

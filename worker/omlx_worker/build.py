@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -13,6 +15,9 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import AutoPolicy, make_policy
 from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from omlx_worker.engine.engine import DecodingEngine
 
 
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
@@ -29,7 +34,7 @@ class ModelNotLoaded(Exception):
     """The model does not exist or cannot be loaded. The message is one sentence."""
 
 
-def load_engine(settings: WorkerSettings) -> Engine:
+def load_engine(settings: WorkerSettings) -> DecodingEngine:
     """Load the model. MLX is imported only here.
 
     Raises:

@@ -7,16 +7,18 @@ Exit codes: 0 ended as asked, 1 the engine broke, 2 usage or no such model, 3 Re
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import check_variables, fail
+from omlx_producer.cli.common import check_variables, fail, json_option
 from omlx_producer.cli.sections import SectionedCommand
 from omlx_worker.bench.cli import bench
 from omlx_worker.logs import start_logging
@@ -37,7 +39,7 @@ def main() -> None:
 
 
 @main.command(cls=SectionedCommand)
-@settings_options
+@settings_options()
 def run(**options: Any) -> None:
     """Serve the jobs of one model until told to stop.
 
@@ -45,8 +47,7 @@ def run(**options: Any) -> None:
     """
     from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
 
-    given = {key: value for key, value in options.items() if value not in (None, ())}
-    settings = read_settings(given)
+    settings, given = read_settings(options)
     start_logging(settings.log_level, settings.log_format)
     require_mlx()
     with contextlib.ExitStack() as stack:
@@ -107,6 +108,24 @@ def demo(max_batch: int, max_tokens: int) -> None:
     except KeyboardInterrupt:
         logging.shutdown()
         os._exit(INTERRUPTED)
+
+
+@main.command(cls=SectionedCommand)
+@settings_options({"model", "mode", "mtp_depth", "memory_limit"})
+@json_option
+def check(as_json: bool, **options: Any) -> None:
+    """Say how this machine would serve a model, and serve nothing."""
+    settings, _ = read_settings(options)
+    start_logging("warning")
+    require_mlx()
+    from omlx_worker.build import ModelNotLoaded
+    from omlx_worker.check import examine
+
+    try:
+        found = examine(settings)
+    except ModelNotLoaded as error:
+        fail(USAGE, str(error))
+    write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
 
 
 main.add_command(bench)

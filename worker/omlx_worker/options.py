@@ -45,18 +45,29 @@ _REMEDIES = {
 }
 
 
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field. One that the user leaves out is None."""
-    for section, names in reversed(SECTIONS.items()):
-        for name in reversed(names):
-            command = _option(name, section)(command)
-    return command
+def settings_options(
+    fields: Container[str] = WorkerSettings.model_fields,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add an option for each of these fields. One that the user leaves out is None."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for section, names in reversed(SECTIONS.items()):
+            for name in reversed(names):
+                if name in fields:
+                    command = _option(name, section)(command)
+        return command
+
+    return add
 
 
-def read_settings(given: Mapping[str, Any]) -> WorkerSettings:
-    """The settings, these from the command line. A wrong one ends the program with a sentence."""
+def read_settings(options: Mapping[str, Any]) -> tuple[WorkerSettings, Container[str]]:
+    """The settings, and the names of those from the command line.
+
+    A wrong one ends the program with a sentence.
+    """
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     try:
-        return WorkerSettings(**given)
+        return WorkerSettings(**given), given
     except ValidationError as error:
         fail(USAGE, describe(error, given))
 

@@ -17,6 +17,7 @@ from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
 from omlx_worker.engine.loader import decoder_of, load, resolve
+from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 
 DEEPEST = 3
@@ -88,8 +89,10 @@ class Benchmark:
 def _possible_depths(
     network: nn.Module, model: str, wanted: Sequence[int | str] | None
 ) -> Sequence[int | str]:
-    ragged = as_ragged(network)
-    has_head = ragged is not None and ragged.drafts
+    try:
+        has_head = as_ragged(network).drafts
+    except Unsupported:
+        has_head = False
     if wanted is None:
         return [*range(DEEPEST + 1), AUTO] if has_head else [0]
     drafts = next((depth for depth in wanted if depth), 0)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
-from omlx_worker.engine.footprint import budget, keep_within
+from omlx_worker.engine.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.interface import Emission, Row, Rows
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
@@ -26,16 +26,29 @@ class Decoder(Rows, Protocol):
         """The most drafts of a step; 0 without a head."""
         ...
 
+    @property
+    def reason(self) -> str | None:
+        """Why this is mlx-lm's `BatchGenerator`, after "because"; None for the ragged batch."""
+        ...
+
+    @property
+    def row_bytes(self) -> RowBytes: ...
+
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Like `Engine.step`, in tokens."""
         ...
 
 
 class DecodingEngine:
-    """An `omlx_worker.engine.interface.Engine` over a decoder."""
+    """An `omlx_worker.engine.interface.Engine` over a decoder.
+
+    Args:
+        family: of the model, as mlx-lm names it.
+    """
 
     def __init__(
         self,
+        family: str,
         decoder: Decoder,
         tokenizer: TokenizerWrapper,
         prompter: Prompter,
@@ -43,6 +56,7 @@ class DecodingEngine:
         max_rows: int,
     ) -> None:
         decode_faithfully(tokenizer)
+        self.family = family
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prompter = prompter
@@ -53,6 +67,15 @@ class DecodingEngine:
         self.memory_budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
+
+    @property
+    def reason(self) -> str | None:
+        """See `Decoder.reason`."""
+        return self._decoder.reason
+
+    @property
+    def row_bytes(self) -> RowBytes:
+        return self._decoder.row_bytes
 
     @property
     def identity(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -67,6 +68,21 @@ def _free() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True, slots=True)
+class RowBytes:
+    """What the cache of one row takes.
+
+    Attributes:
+        token: bytes a token, in layers that keep all of them.
+        sliding: bytes of layers with a sliding window, at most.
+        state: bytes of recurrent layers.
+    """
+
+    token: int
+    sliding: int
+    state: int
+
+
 class Footprint:
     """Memory of a ragged batch by its shapes.
 
@@ -98,6 +114,11 @@ class Footprint:
         # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
+
+    @property
+    def of_row(self) -> RowBytes:
+        token = sum(size for size, ring in self._layers if not ring)
+        return RowBytes(token, sum(size * ring for size, ring in self._layers), self._prompt)
 
     def of_batch(self, layout: Layout) -> int:
         """Bytes of a batch, plus those of a step or of a rearrangement."""
@@ -138,6 +159,10 @@ class GeneratorFootprint:
         short, long = (_cache_bytes(model, length) for length in (1, 1 + KVCache.step))
         self._step: int = long - short
         self._fixed = max(0, short - self._step)
+
+    @property
+    def of_row(self) -> RowBytes:
+        return RowBytes(self._step // int(KVCache.step), 0, self._fixed)
 
     def of_batch(self, rows: int, tokens: int) -> int:
         steps = 1 + -(-tokens // int(KVCache.step))

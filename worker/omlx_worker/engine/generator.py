@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator
 
-from omlx_worker.engine.footprint import GeneratorFootprint
+from omlx_worker.engine.footprint import GeneratorFootprint, RowBytes
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
@@ -58,11 +58,18 @@ class _RowSampler:
 
 
 class GeneratorDecoder:
-    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
+    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps.
+
+    Args:
+        reason: why the model is not decoded by the ragged batch.
+    """
 
     depth = 0
 
-    def __init__(self, model: nn.Module, max_rows: int, prefill_chunk: int = 512) -> None:
+    def __init__(
+        self, model: nn.Module, max_rows: int, prefill_chunk: int = 512, reason: str = ""
+    ) -> None:
+        self.reason = reason
         self._generator = BatchGenerator(
             model, completion_batch_size=max_rows, prefill_step_size=prefill_chunk
         )
@@ -119,6 +126,10 @@ class GeneratorDecoder:
 
     def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
         return 0
+
+    @property
+    def row_bytes(self) -> RowBytes:
+        return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:  # noqa: ARG002
         prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)

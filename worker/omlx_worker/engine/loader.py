@@ -15,11 +15,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
+from omlx_producer.errors import one_line
 from omlx_producer.protocol import ModelInfo
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -61,10 +64,8 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
     )
-    wishes = path / "generation_config.json"
-    defaults = sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
-    prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio)
-    return DecodingEngine(decoder, tokenizer, prompter, info, max_rows)
+    prompter = Prompter(tokenizer, info, vocabulary, _defaults(path), ratio=ratio)
+    return DecodingEngine(config["model_type"], decoder, tokenizer, prompter, info, max_rows)
 
 
 def resolve(model: str) -> Path:
@@ -94,15 +95,28 @@ def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
     """Load network, tokenizer and config from a directory; in float32 without a GPU."""
     if not compiles():
         log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"--model {path}: no checkpoint, for it has no config.json; give another")
     try:
         network, config = load_model(path, get_model_classes=_classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"--model {path}: the checkpoint cannot be loaded: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"--model {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
+        ) from None
     if mx.default_device() == mx.cpu:
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
     return network, tokenizer, config
+
+
+def _defaults(path: Path) -> Sampling:
+    """What the checkpoint asks requests to sample with."""
+    wishes = path / "generation_config.json"
+    try:
+        return sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
+    except ValueError as error:
+        raise ModelError(f"--model {path}: {wishes.name} is not JSON: {error}") from None
 
 
 def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
@@ -116,9 +130,11 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
 
 def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`."""
-    ragged = as_ragged(network, drafts=depth > 0)
-    if depth and (ragged is None or not ragged.drafts):
+    try:
+        ragged = as_ragged(network, drafts=depth > 0)
+    except Unsupported as reason:
+        log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
+        return GeneratorDecoder(network, max_rows, reason=str(reason))
+    if depth and not ragged.drafts:
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    if ragged is not None:
-        return RaggedDecoder(ragged, depth)
-    return GeneratorDecoder(network, max_rows)
+    return RaggedDecoder(ragged, depth)

@@ -249,5 +249,25 @@ def test_a_model_that_is_not_there_is_one_sentence(model: str, sentence: str) ->
 
 
 def test_a_directory_that_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="the checkpoint cannot be loaded"):
+    with pytest.raises(ModelError, match="no checkpoint, for it has no config"):
         load_engine(str(tmp_path), max_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{}"),
+        ("config.json", b"[]"),
+        ("model.safetensors", b"cut off"),
+        ("tokenizer.json", b"{"),
+        ("generation_config.json", b"{"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_sentence(tmp_path: Path, file: str, content: bytes) -> None:
+    (write_llama(tmp_path) / file).write_bytes(content)
+
+    with pytest.raises(ModelError) as refused:
+        load_engine(str(tmp_path), max_rows=1)
+
+    assert str(refused.value).startswith(f"--model {tmp_path}: ")
+    assert "\n" not in str(refused.value)

@@ -101,7 +101,6 @@ def test_rows_take_what_was_projected_and_not_much_less(
     attentive: Loaded, lengths: list[int], tokens: int, depth: int
 ) -> None:
     model = as_ragged(attentive.network, drafts=depth > 0)
-    assert model is not None
     batch = Batch(model, depth)
     before = settled()
     mx.reset_peak_memory()
@@ -136,7 +135,6 @@ def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded)
 
 def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> None:
     model = as_ragged(attentive.network, drafts=False)
-    assert model is not None
     batch = Batch(model)
     few = batch.bytes_for([(0, 100)])
     for index in range(8):
@@ -153,7 +151,6 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     talkative: Loaded, sampling: Sampling, depth: int
 ) -> None:
     model = as_ragged(talkative.network, drafts=depth > 0)
-    assert model is not None
     batch = Batch(model, depth)
     before = settled()
     mx.reset_peak_memory()

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from omlx_worker.engine.footprint import Footprint
+from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
@@ -154,6 +154,10 @@ class Batch:
             self._slots.changed = True
         landed, self._in_flight = self._in_flight, self._dispatch()
         return self._read(landed) if landed else []
+
+    @property
+    def row_bytes(self) -> RowBytes:
+        return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         """See `omlx_worker.engine.interface.Rows`."""

@@ -29,6 +29,8 @@ class _Reading:
 class RaggedDecoder(Batch):
     """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it."""
 
+    reason = None
+
     def __init__(self, model: RaggedModel, depth: int = 0) -> None:
         super().__init__(model, depth)
         self._reading: dict[str, _Reading] = {}

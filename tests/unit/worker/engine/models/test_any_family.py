@@ -13,7 +13,8 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ConcatenateKVCache
 
-from omlx_worker.engine.models.any_family import AnyFamily
+from omlx_worker.engine.loader import decoder_of
+from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.self_check import difference
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
@@ -56,7 +57,6 @@ def test_windows_at_different_cursors_score_as_a_plain_forward_does(family: str)
 def test_greedy_rows_equal_mlx_lm_with_staggered_arrivals(family: str) -> None:
     model = tiny(family)
     ragged = as_ragged(model)
-    assert ragged is not None
     given = {
         "one": [7],
         "short": prompt(3, 1),
@@ -117,26 +117,34 @@ def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
     assert lengths == [SLIDING, 1024, SLIDING, 1024]
 
 
-def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_a_warning(
+def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reason() -> None:
+    broken = patch.object(AttentionCache, "put", lambda *_: None)
+
+    with broken, pytest.raises(Unsupported, match="differs from a plain forward"):
+        as_ragged(tiny("llama"))
+
+
+def test_a_family_with_another_kind_of_state_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unsupported, match="its layers keep a "):
+        as_ragged(tiny("mamba2"))
+
+
+def test_a_model_without_a_ragged_form_runs_on_batch_generator_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken = patch.object(AttentionCache, "put", lambda *_: None)
 
     with broken, caplog.at_level(logging.WARNING):
-        assert as_ragged(tiny("llama")) is None
+        decoder = decoder_of(tiny("llama"), max_rows=1, depth=0)
 
-    assert "llama models run on mlx-lm's BatchGenerator, because" in caplog.text
-    assert "differs from a plain forward" in caplog.text
+    assert decoder.reason is not None
+    assert f"BatchGenerator, without drafts, because {decoder.reason}" in caplog.text
+    assert "differs from a plain forward" in decoder.reason
 
 
-def test_a_family_with_another_kind_of_state_is_refused_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_family_with_another_kind_of_state_is_refused() -> None:
     model = tiny("llama")
     model.make_cache = lambda: [ConcatenateKVCache() for _ in model.layers]
 
-    with caplog.at_level(logging.WARNING):
-        assert as_ragged(model) is None
-
-    reason = "because its layers keep a ConcatenateKVCache"
-    assert f"llama models run on mlx-lm's BatchGenerator, {reason}" in caplog.text
+    with pytest.raises(Unsupported, match="its layers keep a ConcatenateKVCache"):
+        as_ragged(model)

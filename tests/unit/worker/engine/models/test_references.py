@@ -54,7 +54,6 @@ def test_the_heads_logits_are_those_of_its_definition_one_and_two_deep(
     text = tokens(70)
     ids = mx.array([text])
     model = as_ragged(loaded.network)
-    assert model is not None
     caches = model.new_caches(1, 256)
     start = mx.array([0])
 

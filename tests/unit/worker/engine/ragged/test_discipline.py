@@ -21,7 +21,6 @@ ROWS = 8
 def long_batch(loaded: Loaded, depth: int) -> Batch:
     """A batch whose bodies are large, their contents made up."""
     model = as_ragged(loaded.network, drafts=depth > 0)
-    assert model is not None
     batch = Batch(model, depth)
     rng = random.Random(1)
     for index in range(ROWS):

@@ -1,0 +1,103 @@
+"""``omlx-worker check`` says how this machine would serve a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner, Result
+
+from omlx_worker import cli
+from omlx_worker.build import load_engine
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.settings import WorkerSettings
+from tests.helpers.checkpoints import write_family, write_llama, write_qwen
+from tests.helpers.families import SLIDING
+
+# Float32 on a CPU, half of it on a GPU.
+BYTES = 4
+ONE_LAYER = 2 * 2 * 16 * BYTES
+"""Keys and values of a token: two heads of 16."""
+
+
+@pytest.fixture(autouse=True)
+def _without_a_file_of_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def check(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli.main, ["check", "-m", str(path), *options])
+
+
+def checked(path: Path, *options: str) -> dict[str, Any]:
+    result = check(path, *options, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("checked-llama"))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="sizes are those of float32")
+@pytest.mark.parametrize(
+    ("family", "token", "sliding"),
+    [
+        ("llama", 4 * ONE_LAYER, 0),
+        ("gemma3", 2 * ONE_LAYER, 2 * SLIDING * ONE_LAYER),
+        ("gpt_oss", 2 * ONE_LAYER, 2 * SLIDING * ONE_LAYER),
+    ],
+)
+def test_the_bytes_of_a_row_are_those_of_its_layers(
+    tmp_path: Path, family: str, token: int, sliding: int
+) -> None:
+    found = checked(write_family(tmp_path / family, family))
+
+    assert (found["family"], found["engine"], found["reason"]) == (family, "ragged batch", None)
+    assert (found["token"], found["sliding"], found["state"]) == (token, sliding, 0)
+    assert found["context"] == 4096
+
+
+def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -> None:
+    qwen = write_qwen(tmp_path / "qwen")
+
+    said = check(qwen, "--mtp-depth", "2").stdout
+
+    assert "drafts   up to 2 a step by its MTP head\n" in said
+    assert "a token + 31 KiB a row for recurrent layers\n" in said
+    assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
+    assert "drafts   none: the checkpoint has no MTP head\n" in check(llama).stdout
+
+
+def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:
+    with patch.object(AttentionCache, "put", lambda *_: None):
+        said = check(llama).stdout
+
+    assert "engine   mlx-lm's BatchGenerator, because a ragged window differs" in said
+    assert "drafts   none: BatchGenerator has no drafts\n" in said
+
+
+def test_the_rows_are_as_many_as_a_worker_admits(llama: Path) -> None:
+    limit = 12 << 20
+    rows = checked(llama, "--memory-limit", str(limit))["rows"]
+
+    engine = load_engine(WorkerSettings(model=str(llama)))
+    memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+    assert rows > 1
+    assert memory.fits([(1024, 1024), *[(0, 1024)] * (rows - 1)])
+    assert not memory.fits([(1024, 1024), *[(0, 1024)] * rows])
+
+
+def test_a_folder_that_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    result = check(tmp_path)
+
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "no checkpoint, for it has no config.json" in result.stderr

@@ -1,0 +1,117 @@
+"""``omlx-worker check``: how this machine would serve a model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from omlx_producer.terminal import one_cell
+from omlx_worker.build import load_engine
+from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.settings import WorkerSettings
+
+MOST_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker with this model would have. Sizes are in bytes.
+
+    Attributes:
+        engine: ``ragged batch`` or ``BatchGenerator``, which is mlx-lm's.
+        reason: why it is mlx-lm's.
+        drafts_by: what drafts, if anything does.
+        draft_depth: drafts a step, at most.
+        no_drafts_because: why nothing drafts.
+        weights: of the model and of what drafts for it.
+        token: of a row's cache for each token.
+        sliding: of a row's cache in layers with a sliding window, at most.
+        state: of a row's recurrent layers.
+        context: tokens of a row, at most.
+        rows: of the full context that fit together, up to `MOST_ROWS`.
+    """
+
+    model: str
+    family: str
+    engine: str
+    reason: str | None
+    drafts_by: str | None
+    draft_depth: int
+    no_drafts_because: str | None
+    weights: int
+    token: int
+    sliding: int
+    state: int
+    context: int
+    memory_limit: int
+    rows: int
+
+    def __str__(self) -> str:
+        engine = f"mlx-lm's {self.engine}, because {self.reason}" if self.reason else self.engine
+        drafts = f"up to {self.draft_depth} a step by its {self.drafts_by}"
+        cache = [f"{in_units(self.token)} a token"] if self.token else []
+        if self.sliding:
+            cache.append(f"up to {in_units(self.sliding)} a row for sliding windows")
+        if self.state:
+            cache.append(f"{in_units(self.state)} a row for recurrent layers")
+        more = "or more " if self.rows == MOST_ROWS else ""
+        lines = {
+            "model": self.model,
+            "family": self.family,
+            "engine": engine,
+            "drafts": drafts if self.drafts_by else f"none: {self.no_drafts_because}",
+            "weights": in_units(self.weights),
+            "cache": " + ".join(cache),
+            "context": f"{self.context} tokens",
+            "rows": f"{self.rows} {more}of the full context fit {in_units(self.memory_limit)}",
+        }
+        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in lines.items())
+
+
+def examine(settings: WorkerSettings) -> Report:
+    """Load a model as a worker would.
+
+    Raises:
+        ModelNotLoaded: if it does not exist or cannot be loaded.
+    """
+    engine = load_engine(settings)
+    limit = settings.memory_limit or engine.memory_budget
+    row = engine.row_bytes
+    return Report(
+        model=settings.model,
+        family=engine.family,
+        engine="BatchGenerator" if engine.reason else "ragged batch",
+        reason=engine.reason,
+        drafts_by="MTP head" if engine.max_depth else None,
+        draft_depth=engine.max_depth,
+        no_drafts_because=_objection(settings, engine),
+        weights=engine.weight_bytes,
+        token=row.token,
+        sliding=row.sliding,
+        state=row.state,
+        context=engine.info.context_length,
+        memory_limit=limit,
+        rows=_rows(engine, limit),
+    )
+
+
+def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
+    if engine.max_depth:
+        return None
+    if engine.reason:
+        return "BatchGenerator has no drafts"
+    if not settings.depth:
+        return "--mode batched or --mtp-depth 0"
+    return "the checkpoint has no MTP head"
+
+
+def _rows(engine: DecodingEngine, limit: int) -> int:
+    """How many rows of the full context decode together; their prompts are read one by one."""
+    memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+    context = engine.info.context_length
+
+    def too_many(rows: int) -> bool:
+        return not memory.fits([(context, context), *[(0, context)] * (rows - 1)])
+
+    return bisect_left(range(1, MOST_ROWS + 1), True, key=too_many)
