@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from omlx_producer.cli.common import check_variables, fail, json_option
 from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, describe, read_settings, require_mlx, settings_options

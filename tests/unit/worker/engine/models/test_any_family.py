@@ -124,11 +124,6 @@ def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reaso
         as_ragged(tiny("llama"))
 
 
-def test_a_family_with_another_kind_of_state_is_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match="its layers keep a "):
-        as_ragged(tiny("mamba2"))
-
-
 def test_a_model_without_a_ragged_form_runs_on_batch_generator_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
