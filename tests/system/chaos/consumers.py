@@ -78,21 +78,24 @@ class Consumer(threading.Thread):
         found = [self._problem] if self._problem else []
         if not self.is_over:
             found.append(f"has not come to its end, only to token {self._cursor}")
-        texts, at = [""] * len(self.job.texts), 0
+        texts, at, tokens = [""] * len(self.job.texts), 0, 0
         for event in self.events:
             if not isinstance(event, TokensEvent):
                 continue
-            # Text that another worker gave out with an earlier token counts as no new token.
-            again = event.n == at and not any(delta.tokens for delta in event.choices)
-            if event.since != at and not (again and self._forgives()):
+            # After a loss another worker may cut the same tokens and text into other events, and an
+            # event without tokens counts as one.
+            if event.since != at and not self._forgives():
                 found.append(f"has had {event.since + 1} to {event.n} after {at}")
             at = event.n
             for delta in event.choices:
                 texts[delta.index] += delta.text
+                tokens += len(delta.tokens)
         whole = self.job.streams or any(texts)
-        if self.events and isinstance(self.events[-1], DoneEvent) and whole:
+        if self.events and isinstance(end := self.events[-1], DoneEvent) and whole:
             if texts != self.job.texts:
                 found.append(f"has had {texts}, not {self.job.texts}")
+            if tokens != end.usage.completion_tokens:
+                found.append(f"has had {tokens} tokens of {end.usage.completion_tokens}")
         elif any(not w.startswith(t) for t, w in zip(texts, self.job.texts, strict=True)):
             found.append(f"has had {texts}, which do not begin {self.job.texts}")
         return [f"the consumer of job {self.job.id}: {problem}" for problem in found]
