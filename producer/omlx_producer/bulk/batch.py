@@ -23,7 +23,7 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 from redis.utils import str_if_bytes
 
 from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
@@ -262,15 +262,26 @@ class Batch:
         self.connection.hset(self.key, "state", CANCELLING)
         self.connection.zadd(BATCHES_KEY, {self.id: time.time()})
 
-    def end(self, state: str) -> None:
-        """Close the batch. Nothing feeds it any more, and its results expire in `KEEP_SECONDS`."""
+    def end(self, state: str) -> bool:
+        """Close the batch: nothing feeds it any more, and its results expire in `KEEP_SECONDS`.
+
+        Returns False if it is not ``done``: a restarted server may have brought back rows.
+        """
         with self.connection.pipeline() as pipe:
+            pipe.watch(self.rows_key)  # type: ignore[no-untyped-call]
+            if state == "done" and pipe.xlen(self.rows_key):
+                return False
+            pipe.multi()
             pipe.hset(self.key, mapping={"state": state, "ended_at": time.time()})
             pipe.unlink(self.rows_key)
             pipe.expire(self.key, KEEP_SECONDS)
             pipe.expire(self.results_key, KEEP_SECONDS)
             pipe.zrem(BATCHES_KEY, self.id)
-            pipe.execute()
+            try:
+                pipe.execute()
+            except WatchError:
+                return False
+        return True
 
 
 def open_batches(connection: redis.Redis) -> list[str]:

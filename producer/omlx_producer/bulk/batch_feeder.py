@@ -151,12 +151,11 @@ class BatchFeed:
         self._feed.turn(wait)
         if self._feed.busy:
             return True
-        if not self._cancelling and any(True for _ in self.batch.unfinished()):
-            # Redis has lost results. Their rows are back and need a feed that begins with them.
-            self.leave()
-            return False
-        self._feed.sweep()
-        self.batch.end("cancelled" if self._cancelling else "done")
+        if self._cancelling or not any(True for _ in self.batch.unfinished()):
+            self._feed.sweep()
+            self.batch.end("cancelled" if self._cancelling else "done")
+        # Else, or if it has not ended, Redis has lost results. Their rows are back and need a feed
+        # that begins with them.
         self.leave()
         return False
 

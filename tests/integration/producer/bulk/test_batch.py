@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -145,6 +146,32 @@ def test_rows_whose_results_redis_has_lost_run_again(
         wait_for(lambda: feeder.turn() or feeder.idle)
     assert (batch.read().state, batch.read().ok) == ("done", 6)
     assert custom_ids(batch) == [f"r{n}" for n in range(6)]
+
+
+def test_a_batch_does_not_end_while_a_row_is_left(connection: redis.Redis) -> None:
+    batch = batch_of(connection, 2)
+    assert not batch.end("done")
+    assert batch.read().state == "open"
+    assert [row.custom_id for row in batch.unfinished()] == ["r0", "r1"]
+    assert batch.end("cancelled")
+
+
+def test_a_batch_whose_rows_come_back_at_its_end_does_not_end(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(connection, 1)
+    row = connection.dump(batch.rows_key)
+    connection.delete(batch.rows_key)
+    execute = redis.client.Pipeline.execute
+
+    def restart(pipe: redis.client.Pipeline, *args: Any, **options: Any) -> Any:
+        if pipe.watching:
+            connection.restore(batch.rows_key, 0, row)
+        return execute(pipe, *args, **options)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", restart)
+    assert not batch.end("done")
+    assert batch.read().state == "open"
 
 
 @pytest.mark.system
