@@ -70,10 +70,10 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
 
     said = check(qwen, "--mtp-depth", "2").stdout
 
-    assert "drafts   up to 2 a step by its MTP head\n" in said
+    assert "drafts   up to 2 a step by the MTP head\n" in said
     assert "a token + 31 KiB a row for recurrent layers\n" in said
     assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
-    assert "drafts   none: the checkpoint has no MTP head\n" in check(llama).stdout
+    assert "drafts   none: the checkpoint has no MTP head, and" in check(llama).stdout
 
 
 def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:

@@ -112,6 +112,8 @@ class AnyFamily:
         """`forward` has scored them already."""
         return hidden
 
+    draft_logits = logits
+
 
 def _shape(cache: KVCache | RotatingKVCache) -> _Shape:
     ring = 0
