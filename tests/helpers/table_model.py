@@ -19,21 +19,28 @@ class TableModel:
 
     vocabulary = VOCABULARY
     dtype = mx.float32
+    weight_bytes = 0
     drafts = True
 
     def __init__(self, closeness: float) -> None:
         noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))
         self.target = 1.5 * noise[0]
         self.head = closeness * self.target + (1 - closeness) * 1.5 * noise[1]
-        self._table = self.target
+
+    def new_prompt_cache(self) -> list[Any]:
+        return []
+
+    def new_caches(self, *_: Any) -> list[Any]:
+        return []
 
     def forward(self, tokens: mx.array, *_: Any) -> mx.array:
-        self._table = self.target
         return tokens[..., None]
 
-    def draft(self, tokens: mx.array, *_: Any) -> mx.array:
-        self._table = self.head
-        return tokens[..., None]
+    def draft(self, tokens: mx.array, hidden: mx.array, *_: Any) -> mx.array:
+        return tokens[:, -hidden.shape[1] :, None]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        return self._table[hidden[..., 0]]
+        return self.target[hidden[..., 0]]
+
+    def draft_logits(self, drafted: mx.array) -> mx.array:
+        return self.head[drafted[..., 0]]

@@ -48,6 +48,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             max_rows=settings.max_batch,
             depth=settings.depth,
             ratio=settings.acceptance == "ratio",
+            draft_model=settings.draft_model,
         )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error

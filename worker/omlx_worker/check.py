@@ -21,7 +21,7 @@ class Report:
     Attributes:
         engine: ``ragged batch`` or ``BatchGenerator``, which is mlx-lm's.
         reason: why it is mlx-lm's.
-        drafts_by: what drafts, if anything does.
+        drafts_by: ``MTP head``, ``draft model`` with its name, or None.
         draft_depth: drafts a step, at most.
         no_drafts_because: why nothing drafts.
         weights: of the model and of what drafts for it.
@@ -49,7 +49,7 @@ class Report:
 
     def __str__(self) -> str:
         engine = f"mlx-lm's {self.engine}, because {self.reason}" if self.reason else self.engine
-        drafts = f"up to {self.draft_depth} a step by its {self.drafts_by}"
+        drafts = f"up to {self.draft_depth} a step by the {self.drafts_by}"
         cache = [f"{in_units(self.token)} a token"] if self.token else []
         if self.sliding:
             cache.append(f"up to {in_units(self.sliding)} a row for sliding windows")
@@ -83,7 +83,7 @@ def examine(settings: WorkerSettings) -> Report:
         family=engine.family,
         engine="BatchGenerator" if engine.reason else "ragged batch",
         reason=engine.reason,
-        drafts_by="MTP head" if engine.max_depth else None,
+        drafts_by=_drafter(engine),
         draft_depth=engine.max_depth,
         no_drafts_because=_objection(settings, engine),
         weights=engine.weight_bytes,
@@ -96,6 +96,12 @@ def examine(settings: WorkerSettings) -> Report:
     )
 
 
+def _drafter(engine: DecodingEngine) -> str | None:
+    if not engine.max_depth:
+        return None
+    return f"draft model {engine.draft_model}" if engine.draft_model else "MTP head"
+
+
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
     if engine.max_depth:
         return None
@@ -103,7 +109,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
         return "BatchGenerator has no drafts"
     if not settings.depth:
         return "--mode batched or --mtp-depth 0"
-    return "the checkpoint has no MTP head"
+    return "the checkpoint has no MTP head, and --draft-model names no other"
 
 
 def _rows(engine: DecodingEngine, limit: int) -> int:

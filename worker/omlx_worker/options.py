@@ -19,7 +19,7 @@ from omlx_worker.settings import WorkerSettings
 USAGE = 2
 
 SECTIONS = {
-    "Model": ("model", "model_alias"),
+    "Model": ("model", "model_alias", "draft_model"),
     "Decoding": (
         *("max_batch", "mode", "mtp_depth", "acceptance"),
         *("prefill_chunk", "calibration", "state_dir"),

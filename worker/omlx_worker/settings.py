@@ -52,6 +52,9 @@ class WorkerSettings(BaseSettings):
         default=None, description="Name in requests and queues; else the model's."
     )
     model: str = Field(default="demo", description="demo, a folder, or a Hugging Face id.")
+    draft_model: str | None = Field(
+        default=None, description="A smaller model that drafts for it, named likewise."
+    )
     redis_url: str = Field(
         default=DEFAULT_REDIS_URL,
         validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
@@ -72,7 +75,7 @@ class WorkerSettings(BaseSettings):
         default=3,
         ge=0,
         le=MAX_DRAFT_DEPTH,
-        description="Drafts per step with an MTP head, at most.",
+        description="Drafts per step, at most.",
     )
     acceptance: Literal["coupled", "ratio"] = Field(
         default="coupled", description="The rule for drafts of requests without a seed."

@@ -121,7 +121,7 @@ def draw_models(models: Overview) -> RenderableType:
         table.add_row(
             *_texts(model["alias"], model["model"]),
             str(model["context_length"]),
-            "?" if drafts is None else f"MTP, up to {drafts}" if drafts else "none",
+            "?" if drafts is None else f"up to {drafts}" if drafts else "none",
             str(len(workers)),
             _share(sum(w["rows"] for w in workers), sum(w["max_rows"] for w in workers)),
         )

@@ -70,10 +70,18 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
 
     said = check(qwen, "--mtp-depth", "2").stdout
 
-    assert "drafts   up to 2 a step by its MTP head\n" in said
+    assert "drafts   up to 2 a step by the MTP head\n" in said
     assert "a token + 31 KiB a row for recurrent layers\n" in said
     assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
-    assert "drafts   none: the checkpoint has no MTP head\n" in check(llama).stdout
+    assert "drafts   none: the checkpoint has no MTP head, and" in check(llama).stdout
+
+
+def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:
+    draft = str(write_llama(tmp_path / "draft"))
+    alone, both = checked(llama), checked(llama, "--draft-model", draft, "--mtp-depth", "2")
+
+    assert (both["drafts_by"], both["draft_depth"]) == (f"draft model {draft}", 2)
+    assert (both["token"], both["weights"]) == (2 * alone["token"], 2 * alone["weights"])
 
 
 def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:

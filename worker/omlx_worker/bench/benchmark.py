@@ -16,7 +16,7 @@ from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side,
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
-from omlx_worker.engine.loader import decoder_of, load, resolve
+from omlx_worker.engine.loader import decoder_of, load, load_draft_model, resolve
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 
@@ -36,10 +36,11 @@ class Benchmark:
         rows: numbers of rows that decode at the same time.
         depths: drafts a step, or ``auto``; None for all that the model can do.
         context: prompt tokens of each row.
+        draft_model: drafts in place of the model's own head; named like ``model``.
 
     Raises:
         ModelError: if there is no such model or its files cannot be used.
-        BenchError: if the model has no head for the drafts asked for, or the rows do not fit.
+        BenchError: if nothing makes the drafts asked for, or the rows do not fit.
 
     Attributes:
         figures: the figures so far, in the order of the table.
@@ -53,14 +54,17 @@ class Benchmark:
         depths: Sequence[int | str] | None,
         context: int,
         plan: Plan,
+        draft_model: str | None = None,
     ) -> None:
         self.figures: list[Measured] = []
         network, tokenizer, _ = load(resolve(model))
+        draft = load_draft_model(draft_model, tokenizer) if draft_model else None
         self.dtype = precision(network)
-        depths = _possible_depths(network, model, depths)
+        depths = _possible_depths(draft is not None or _has_head(network), model, depths)
+        deepest_of = {depth: DEEPEST if depth == AUTO else int(depth) for depth in depths}
         decoders = {
-            depth: decoder_of(network, max(rows), DEEPEST if depth == AUTO else int(depth))
-            for depth in depths
+            depth: decoder_of(network, max(rows), drafts, draft if drafts else None)
+            for depth, drafts in deepest_of.items()
         }
         deepest = max(decoders.values(), key=lambda decoder: decoder.depth)
         self.weight_bytes = deepest.weight_bytes
@@ -86,20 +90,23 @@ class Benchmark:
             mx.synchronize()
 
 
-def _possible_depths(
-    network: nn.Module, model: str, wanted: Sequence[int | str] | None
-) -> Sequence[int | str]:
+def _has_head(network: nn.Module) -> bool:
     try:
-        has_head = as_ragged(network).drafts
+        return as_ragged(network).drafts
     except Unsupported:
-        has_head = False
+        return False
+
+
+def _possible_depths(
+    can_draft: bool, model: str, wanted: Sequence[int | str] | None
+) -> Sequence[int | str]:
     if wanted is None:
-        return [*range(DEEPEST + 1), AUTO] if has_head else [0]
+        return [*range(DEEPEST + 1), AUTO] if can_draft else [0]
     drafts = next((depth for depth in wanted if depth), 0)
-    if drafts and not has_head:
+    if drafts and not can_draft:
         raise BenchError(
             f"--depths: got {drafts}, but {model} has no MTP head to draft with; "
-            "measure depth 0 alone"
+            "measure depth 0 alone, or name a --draft-model"
         )
     return wanted
 

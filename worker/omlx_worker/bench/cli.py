@@ -50,6 +50,9 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     help="demo, a folder, or a Hugging Face id.",
 )
 @click.option(
+    "--draft-model", metavar="NAME", help="A smaller model that drafts for it, named likewise."
+)
+@click.option(
     "--rows",
     callback=_listed(1, MOST_ROWS),
     default="1,4,8,16",
@@ -59,7 +62,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 @click.option(
     "--depths",
     callback=_listed(0, MAX_DRAFT_DEPTH, "auto"),
-    help="Drafts a step.  [default: 0,1,2,3,auto, or 0 for a model without an MTP head]",
+    help="Drafts a step.  [default: 0,1,2,3,auto, or 0 if nothing drafts]",
 )
 @click.option(
     "--context", type=click.IntRange(2), default=64, show_default=True, help="Tokens of a prompt."

@@ -23,7 +23,7 @@ class Decoder(Rows, Protocol):
 
     @property
     def depth(self) -> int:
-        """The most drafts of a step; 0 without a head."""
+        """The most drafts of a step; 0 without a head or a draft model."""
         ...
 
     @property
@@ -44,6 +44,7 @@ class DecodingEngine:
 
     Args:
         family: of the model, as mlx-lm names it.
+        draft_model: its name, if one drafts.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class DecodingEngine:
         prompter: Prompter,
         info: ModelInfo,
         max_rows: int,
+        draft_model: str | None = None,
     ) -> None:
         decode_faithfully(tokenizer)
         self.family = family
+        self.draft_model = draft_model
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prompter = prompter
@@ -80,7 +83,8 @@ class DecodingEngine:
     @property
     def identity(self) -> str:
         device = mx.device_info().get("device_name", mx.default_device())
-        return f"{self.info.model}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
+        models = " and ".join(filter(None, (self.info.model, self.draft_model)))
+        return f"{models}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         return self._prompter.rows(request, job_id)

@@ -225,7 +225,7 @@ class Engine(Rows, Protocol):
 
     @property
     def max_depth(self) -> int:
-        """How many tokens a step can draft for a row; 0 for a model without a head."""
+        """How many tokens a step can draft for a row; 0 if nothing drafts."""
         ...
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:

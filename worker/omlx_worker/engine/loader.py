@@ -17,6 +17,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import ModelInfo
+from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
@@ -30,7 +31,11 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 log = logging.getLogger(__name__)
 
 DEMO = "demo"
+DRAFT_MODEL = "--draft-model"
 DEFAULT_CONTEXT = 32_768
+
+SAME_TOKENS = 0.99
+"""Share of a draft model's tokens that must have the same ids. Families grow by a few of them."""
 
 _FILES = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
 
@@ -40,24 +45,34 @@ class ModelError(Exception):
 
 
 def load_engine(
-    model: str, *, max_rows: int, depth: int = 0, ratio: bool = False
+    model: str,
+    *,
+    max_rows: int,
+    depth: int = 0,
+    ratio: bool = False,
+    draft_model: str | None = None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
     Args:
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
-        depth: most drafts a step; needs a model with an MTP head.
+        depth: most drafts a step; needs a model with an MTP head, or a draft model.
         ratio: judge the drafts of requests without a seed by the ratio rule.
+        draft_model: named like ``model``; not loaded at depth 0.
 
     Raises:
-        ModelError: if there is no such model or its files cannot be used.
+        ModelError: if there is no such model, its files cannot be used, or the draft model cannot
+            draft for it.
     """
     path = resolve(model)
     network, tokenizer, config = load(path)
     text_config = config.get("text_config", config)
     vocabulary = text_config.get("vocab_size") or len(tokenizer)
-    decoder = decoder_of(network, max_rows, depth)
+    if not depth:
+        draft_model = None
+    draft = load_draft_model(draft_model, tokenizer) if draft_model else None
+    decoder = decoder_of(network, max_rows, depth, draft)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
@@ -65,11 +80,16 @@ def load_engine(
         draft_depth=decoder.depth,
     )
     prompter = Prompter(tokenizer, info, vocabulary, _defaults(path), ratio=ratio)
-    return DecodingEngine(config["model_type"], decoder, tokenizer, prompter, info, max_rows)
+    family = config["model_type"]
+    return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
 
 
-def resolve(model: str) -> Path:
-    """The directory of a model's files, downloaded first if it is a repository."""
+def resolve(model: str, option: str = "--model") -> Path:
+    """The directory of a model's files, downloaded first if it is a repository.
+
+    Args:
+        option: that named it, for errors.
+    """
     if model == DEMO:
         with as_file(files("omlx_worker") / "demo_model") as path:
             return path
@@ -77,37 +97,54 @@ def resolve(model: str) -> Path:
     if path.is_dir():
         return path
     if path.is_absolute() or model.startswith((".", "~")):
-        raise ModelError(f"--model {model}: no such directory; give a directory or a repository")
+        raise ModelError(f"{option} {model}: no such directory; give a directory or a repository")
     try:
         return Path(snapshot_download(model, allow_patterns=list(_FILES)))
     except HFValidationError:
         raise ModelError(
-            f"--model {model}: neither 'demo', a directory, nor a repository name like org/name"
+            f"{option} {model}: neither 'demo', a directory, nor a repository name like org/name"
         ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ModelError(
-            f"--model {model}: could not be downloaded ({reason}); check the name and the network"
+            f"{option} {model}: could not be downloaded ({reason}); check the name and the network"
         ) from None
 
 
-def load(path: Path) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
+def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
     """Load network, tokenizer and config from a directory; in float32 without a GPU."""
     if not compiles():
         log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
     if not (path / "config.json").is_file():
-        raise ModelError(f"--model {path}: no checkpoint, for it has no config.json; give another")
+        raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
     try:
         network, config = load_model(path, get_model_classes=_classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
-            f"--model {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
+            f"{option} {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
         ) from None
     if mx.default_device() == mx.cpu:
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
     return network, tokenizer, config
+
+
+def load_draft_model(model: str, tokenizer: TokenizerWrapper) -> nn.Module:
+    """Load the network that drafts for a model with this tokenizer.
+
+    Raises:
+        ModelError: if it cannot be loaded or its tokens have other ids.
+    """
+    network, other, _ = load(resolve(model, DRAFT_MODEL), DRAFT_MODEL)
+    ids, others = tokenizer.get_vocab(), other.get_vocab()
+    same = sum(others.get(token) == index for token, index in ids.items())
+    if same < SAME_TOKENS * max(len(ids), len(others)):
+        raise ModelError(
+            f"{DRAFT_MODEL} {model}: {same} of its {len(others)} tokens are among the model's "
+            f"{len(ids)} by the same ids; give a model with the same vocabulary"
+        )
+    return network
 
 
 def _defaults(path: Path) -> Sampling:
@@ -128,13 +165,34 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
     return with_head(model_class), args_class
 
 
-def decoder_of(network: nn.Module, max_rows: int, depth: int) -> Decoder:
-    """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`."""
+def decoder_of(
+    network: nn.Module, max_rows: int, depth: int, draft: nn.Module | None = None
+) -> Decoder:
+    """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`.
+
+    Args:
+        draft: drafts in place of the model's own head.
+
+    Raises:
+        ModelError: if ``draft`` cannot draft for the model.
+    """
     try:
-        ragged = as_ragged(network, drafts=depth > 0)
+        ragged = as_ragged(network, drafts=depth > 0 and draft is None)
     except Unsupported as reason:
+        if draft is not None:
+            raise ModelError(
+                f"{DRAFT_MODEL}: leave it out; the model runs on mlx-lm's BatchGenerator, which "
+                f"has no drafts, because {reason}"
+            ) from None
         log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
         return GeneratorDecoder(network, max_rows, reason=str(reason))
+    if draft is not None:
+        try:
+            ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False))
+        except Unsupported as reason:
+            raise ModelError(
+                f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another"
+            ) from None
     if depth and not ragged.drafts:
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     return RaggedDecoder(ragged, depth)

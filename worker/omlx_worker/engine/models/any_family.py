@@ -141,6 +141,8 @@ class AnyFamily:
         """`forward` has scored them already."""
         return hidden
 
+    draft_logits = logits
+
     def _nested(self, caches: Sequence[Any]) -> list[Any]:
         """One a layer, as the model's modules take them."""
         parts = iter(caches)

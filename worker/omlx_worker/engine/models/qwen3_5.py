@@ -139,14 +139,16 @@ class RaggedQwen35:
         """Run the head over a window.
 
         Args:
-            tokens: ``[S, W]``, each the token after its position.
+            tokens: ``[S, W + 1]``, the window's first token and the token after each position;
+                or one draft deeper, ``[S, 1]``, the draft before.
             hidden: ``[S, W, hidden]`` of the positions, or the head's own output one deeper.
 
         Returns:
-            ``[S, W, hidden]``, normed: what `logits` scores for the token after ``tokens``.
+            ``[S, W, hidden]``, normed: what `draft_logits` scores for the token after each of
+            the last ``W`` of ``tokens``.
         """
         assert self._head is not None
-        embedded = self._text.model.embed_tokens(tokens)
+        embedded = self._text.model.embed_tokens(tokens[:, -hidden.shape[1] :])
         x = self._mix(self._head.inputs(embedded, hidden))
         behind = caches[len(self._layers) :]
         for layer, cache in zip(self._head_layers, behind, strict=True):
@@ -157,3 +159,5 @@ class RaggedQwen35:
     def logits(self, hidden: mx.array) -> mx.array:
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
         return self._scores(hidden)
+
+    draft_logits = logits

@@ -23,7 +23,7 @@ class RaggedModel(Protocol):
 
     @property
     def drafts(self) -> bool:
-        """Whether the model has a head to draft with."""
+        """Whether something drafts for the model: its own head, or a draft model."""
         ...
 
     def new_prompt_cache(self) -> list[Any]: ...
@@ -45,3 +45,7 @@ class RaggedModel(Protocol):
     ) -> mx.array: ...
 
     def logits(self, hidden: mx.array) -> mx.array: ...
+
+    def draft_logits(self, drafted: mx.array) -> mx.array:
+        """Score what `draft` returns, over the model's vocabulary."""
+        ...

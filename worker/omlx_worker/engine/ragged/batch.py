@@ -175,8 +175,8 @@ class Batch:
         buffers = self._buffers
         buffers.state = fit(buffers.state, buffers.caches, depth, self.depth)
         width = 1 + (buffers.state["drafts"].shape[1] if "drafts" in buffers.state else 0)
-        # Tail positions of the window, and of the head for every draft but the first.
-        reach = width + max(depth - 1, 0)
+        # Tail positions of the window, and of a draft model, which reads what follows it.
+        reach = width + max(depth, 1)
         if any(slot.offset + reach > TAIL for _, slot in self._slots.taken):
             self._slots.fold()
         if self._slots.changed:

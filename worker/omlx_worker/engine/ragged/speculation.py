@@ -135,7 +135,8 @@ def propose(
     Args:
         hidden: ``[S, W, hidden]``, the backbone's normed output of the window.
         counts: ``[S, V]``, of each row's history including its new pending token.
-        tokens, accepted: from `judge`.
+        tokens: ``[S, W + 1]`` int32, the window's first token, then those from `judge`.
+        accepted: from `judge`.
         window: of the tokens that ``hidden`` belongs to.
         cursors: ``[S]`` int32, after the window was committed.
     """
@@ -145,7 +146,7 @@ def propose(
     weights: list[mx.array] = []
     for place in range(depth):
         expected = distribution(
-            model.logits(last), None if counts is None else counts[:, None], params, plan
+            model.draft_logits(last), None if counts is None else counts[:, None], params, plan
         )
         positions = cursors[:, None] + (1 + place)
         token = expected.pick(_noise(_draft_keys(params, plan), positions, expected, plan))

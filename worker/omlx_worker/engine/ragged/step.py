@@ -156,6 +156,7 @@ def advance(
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
         counts = after["counts"] = counts.at[rows, emitted].add(counted)
+    following = mx.concatenate([tokens[:, :1], emitted], axis=1)
     if depth:
         proposed = propose(
             model,
@@ -163,7 +164,7 @@ def advance(
             hidden,
             counts,
             depth,
-            tokens=emitted,
+            tokens=following,
             accepted=accepted,
             window=window,
             cursors=committed,
@@ -176,7 +177,7 @@ def advance(
             after["weights"] = proposed.weights
     elif model.drafts:
         # Nothing takes the output, so only the head's keys and values are computed.
-        model.draft(emitted, hidden, caches, window)
+        model.draft(following, hidden, caches, window)
     return mx.stack([offered, accepted], axis=1), report(target, emitted, plan), after
 
 
