@@ -184,6 +184,20 @@ CONVOLUTION: dict[str, Any] = {
     "rope_parameters": None,
 }
 
+BAILING: dict[str, Any] = {
+    "layer_group_size": 2,
+    "group_norm_size": 1,
+    "use_qkv_bias": False,
+    "score_function": "sigmoid",
+    "use_rmsnorm": True,
+    "num_nextn_predict_layers": 0,
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 32,
+    "norm_head": False,
+    "norm_softmax": False,
+    "rope_interleave": True,
+}
+
 RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2": CONVOLUTION
     | {
@@ -235,6 +249,25 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 4,
         "linear_allow_neg_eigval": True,
     },
+    "kimi_linear": LATENT
+    | {
+        "q_lora_rank": None,
+        "model_max_length": 4096,
+        "num_experts_per_token": 2,
+        "num_expert_group": 1,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "linear_attn_config": {
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+            "kda_layers": [1, 3],
+            "full_attn_layers": [2, 4],
+        },
+    },
+    "bailing_moe_linear": BAILING,
+    "bailing_hybrid": LATENT | BAILING,
+    "bailing_moe_v3": LATENT | BAILING,
 }
 """Families with recurrent or convolution layers."""
 

@@ -136,19 +136,24 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
 def _latent_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
     """DeepSeek's attention over compressed keys and values, as it computes a single token."""
     slots, width, _ = x.shape
-    if module.q_lora_rank is None:
+    rotated = getattr(module, "rope", lambda part, _: part)
+    if getattr(module, "q_lora_rank", None) is None:
         q = module.q_proj(x)
     else:
         q = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(x)))
     q = q.reshape(slots, width, module.num_heads, -1).swapaxes(1, 2)
     queries, rotary = mx.split(q, [module.qk_nope_head_dim], axis=-1)
     latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
-    key = module.rope(key[:, None], view.offset)
+    key = rotated(key[:, None], view.offset)
     view.update_and_fetch(module.kv_a_layernorm(latent)[:, None], key)
     mixed = view.attend(
-        module.embed_q(queries), module.scale, mask, rotary=module.rope(rotary, view.offset)
+        module.embed_q(queries), module.scale, mask, rotary=rotated(rotary, view.offset)
     )
-    out: mx.array = module.o_proj(
-        module.unembed_out(mixed).swapaxes(1, 2).reshape(slots, width, -1)
-    )
+    values = module.unembed_out(mixed).swapaxes(1, 2)
+    if "g_proj" in module:
+        # Of a head or of each of its values.
+        gate = mx.sigmoid(module.g_proj(x))
+        values = values * gate.reshape(slots, width, module.num_heads, -1)
+    project = module.o_proj if "o_proj" in module else module.dense
+    out: mx.array = project(values.reshape(slots, width, -1))
     return out

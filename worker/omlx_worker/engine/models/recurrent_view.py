@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import wraps
 from itertools import islice
 from typing import Any
@@ -105,11 +106,26 @@ def _ragged(plain: Callable[..., Any]) -> Callable[..., Any]:
         view = given.get("cache")
         if not isinstance(view, RecurrentView):
             return plain(*args, **options)
-        arrays = [name for name, value in given.items() if isinstance(value, mx.array)]
+        names = [name for name, value in given.items() if isinstance(value, mx.array)]
+        inputs = [given[name] for name in names]
+        if "offset" in names:
+            # A row's position becomes those of its tokens.
+            at = names.index("offset")
+            inputs[at] = inputs[at][:, None] + mx.arange(inputs[0].shape[1])
+        module, project = given["self"], None
+        if "in_proj" in module and "out_proj" in module:
+            # One product over the window instead of one for each run.
+            inputs, project = [module.in_proj(*inputs)], module.out_proj
+            given["self"] = module = copy(module)
+            module.in_proj = module.out_proj = nn.Identity()
 
         def layer(inputs: Sequence[mx.array], cache: ArraysCache) -> Any:
-            return plain(**given | dict(zip(arrays, inputs, strict=True)) | {"cache": cache})
+            named = dict(zip(names, inputs, strict=True))
+            if "offset" in named:
+                named["offset"] = named["offset"][:, 0]
+            return plain(**given | named | {"cache": cache})
 
-        return view.run(layer, [given[name] for name in arrays])
+        out = view.run(layer, inputs)
+        return out if project is None else project(out)
 
     return forward
