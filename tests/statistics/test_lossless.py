@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import speculation
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, params
@@ -132,6 +133,19 @@ SETTINGS = [
         id="penalties and bias",
     ),
 ]
+
+
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_they_do_so_where_a_draft_model_drafts(rule: str) -> None:
+    model, other = TableModel(closeness=0.6), TableModel(closeness=0.6)
+    # The draft model's own scores, of all tokens but the last.
+    other.target, other.vocabulary = other.head[:, :-1], VOCABULARY - 1
+    both: Any = WithDraftModel(model, other)  # type: ignore[arg-type]
+    sampling = Sampling(temperature=0.9, ratio=rule == "ratio")
+
+    counted = draw_pairs(both, sampling, depths=[2], rounds=1)
+
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])

@@ -76,6 +76,14 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
     assert "drafts   none: the checkpoint has no MTP head, and" in check(llama).stdout
 
 
+def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:
+    draft = str(write_llama(tmp_path / "draft"))
+    alone, both = checked(llama), checked(llama, "--draft-model", draft, "--mtp-depth", "2")
+
+    assert (both["drafts_by"], both["draft_depth"]) == (f"draft model {draft}", 2)
+    assert (both["token"], both["weights"]) == (2 * alone["token"], 2 * alone["weights"])
+
+
 def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:
     with patch.object(AttentionCache, "put", lambda *_: None):
         said = check(llama).stdout
