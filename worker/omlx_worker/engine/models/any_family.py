@@ -84,7 +84,10 @@ class AnyFamily:
             len(layer.caches) if isinstance(layer, CacheList) else None for layer in layers
         ]
         # Never evaluated: only the shapes are wanted.
-        logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
+        try:
+            logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
+        except Exception as error:  # a family's own code may raise anything
+            raise Unsupported(f"its forward fails ({type(error).__name__})") from error
         self._shapes = [_shape(cache) for cache in _flat(layers)]
         attention = [shape for shape in self._shapes if isinstance(shape, _Attention)]
         self.dtype: mx.Dtype = [*attention, *self._shapes][0].dtype

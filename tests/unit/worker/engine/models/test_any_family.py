@@ -143,3 +143,11 @@ def test_a_family_with_another_kind_of_state_is_refused() -> None:
 
     with pytest.raises(Unsupported, match="its layers keep a ConcatenateKVCache"):
         as_ragged(model)
+
+
+def test_a_model_whose_forward_fails_is_refused() -> None:
+    model = tiny("llama")
+    model.model.layers[0].mlp = None
+
+    with pytest.raises(Unsupported, match="its forward fails"):
+        as_ragged(model)
