@@ -32,6 +32,8 @@ KNOWN = frozenset(
         "OMLX_QUEUE_MODE",
         "OMLX_QUEUE_MODEL",
         "OMLX_QUEUE_MODEL_ALIAS",
+        "OMLX_QUEUE_LOOKUP",
+        "OMLX_QUEUE_LOOKUP_RING",
         "OMLX_QUEUE_MTP_DEPTH",
         "OMLX_QUEUE_NAME",
         "OMLX_QUEUE_PATIENCE",

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, load, resolve
@@ -44,9 +45,9 @@ class Loaded:
         """The demo model, loaded once a process."""
         return cls.at(resolve(DEMO))
 
-    def decoder(self, depth: int = 0) -> RaggedDecoder:
+    def decoder(self, depth: int = 0, lookup: Lookup | None = None) -> RaggedDecoder:
         model = as_ragged(self.network, drafts=depth > 0)
-        return RaggedDecoder(model, depth)
+        return RaggedDecoder(model, depth, lookup)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """What mlx-lm generates for one prompt alone; kept, since tests share prompts."""

@@ -32,7 +32,7 @@ class FakeEngine:
     def __init__(self, max_rows: int = 16, step_seconds: float = 0.0) -> None:
         self.info = ModelInfo(model="fake", context_length=CONTEXT, longest_token=1)
         self.max_rows = max_rows
-        self.max_depth = 0
+        self.max_depth = self.own_depth = 0
         self.identity = "fake"
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}

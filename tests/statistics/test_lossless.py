@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
+from omlx_worker.engine.drafts.lookup import SHORTEST
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.ragged import speculation
+from omlx_worker.engine.ragged import speculation, step
+from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, params
 from omlx_worker.engine.ragged.speculation import Drafts
 from omlx_worker.engine.ragged.step import State, advance, fit
@@ -36,12 +38,20 @@ START = 2
 
 
 def draw_pairs(
-    model: TableModel, sampling: Sampling, depths: Sequence[int], rounds: int = ROUNDS
+    model: TableModel,
+    sampling: Sampling,
+    depths: Sequence[int],
+    rounds: int = ROUNDS,
+    *,
+    own: int = 8,
+    text: Sequence[int] = (),
 ) -> Counter[tuple[int, int]]:
     """Count the second and third token after `START`.
 
     Args:
         depths: of the steps, over and over: with one alone, both tokens are drafted first.
+        own: of these, at most, by the model's own head.
+        text: a history before `START`, in which drafts are looked up.
     """
     counted: Counter[tuple[int, int]] = Counter()
     for lap in range(rounds):
@@ -54,6 +64,12 @@ def draw_pairs(
         state: State = dict.fromkeys(("cursors", "body_lengths", "accepted", "drafted"), zeros) | {
             "pending": mx.full((ROWS,), START, mx.int32)
         }
+        if text:
+            last = mx.full((ROWS,), len(text), mx.int32)
+            history = mx.array([[*text, START, *[0] * 40]], mx.int32)
+            state |= {"match": zeros, "foretold": zeros, "looked_up": zeros, "cursors": last}
+            state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
+            settings["trusted"] = mx.array(SHORTEST)
         if plan.penalties:
             state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
             state["counts"][:, START] = 1
@@ -63,7 +79,7 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
-            counts, draw, state = advance(model, [], state, settings, plan, depth)  # type: ignore[arg-type]
+            counts, draw, state = advance(model, [], state, settings, plan, depth, own)  # type: ignore[arg-type]
             accepted = np.array(counts)[:, 1]
             for place, tokens in enumerate(np.array(draw.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)
@@ -155,6 +171,50 @@ def test_an_eighth_of_the_samples_follow_the_target_law(rule: str) -> None:
     counted = draw_pairs(model, sampling, depths=[2], rounds=1)
 
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+# What follows the last tokens, `START` included, differs from what the target prefers.
+TEXT = [5, 5, 4, 4, 3, 3, 5, 4, 0, START, 1, 3, 5, 0, START, 3, 1, 4, 0]
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("own", [0, 2], ids=["alone", "beside the head"])
+@pytest.mark.parametrize("rule", ["ratio", "coupled"])
+def test_they_do_so_where_drafts_are_looked_up(rule: str, own: int) -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=rule == "ratio")
+
+    counted = draw_pairs(model, sampling, [3, 2], own=own, text=TEXT)
+
+    assert sum(counted.values()) >= 200_000
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
+
+    counted = draw_pairs(model, sampling, [3], rounds=1, own=2, text=TEXT)
+
+    assert disagreement(counted, exact_pairs(model, sampling)) < 1
+
+
+@pytest.mark.statistics
+def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merged = speculation.merge
+
+    def faulty(own: Drafts, *rest: Any) -> Drafts:
+        drafts = merged(own, *rest)
+        assert own.weights is not None
+        assert drafts.weights is not None
+        return Drafts(drafts.tokens, widened(own.weights, drafts.tokens.shape[1]))
+
+    monkeypatch.setattr(step, "merge", faulty)
+    model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
+
+    counted = draw_pairs(model, sampling, [2], own=2, text=TEXT)
+
+    assert disagreement(counted, exact_pairs(model, sampling)) > 3
 
 
 @pytest.mark.statistics

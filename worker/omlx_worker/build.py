@@ -17,6 +17,7 @@ from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from omlx_worker.engine.drafts.lookup import Lookup
     from omlx_worker.engine.engine import DecodingEngine
 
 
@@ -49,6 +50,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             depth=settings.depth,
             ratio=settings.acceptance == "ratio",
             draft_model=settings.draft_model,
+            lookup=_lookup(settings),
         )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error
@@ -58,6 +60,17 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
         )
     return engine
+
+
+def _lookup(settings: WorkerSettings) -> Lookup | None:
+    """How drafts are looked up. A mode that does not choose the depth has one for all drafts."""
+    from omlx_worker.engine.drafts.lookup import Lookup
+
+    if not (settings.lookup and settings.depth):
+        return None
+    if settings.mode == "auto":
+        return Lookup(ring=settings.lookup_ring)
+    return Lookup(settings.depth, settings.lookup_ring)
 
 
 def connect(url: str) -> Redis:
@@ -73,7 +86,8 @@ def connect(url: str) -> Redis:
 
 def make_driver(settings: WorkerSettings, engine: Engine, budget: MemoryBudget) -> DepthDriver:
     """The depth driver of a mode, for an engine."""
-    policy, calibration = make_policy(settings.mode, engine.max_depth), None
+    policy = make_policy(settings.mode, engine.max_depth, engine.own_depth)
+    calibration = None
     if isinstance(policy, AutoPolicy):
         calibration = Calibration(
             policy, engine, budget, settings.state_dir, measures=settings.calibration

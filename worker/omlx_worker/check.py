@@ -21,7 +21,8 @@ class Report:
     Attributes:
         engine: ``ragged batch`` or ``BatchGenerator``, which is mlx-lm's.
         reason: why it is mlx-lm's.
-        drafts_by: ``MTP head``, ``draft model`` with its name, or None.
+        drafts_by: ``MTP head``, ``draft model`` with its name, ``lookup``, or None; a comma between
+            two.
         draft_depth: drafts a step, at most.
         no_drafts_because: why nothing drafts.
         weights: of the model and of what drafts for it.
@@ -49,7 +50,7 @@ class Report:
 
     def __str__(self) -> str:
         engine = f"mlx-lm's {self.engine}, because {self.reason}" if self.reason else self.engine
-        drafts = f"up to {self.draft_depth} a step by the {self.drafts_by}"
+        drafts = f"up to {self.draft_depth} a step by {self.drafts_by}"
         cache = [f"{in_units(self.token)} a token"] if self.token else []
         if self.sliding:
             cache.append(f"up to {in_units(self.sliding)} a row for sliding windows")
@@ -97,9 +98,9 @@ def examine(settings: WorkerSettings) -> Report:
 
 
 def _drafter(engine: DecodingEngine) -> str | None:
-    if not engine.max_depth:
-        return None
-    return f"draft model {engine.draft_model}" if engine.draft_model else "MTP head"
+    own = f"draft model {engine.draft_model}" if engine.draft_model else "MTP head"
+    by = [own] if engine.own_depth else []
+    return ", ".join([*by, "lookup"] if engine.looks_up else by) or None
 
 
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
@@ -109,7 +110,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
         return "BatchGenerator has no drafts"
     if not settings.depth:
         return "--mode batched or --mtp-depth 0"
-    return "the checkpoint has no MTP head, and --draft-model names no other"
+    return "the checkpoint has no MTP head, --draft-model names no model, and --no-lookup"
 
 
 def _rows(engine: DecodingEngine, limit: int) -> int:

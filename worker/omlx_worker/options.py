@@ -21,7 +21,7 @@ USAGE = 2
 SECTIONS = {
     "Model": ("model", "model_alias", "draft_model"),
     "Decoding": (
-        *("max_batch", "mode", "mtp_depth", "acceptance"),
+        *("max_batch", "mode", "mtp_depth", "lookup", "lookup_ring", "acceptance"),
         *("prefill_chunk", "calibration", "state_dir"),
     ),
     "Queue and Redis": (

@@ -33,10 +33,12 @@ def test_a_name_close_to_a_known_one_is_corrected(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_name_in_the_file_counts_too_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(".env").write_text("OMLX_QUEUE_COLOUR=red\nCOLOUR=red\nOMLX_QUEUE_MODE=auto\n")
-    said = "OMLX_QUEUE_COLOUR has no effect: no setting has this name; unset it"
+    Path(".env").write_text(
+        "OMLX_QUEUE_FLAVOUR_OF_ICE=red\nFLAVOUR_OF_ICE=red\nOMLX_QUEUE_MODE=auto\n"
+    )
+    said = "OMLX_QUEUE_FLAVOUR_OF_ICE has no effect: no setting has this name; unset it"
     assert warnings() == [said]
-    monkeypatch.setenv("OMLX_QUEUE_COLOUR", "blue")
+    monkeypatch.setenv("OMLX_QUEUE_FLAVOUR_OF_ICE", "blue")
     assert warnings() == [said]
 
 

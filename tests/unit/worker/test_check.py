@@ -70,17 +70,18 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
 
     said = check(qwen, "--mtp-depth", "2").stdout
 
-    assert "drafts   up to 2 a step by the MTP head\n" in said
+    assert "drafts   up to 8 a step by MTP head, lookup\n" in said
     assert "a token + 31 KiB a row for recurrent layers\n" in said
     assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
-    assert "drafts   none: the checkpoint has no MTP head, and" in check(llama).stdout
+    assert "drafts   up to 8 a step by lookup\n" in check(llama).stdout
+    assert "drafts   none: the checkpoint has no MTP" in check(llama, "--no-lookup").stdout
 
 
 def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:
     draft = str(write_llama(tmp_path / "draft"))
     alone, both = checked(llama), checked(llama, "--draft-model", draft, "--mtp-depth", "2")
 
-    assert (both["drafts_by"], both["draft_depth"]) == (f"draft model {draft}", 2)
+    assert (both["drafts_by"], both["draft_depth"]) == (f"draft model {draft}, lookup", 8)
     assert (both["token"], both["weights"]) == (2 * alone["token"], 2 * alone["weights"])
 
 

@@ -55,7 +55,7 @@ class DecoderSide:
     def __init__(self, decoder: Decoder, *, auto: bool = False) -> None:
         self.name = AUTO if auto else f"K={decoder.depth}"
         self._decoder = decoder
-        policy = make_policy("auto" if auto else "mtp", decoder.depth)
+        policy = make_policy("auto" if auto else "mtp", decoder.depth, decoder.own_depth)
         self._driver = DepthDriver(policy, decoder.depth)
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:

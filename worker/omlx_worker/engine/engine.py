@@ -23,7 +23,17 @@ class Decoder(Rows, Protocol):
 
     @property
     def depth(self) -> int:
-        """The most drafts of a step; 0 without a head or a draft model."""
+        """The most drafts of a step; 0 if nothing drafts."""
+        ...
+
+    @property
+    def own_depth(self) -> int:
+        """See `Engine.own_depth`."""
+        ...
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up."""
         ...
 
     @property
@@ -66,6 +76,8 @@ class DecodingEngine:
         self.info = info
         self.max_rows = max_rows
         self.max_depth = decoder.depth
+        self.own_depth = decoder.own_depth
+        self.looks_up = decoder.looks_up
         self.weight_bytes = decoder.weight_bytes
         self.memory_budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
@@ -173,6 +185,10 @@ class DecodingEngine:
             finish_reason=finish_reason,
             drafted=step.drafted,
             accepted=step.accepted,
+            window=step.window,
+            looked_up=step.look is not None and step.look.looked_up,
+            foretold=step.look is not None and step.look.foretold,
+            found=step.look is not None and step.look.found,
         )
 
     def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:

@@ -64,7 +64,8 @@ class GeneratorDecoder:
         reason: why the model is not decoded by the ragged batch.
     """
 
-    depth = 0
+    depth = own_depth = 0
+    looks_up = False
 
     def __init__(
         self, model: nn.Module, max_rows: int, prefill_chunk: int = 512, reason: str = ""

@@ -104,6 +104,10 @@ class Emission:
         finish_reason: set once, with the row's last emission.
         drafted: drafts that the step judged for the row.
         accepted: how many of them it accepted: a prefix of the drafts.
+        window: the most drafts that the step could judge for any row.
+        looked_up: whether its drafts are looked up, or would have been at a depth of 0.
+        foretold: whether the first draft looked up was right, judged or not.
+        found: whether the drafts of the step after it are looked up.
     """
 
     row_id: str
@@ -113,6 +117,10 @@ class Emission:
     finish_reason: FinishReason | None = None
     drafted: int = 0
     accepted: int = 0
+    window: int = 0
+    looked_up: bool = False
+    foretold: bool = False
+    found: bool = False
 
 
 class Rows(Protocol):
@@ -226,6 +234,11 @@ class Engine(Rows, Protocol):
     @property
     def max_depth(self) -> int:
         """How many tokens a step can draft for a row; 0 if nothing drafts."""
+        ...
+
+    @property
+    def own_depth(self) -> int:
+        """How many of them the model or its draft model makes; the others are looked up."""
         ...
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:

@@ -18,6 +18,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import ModelInfo
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
@@ -51,15 +52,17 @@ def load_engine(
     depth: int = 0,
     ratio: bool = False,
     draft_model: str | None = None,
+    lookup: Lookup | None = None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
     Args:
         model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
         max_rows: how many rows may decode at once.
-        depth: most drafts a step; needs a model with an MTP head, or a draft model.
+        depth: most drafts a step by an MTP head or a draft model.
         ratio: judge the drafts of requests without a seed by the ratio rule.
         draft_model: named like ``model``; not loaded at depth 0.
+        lookup: how drafts are looked up; None for not at all.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
@@ -72,7 +75,7 @@ def load_engine(
     if not depth:
         draft_model = None
     draft = load_draft_model(draft_model, tokenizer) if draft_model else None
-    decoder = decoder_of(network, max_rows, depth, draft)
+    decoder = decoder_of(network, max_rows, depth, draft, lookup)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
@@ -166,12 +169,17 @@ def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
 
 
 def decoder_of(
-    network: nn.Module, max_rows: int, depth: int, draft: nn.Module | None = None
+    network: nn.Module,
+    max_rows: int,
+    depth: int,
+    draft: nn.Module | None = None,
+    lookup: Lookup | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`.
 
     Args:
         draft: drafts in place of the model's own head.
+        lookup: see `load_engine`.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model.
@@ -193,6 +201,6 @@ def decoder_of(
             raise ModelError(
                 f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another"
             ) from None
-    if depth and not ragged.drafts:
+    if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    return RaggedDecoder(ragged, depth)
+    return RaggedDecoder(ragged, depth, lookup)

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from omlx_worker.decode.depth.acceptance import Acceptance
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport, bucket_of, slots_for
 
 # Durations are in steps, shares are of the depth in use.
@@ -25,9 +26,6 @@ GAIN, FAST_GAIN = 0.2, 0.5  # weight of a timing in use, and of one that is prob
 JUMP = 0.15  # log change of a cost that is no noise; other depths are then probed on credit
 SURE = 16  # timings after which the depth in use moves all depths of its cell
 GUESS = 0.08  # cost of a draft where nothing is known
-ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
-PRIOR = 4.0  # drafts that the model's record counts for in a row's
-RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
 
 
 @dataclass(slots=True)
@@ -74,29 +72,6 @@ class Cell:
         cost.shift = self.shift
 
 
-class _Record:
-    """Drafts judged and accepted at each position, folded in now and then; ``expected`` of 0, 1,
-    ... drafts."""
-
-    def __init__(self, depth: int) -> None:
-        self.tries, self.hits = [0.0] * depth, [0.0] * depth
-        self.expected = [0.0] * (depth + 1)
-        self.news, self._tried, self._hit = 0, [0] * (depth + 1), [0] * (depth + 1)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        self.news += 1
-        self._tried[drafted if accepted == drafted else accepted + 1] += 1
-        self._hit[accepted] += 1
-
-    def fold(self, memory: float) -> None:
-        tried = hit = self.news = 0
-        for position in reversed(range(len(self.tries))):
-            tried, hit = tried + self._tried[position + 1], hit + self._hit[position + 1]
-            self.tries[position] = self.tries[position] * memory**tried + tried
-            self.hits[position] = self.hits[position] * memory**tried + hit
-        self._tried, self._hit = [0] * len(self._tried), [0] * len(self._hit)
-
-
 @dataclass(slots=True)
 class _Size:
     """State at one number of slots: depth in use, gains forgone, steps since a probe, the probe."""
@@ -110,33 +85,41 @@ class _Size:
 
 
 class AutoPolicy:
-    """Drafts as deep as pays. ``cells`` has costs by slots and context bucket, ``model`` the drafts
-    of all rows."""
+    """Drafts as deep as pays.
 
-    def __init__(self, max_depth: int) -> None:
+    Args:
+        max_depth: drafts a row and step, at most.
+        own_depth: of those that the model makes itself; the others are looked up. None for all.
+
+    Attributes:
+        cells: costs by slots and context bucket.
+    """
+
+    def __init__(self, max_depth: int, own_depth: int | None = None) -> None:
         self.transitions = 0
-        self.model = _Record(max_depth)
-        self._max_depth = max_depth
+        self.max_depth = max_depth
+        self.own_depth = max_depth if own_depth is None else own_depth
+        self.acceptance = Acceptance(max_depth, self.own_depth)
         self.cells: defaultdict[tuple[int, int], Cell] = defaultdict(Cell)
         self._sizes = defaultdict[int, _Size](_Size)
-        self._rows: dict[str, _Record] = {}
         self._limits: dict[str, int] = {}
-        self._totals: list[float] = []
         self._decisions: dict[tuple[int, str, bool], Decision] = {}
         self._credit, self._timed, self._step = OVERHEAD + 1.0, True, 0
 
     def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
         """See `DepthPolicy`. No row drafts while the rows that join outnumber those that decode."""
         self._step += 1
-        limits = {row.row_id: min(row.limit, self._max_depth) for row in rows if row.limit > 0}
+        limits = {row.row_id: min(row.limit, self.max_depth) for row in rows if row.limit > 0}
         if limits != self._limits or self._step % INTERVAL == 0:
-            self._keep(limits)
+            self._limits, self._decisions = limits, {}
+            self.acceptance.keep(limits)
+        self.acceptance.decide()
         top = max(limits.values(), default=0)
         if top == 0 or coming > len(rows):
             return self._decide(0, "rows join" if top else "no row drafts", passing=top > 0)
         slots = slots_for(slots)
         cell, seconds = self._look_up(slots, max([row.context for row in rows]), top)
-        speeds = [(len(rows) + self._totals[k]) / seconds[k] for k in range(top + 1)]
+        speeds = [(len(rows) + self.acceptance.totals[k]) / seconds[k] for k in range(top + 1)]
         best, size = speeds.index(max(speeds)), self._sizes[slots]
         if size.depth is None and best in cell.depths and len(cell.depths) > 1:
             size.depth, size.reason = best, f"depth {best}: the best when last measured"
@@ -161,13 +144,7 @@ class AutoPolicy:
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
-        for row_id, drafted, accepted in report.outcomes:
-            if drafted:
-                self.model.add(drafted, accepted)
-            if drafted and (record := self._rows.get(row_id)):
-                record.add(drafted, accepted)
-                if 4 * record.news >= record.tries[0]:
-                    self._expect(record, self._limits[row_id])
+        self.acceptance.observe(report.outcomes, report.depth)
         self._timed = report.seconds is not None
         if report.seconds:
             slots = slots_for(report.slots)
@@ -223,33 +200,6 @@ class AutoPolicy:
             size.left = PROBE + (size.probed not in cell.depths)
             self._credit -= prices[size.probed]
             size.wait = 0
-
-    def _keep(self, limits: dict[str, int]) -> None:
-        """Make sure of these rows and forget all others."""
-        self._limits, self._decisions, self._totals = limits, {}, [0.0] * (self._max_depth + 1)
-        self.model.fold(MODEL_MEMORY)
-        rows, self._rows = self._rows, {}
-        for row_id, limit in limits.items():
-            record = self._rows[row_id] = rows.get(row_id) or _Record(self._max_depth)
-            record.expected = [0.0] * (self._max_depth + 1)
-            self._expect(record, limit)
-
-    def _expect(self, record: _Record, limit: int) -> None:
-        """Work out a row's expectations from its record and the model's."""
-        record.fold(ROW_MEMORY)
-        before, record.expected = record.expected, [0.0]
-        general, rate, reach = 1.0, 1.0, 1.0
-        for position in range(self._max_depth):
-            last, default = general, general * RATES[position > 0]
-            tries, hits = self.model.tries[position], self.model.hits[position]
-            general = (2 * PRIOR * default + hits) / (2 * PRIOR + tries)
-            prior = min(rate * general / max(last, 1e-6), 1.0)
-            tries, hits = record.tries[position], record.hits[position]
-            rate = (PRIOR * prior + hits) / (PRIOR + tries)
-            reach *= rate if position < limit else 0.0
-            record.expected.append(record.expected[-1] + reach)
-        for depth, value in enumerate(record.expected):
-            self._totals[depth] += value - before[depth]
 
     def _decide(self, depth: int, reason: str, *, passing: bool = False) -> Decision:
         key = (depth, reason, passing)

@@ -27,7 +27,7 @@ MOST_SECONDS = 30.0
 """Of steps that compile nothing: what is compiled here need not be for jobs."""
 
 SAVE_SECONDS = 60.0
-FILE_VERSION = 3
+FILE_VERSION = 4
 
 PROMPT_TOKENS, MAX_TOKENS = 16, 1024
 """Of a calibration row; it is replaced when it ends."""
@@ -67,7 +67,9 @@ class Calibration:
             for depth in cell.depths
             if not bucket
         }
-        cells = [(slots, depth) for slots in sizes for depth in range(engine.max_depth + 1)]
+        # The policy guesses those between, and probes them if they promise anything.
+        depths = {*range(policy.own_depth + 1), policy.max_depth // 2, policy.max_depth}
+        cells = [(slots, depth) for slots in sizes for depth in sorted(depths)]
         self._cells = [cell for cell in cells if measures and cell not in known]
         self._left = MOST_SECONDS
         self._told = False
@@ -119,7 +121,7 @@ class Calibration:
         if not at_once and time.monotonic() - self._saved_at < SAVE_SECONDS:
             return
         self._saved_at = time.monotonic()
-        model = self._policy.model
+        records = self._policy.acceptance
         costs = [
             (*key, depth, cell.seconds(depth))
             for key, cell in self._policy.cells.items()
@@ -129,7 +131,7 @@ class Calibration:
             "version": FILE_VERSION,
             "key": self._engine.identity,
             "costs": costs,
-            "acceptance": [model.tries, model.hits],
+            "acceptance": [[each.tries, each.hits] for each in (records.own, records.lookup)],
         }
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         try:
@@ -153,21 +155,23 @@ class Calibration:
             log.warning("cannot use %s (%s): measuring anew", self.path, error)
 
     def _restore(self, known: dict[str, Any]) -> None:
-        model = self._policy.model
-        tries, hits = ([float(n) for n in counts] for counts in known["acceptance"])
+        records = self._policy.acceptance
+        counts = [
+            [[float(n) for n in places] for places in (tries, hits)]
+            for tries, hits in known["acceptance"]
+        ]
         costs = [(int(s), int(b), int(d), float(t)) for s, b, d, t in known["costs"]]
         for slots, bucket, depth, seconds in costs:
             if not (slots >= 1 and bucket >= 0 and depth >= 0 and 0 < seconds < math.inf):
                 raise ValueError(f"no step costs {seconds!r} seconds")
-        if len(tries) != len(hits) or not all(
-            0 <= hit <= judged for hit, judged in zip(hits, tries, strict=True)
-        ):
-            raise ValueError("more drafts accepted than judged")
+        for tries, hits in counts:
+            if not all(0 <= hit <= judged for hit, judged in zip(hits, tries, strict=True)):
+                raise ValueError("more drafts accepted than judged")
         for slots, bucket, depth, seconds in costs:
             self._policy.cells[slots, bucket].put(depth, seconds)
-        places = len(model.tries)
-        model.tries[:] = (tries + model.tries[len(tries) :])[:places]
-        model.hits[:] = (hits + model.hits[len(hits) :])[:places]
+        for record, (tries, hits) in zip((records.own, records.lookup), counts, strict=True):
+            places = min(len(tries), len(record.tries))
+            record.tries[:places], record.hits[:places] = tries[:places], hits[:places]
 
     def _measure(self, slots: int, depth: int) -> Iterator[None]:
         """Time steps of one cell, yielding after each call of the engine that takes time."""

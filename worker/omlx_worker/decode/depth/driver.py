@@ -97,7 +97,7 @@ class DepthDriver:
         """
         if not emissions:
             return
-        depth = max(emission.drafted for emission in emissions)
+        depth = max(max(emission.drafted, emission.window) for emission in emissions)
         now, before = self._decision, self._dispatched
         # A step drafts for the next: either change takes time that neither depth takes.
         self.changes_depth = before is not None and (
@@ -108,7 +108,10 @@ class DepthDriver:
             slots=self._slots,
             depth=depth,
             context=self._context,
-            outcomes=[Outcome(e.row_id, e.drafted, e.accepted) for e in emissions],
+            outcomes=[
+                Outcome(e.row_id, e.drafted, e.accepted, e.looked_up, e.foretold, e.found)
+                for e in emissions
+            ],
         )
         self._policy.observe(report)
 

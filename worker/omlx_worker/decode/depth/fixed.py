@@ -98,17 +98,18 @@ class HybridPolicy:
         pass
 
 
-def make_policy(mode: Mode, max_depth: int) -> DepthPolicy:
+def make_policy(mode: Mode, max_depth: int, own_depth: int | None = None) -> DepthPolicy:
     """The policy of a mode.
 
     Args:
-        max_depth: drafts a row and step, at most; 0 for a model without a head.
+        max_depth: drafts a row and step, at most; 0 if nothing drafts.
+        own_depth: of those that the model makes itself; the others are looked up. None for all.
     """
     if mode == "mtp":
         return FixedPolicy(max_depth)
     if mode == "batched" or max_depth == 0:
         return FixedPolicy(0)
-    return HybridPolicy(max_depth) if mode == "hybrid" else AutoPolicy(max_depth)
+    return HybridPolicy(max_depth) if mode == "hybrid" else AutoPolicy(max_depth, own_depth)
 
 
 def decide(rows: Sequence[RowView], depth: int, reason: str) -> Decision:

@@ -49,11 +49,20 @@ class Decision:
 
 
 class Outcome(NamedTuple):
-    """What a step's verification did for one row."""
+    """What a step's verification did for one row.
+
+    Attributes:
+        looked_up: whether its drafts are looked up, or would have been at a depth of 0.
+        foretold: whether the first draft looked up was right, judged or not.
+        found: whether the drafts of the step after it are looked up.
+    """
 
     row_id: str
     drafted: int
     accepted: int
+    looked_up: bool = False
+    foretold: bool = False
+    found: bool = False
 
 
 @dataclass(frozen=True, slots=True)

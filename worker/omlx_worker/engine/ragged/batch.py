@@ -19,6 +19,8 @@ from functools import lru_cache
 
 import mlx.core as mx
 
+from omlx_worker.engine.drafts.lookup import LONGEST, Lookup, Ring
+from omlx_worker.engine.drafts.trust import Trust
 from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -58,25 +60,34 @@ class Batch:
 
     Attributes:
         depth: drafts per row and step, at most; a row may have a lower limit.
+        own_depth: of those that the model makes itself; the others are looked up.
         reads: how many outcomes the host has read.
         traces: how many times a step was compiled for a new bucket or plan.
     """
 
-    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
-        self.depth = depth if model.drafts else 0
+    def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
+        self.own_depth = depth if model.drafts else 0
+        self.depth = lookup.deepest(1, self.own_depth) if lookup else self.own_depth
         self.reads = 0
         self.traces = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
-        self._slots = Slots(model)
+        self._lookup = lookup
+        self._trust = Trust(own=self.own_depth > 0)
+        self._ring = Ring(lookup.ring) if lookup and lookup.ring > LONGEST else None
+        self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
-        self._footprint = Footprint(model, self.depth)
+        self._footprint = Footprint(model, self._deepest, looks_up=lookup is not None)
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._params: Params = {}
         self._depths: Mapping[str, int] = {}
         self._steps = lru_cache(MOST_STEPS)(self._compiled)
         self._in_flight: _Flight | None = None
+
+    @property
+    def looks_up(self) -> bool:
+        return self._lookup is not None
 
     @property
     def slots(self) -> int:
@@ -106,6 +117,10 @@ class Batch:
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
         values |= {"accepted": 0, "drafted": 0}
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
+        if self._lookup:
+            none = mx.zeros((1,), mx.int32)
+            state |= {"match": none, "foretold": none, "looked_up": none}
+            state["history"] = mx.array([history], mx.int32)
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
@@ -140,6 +155,9 @@ class Batch:
             return
         index = self._slots.find(row_id)
         if index is not None:
+            if self._ring:
+                slot, history = self._slots.at(index), self._buffers.state["history"]
+                self._ring.add(history[index, len(slot.row.prompt) : self._committed(slot)])
             self._slots.free(index).left = True
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
@@ -165,7 +183,8 @@ class Batch:
         needs = [longest for _, longest in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
-        return prompts + max(self._footprint.of_batch(layout) for layout in layouts)
+        batch = max(self._footprint.of_batch(layout) for layout in layouts)
+        return prompts + batch + self._footprint.of_histories(layouts)
 
     def _dispatch(self) -> _Flight | None:
         if all(slot.remaining <= 0 for _, slot in self._slots.taken):
@@ -173,15 +192,19 @@ class Batch:
         self._slots.compact()
         depth = max(self._depth_of(slot.row) for _, slot in self._slots.taken)
         buffers = self._buffers
-        buffers.state = fit(buffers.state, buffers.caches, depth, self.depth)
+        buffers.state = fit(buffers.state, buffers.caches, depth, self._deepest(self.slots))
         width = 1 + (buffers.state["drafts"].shape[1] if "drafts" in buffers.state else 0)
-        # Tail positions of the window, and of a draft model, which reads what follows it.
+        # Tail positions of the window, and of what follows it, which a draft model reads.
         reach = width + max(depth, 1)
         if any(slot.offset + reach > TAIL for _, slot in self._slots.taken):
             self._slots.fold()
         if self._slots.changed:
             self._replan()
-        step = self._steps(self._plan, depth, spans_of(buffers.caches))
+        ring = 0
+        if self._ring:
+            self._params["ring"] = self._ring.tokens
+            ring = self._ring.tokens.shape[0]
+        step = self._steps(self._plan, depth, spans_of(buffers.caches), ring)
         outcome, buffers.state, written = step(buffers.state, self._params, buffers.arrays)
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
@@ -204,15 +227,35 @@ class Batch:
             step = verdict.at(slot.row, index)
             slot.cursor -= flight.width - len(step.tokens)
             slot.remaining -= step.accepted
+            self._learn(step)
             steps.append(step)
+        if self._lookup:
+            self._params["trusted"] = mx.array(self._trust.shortest, mx.int32)
         return steps
 
+    def _learn(self, step: RowStep) -> None:
+        look = step.look
+        if look and look.match:
+            self._trust.match(look.match, right=look.foretold)
+        if step.drafted and not (look and look.looked_up):
+            self._trust.own(right=step.accepted > 0)
+
+    def _committed(self, slot: Slot) -> int:
+        """Positions of a row's history that the host has read, the pending token's left out."""
+        flight = self._in_flight
+        flying = flight is not None and any(other is slot for _, other in flight.rows)
+        return slot.cursor - (flight.width if flight and flying else 0)
+
+    def _deepest(self, slots: int) -> int:
+        return self._lookup.deepest(slots, self.own_depth) if self._lookup else self.own_depth
+
     def _depth_of(self, row: Row) -> int:
-        limit = self.depth if row.depth is None else min(self.depth, row.depth)
+        limit = self._deepest(self.slots)
+        limit = limit if row.depth is None else min(limit, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _compiled(self, plan: Plan, depth: int, _spans: Spans) -> Step:
-        return compiled(self._model, plan, depth, self._traced)
+    def _compiled(self, plan: Plan, depth: int, _spans: Spans, _ring: int) -> Step:
+        return compiled(self._model, plan, depth, self.own_depth, self._traced)
 
     def _traced(self) -> None:
         self.traces += 1
@@ -233,6 +276,8 @@ class Batch:
         self._params = params(rows, self._plan)
         self._params["active"] = mx.array([slot is not None for slot in slots], mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)
+        if self._lookup:
+            self._params["trusted"] = mx.array(self._trust.shortest, mx.int32)
         self._slots.changed = False
         self._buffers.keep("counts", self._plan.penalties, (), mx.int32)
         drafts = self._buffers.state.get("drafts")

@@ -13,11 +13,14 @@ import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.layout import Layout, history_length, slots_of, unmoved
+from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.step import Arrays, State
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
+_PER_LOOKUP = ("match", "foretold", "looked_up")
+_CUT = ("drafts", "weights", "history")
+"""Arrays whose second axis differs between batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,12 @@ class Buffers:
         layout: the groups of its slots.
     """
 
-    def __init__(self, model: RaggedModel) -> None:
+    def __init__(self, model: RaggedModel, *, looks_up: bool = False) -> None:
         self.caches: list[LayerCache] = []
         self.state: State = {}
         self.layout: Layout = ()
         self._model = model
+        self._looks_up = looks_up
 
     @property
     def arrays(self) -> Arrays:
@@ -92,6 +96,9 @@ class Buffers:
             taken = mx.array([slot is not None for slot in moves])
             for name in ("cursors", "body_lengths"):
                 self.state[name] = self.state[name] * taken
+        if self._looks_up:
+            length = history_length(layout)
+            self.state["history"] = widened(self.state["history"], length)[:, :length]
         self.layout = layout
         self.settle()
         # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
@@ -101,7 +108,10 @@ class Buffers:
         [group] = layout
         self.layout = layout
         self.caches = self._model.new_caches(group.slots, group.capacity)
-        self.state = {name: mx.zeros((group.slots,), mx.int32) for name in _PER_ROW}
+        names = _PER_ROW + (_PER_LOOKUP if self._looks_up else ())
+        self.state = {name: mx.zeros((group.slots,), mx.int32) for name in names}
+        if self._looks_up:
+            self.state["history"] = mx.zeros((group.slots, history_length(layout)), mx.int32)
 
     def keep(self, name: str, wanted: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         """Hold an array over the vocabulary, ``[S, *shape, V]``, only while it is wanted."""
@@ -120,9 +130,9 @@ class Buffers:
             elif isinstance(cache, RecurrentCache):
                 cache.clear(slot)
         for name, value in row.state.items():
-            if name in ("drafts", "weights") and name in state:
-                depth = min(value.shape[1], state[name].shape[1])
-                state[name][slot, :depth] = value[0, :depth]
+            if name in _CUT and name in state:
+                width = min(value.shape[1], state[name].shape[1])
+                state[name][slot, :width] = value[0, :width]
             elif name in state:
                 state[name][slot] = value[0]
         room = state["drafts"].shape[1] if "drafts" in state else 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
@@ -31,8 +32,8 @@ class RaggedDecoder(Batch):
 
     reason = None
 
-    def __init__(self, model: RaggedModel, depth: int = 0) -> None:
-        super().__init__(model, depth)
+    def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
+        super().__init__(model, depth, lookup)
         self._reading: dict[str, _Reading] = {}
 
     def add(self, row: Row) -> None:

@@ -50,9 +50,9 @@ class Slots:
         drains: how many times the pipeline was drained.
     """
 
-    def __init__(self, model: RaggedModel) -> None:
+    def __init__(self, model: RaggedModel, *, looks_up: bool = False) -> None:
         self.rows: list[Slot | None] = []
-        self.buffers = Buffers(model)
+        self.buffers = Buffers(model, looks_up=looks_up)
         self.changed = False
         self.drains = 0
         self._excess = 0

@@ -11,6 +11,13 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 
+If drafts are looked up, also:
+
+``history``       ``[S, L]``, every token at its position, the pending one included
+``match``         tokens of the match that was looked up for the next step; 0 for none
+``foretold``      the token that followed that match
+``looked_up``     whether ``drafts`` are those that followed it
+
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
 that any later step may draft.
 """
@@ -23,6 +30,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.drafts.lookup import search
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
@@ -37,7 +45,7 @@ from omlx_worker.engine.ragged.sampling import (
     distribution,
     report,
 )
-from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
+from omlx_worker.engine.ragged.speculation import Drafts, judge, merge, propose
 from omlx_worker.engine.ragged.window import Window
 
 _OF_DRAFTS = ("drafts", "weights")
@@ -48,17 +56,38 @@ Step = Callable[[State, Params, Arrays], tuple[list[mx.array], State, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What looking drafts up did for one row in one step.
+
+    Attributes:
+        match: tokens of the match that the step before had found; 0 for none.
+        foretold: whether the token after that match is the step's first.
+        looked_up: whether the drafts that the step judged are those after the match.
+        found: whether the drafts of the next step are looked up too.
+    """
+
+    match: int
+    foretold: bool
+    looked_up: bool
+    found: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RowStep:
     """What one step added to one row.
 
     Attributes:
         tokens: committed tokens: the accepted drafts and the one after them.
         drafted: drafts that were judged for the row.
+        window: the most drafts that the step could judge for any row.
+        look: what lookups did for the row; None if nothing is looked up.
     """
 
     row_id: str
     tokens: list[Sampled]
     drafted: int = 0
+    window: int = 0
+    look: Look | None = None
 
     @property
     def accepted(self) -> int:
@@ -70,21 +99,23 @@ class Verdict:
 
     def __init__(self, outcome: Sequence[mx.array]) -> None:
         counts, *drawn = outcome
-        # [S, 2]: drafts judged and drafts accepted of each row.
         self._counts: Any = counts.tolist()
         self._draw = ReadDraw.of(drawn)
+        self._window = drawn[0].shape[1] - 1
 
     def at(self, row: Row, index: int) -> RowStep:
         """What the step added to the row at this index of the batch."""
-        drafted, accepted = self._counts[index]
+        drafted, accepted, *look = self._counts[index]
         tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
-        return RowStep(row.row_id, tokens, drafted)
+        looked = Look(look[0], bool(look[1]), bool(look[2]), bool(look[3])) if look else None
+        return RowStep(row.row_id, tokens, drafted, self._window, looked)
 
 
 def compiled(
     model: RaggedModel,
     plan: Plan,
     depth: int,
+    own: int,
     on_trace: Callable[[], None],
 ) -> Step:
     """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
@@ -93,6 +124,7 @@ def compiled(
     reads, the new state, and the arrays that each layer wrote.
 
     Args:
+        own: see `advance`.
         on_trace: called on every trace, that is, for every new bucket of shapes; never where
             nothing is compiled, which runs the function in every step.
     """
@@ -102,7 +134,7 @@ def compiled(
         if traces:
             on_trace()
         caches = model.wrap(layers)
-        counts, draw, after = advance(model, caches, state, params, plan, depth)
+        counts, draw, after = advance(model, caches, state, params, plan, depth, own)
         return [counts, *draw.arrays], after, [cache.written for cache in caches]
 
     fused: Step = mx.compile(step)
@@ -116,12 +148,18 @@ def advance(
     params: Params,
     plan: Plan,
     depth: int,
+    own: int,
 ) -> tuple[mx.array, Draw, State]:
     """Judge the drafts in the state, commit what was accepted, and draft for the next step.
 
+    Args:
+        depth: drafts for the next step to judge.
+        own: how many of them, at most, the model drafts itself where nothing is looked up.
+
     Returns:
-        ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
-        which a row's first ``accepted + 1`` are committed; and the new state.
+        ``[S, 2]`` int32, each row's drafts judged and drafts accepted, or if drafts are looked up
+        ``[S, 6]``, with the fields of `Look` after them; the window's samples, of which a row's
+        first ``accepted + 1`` are committed; and the new state.
     """
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
     cursors, body_lengths = state["cursors"], state["body_lengths"]
@@ -150,20 +188,21 @@ def advance(
         "cursors": committed,
         "body_lengths": body_lengths,
         "accepted": accepted,
-        "drafted": mx.minimum(params["depth"], depth),
     }
     if counts is not None:
         rows = mx.arange(counts.shape[0])[:, None]
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
         counts = after["counts"] = counts.at[rows, emitted].add(counted)
     following = mx.concatenate([tokens[:, :1], emitted], axis=1)
-    if depth:
+    own = min(own, depth)
+    proposed = None
+    if own:
         proposed = propose(
             model,
             caches,
             hidden,
             counts,
-            depth,
+            own,
             tokens=following,
             accepted=accepted,
             window=window,
@@ -172,13 +211,30 @@ def advance(
             params=params,
             plan=plan,
         )
-        after["drafts"] = proposed.tokens
-        if proposed.weights is not None:
-            after["weights"] = proposed.weights
     elif model.drafts:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.draft(following, hidden, caches, window)
-    return mx.stack([offered, accepted], axis=1), report(target, emitted, plan), after
+    outcome = [offered, accepted]
+    drafted = mx.full(cursors.shape, own, mx.int32)
+    if "history" in state:
+        places = cursors[:, None] + mx.arange(width + 1)
+        history = mx.put_along_axis(state["history"], places, following, axis=1)
+        found = search(history, committed, params.get("ring"), max(depth, 1))
+        chosen = found.lengths >= params["trusted"]
+        foretold = (state["match"] > 0) & (state["foretold"] == emitted[:, 0])
+        outcome += [state["match"], foretold, state["looked_up"], chosen]
+        after |= {"history": history, "match": found.lengths, "foretold": found.tokens[:, 0]}
+        after["looked_up"] = chosen.astype(mx.int32)
+        drafted = mx.where(chosen, found.counts, drafted)
+        if depth:
+            proposed = merge(proposed, found, chosen, depth, model.vocabulary, plan)
+    after["drafted"] = mx.minimum(params["depth"], drafted)
+    if proposed is not None:
+        after["drafts"] = proposed.tokens
+        if proposed.weights is not None:
+            after["weights"] = proposed.weights
+    counted = mx.stack([part.astype(mx.int32) for part in outcome], axis=1)
+    return counted, report(target, emitted, plan), after
 
 
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:

@@ -81,7 +81,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
     for _ in range(10):
         before: Any = state["drafts"].tolist() if "drafts" in state else [[]] * 12
         listener.clear()
-        counts, draw, state = advance(TableModel(0.7), [], state, settings, plan, depth)  # type: ignore[arg-type]
+        counts, draw, state = advance(TableModel(0.7), [], state, settings, plan, depth, depth)  # type: ignore[arg-type]
         emitted: Any = draw.tokens.tolist()
         drafts: Any = state["drafts"].tolist()
         for index, history in enumerate(histories):

@@ -1,0 +1,132 @@
+"""Drafts are what followed the longest suffix of a row's history where it occurred before."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlx_worker.engine.drafts.lookup import GAP, LONGEST, SHORTEST, Lookup, Ring, search
+from omlx_worker.engine.drafts.trust import Trust
+
+DEPTH = 4
+
+
+def found(
+    histories: list[list[int]], ring: list[int] | None = None, depth: int = DEPTH
+) -> list[tuple[int, list[int]]]:
+    """Length of the match and drafts of each row."""
+    length = max(map(len, histories)) + LONGEST
+    padded = [history + [7] * (length - len(history)) for history in histories]
+    cursors = mx.array([len(history) - 1 for history in histories], mx.int32)
+    known = None if ring is None else mx.array(ring, mx.int32)
+    result = search(mx.array(padded, mx.int32), cursors, known, depth)
+    lengths, tokens, counts = (
+        part.tolist() for part in (result.lengths, result.tokens, result.counts)
+    )
+    return [(n, drafts[:count]) for n, drafts, count in zip(lengths, tokens, counts, strict=True)]
+
+
+def longest(text: list[int], history: list[int], last: int) -> tuple[int, int]:
+    """The same search in plain Python: length and end of the best match that ends by ``last``."""
+    best = (0, 0)
+    for end in range(LONGEST - 1, last):
+        length = 0
+        while length < min(LONGEST, len(history)) and text[end - length] == history[-1 - length]:
+            length += 1
+        if length >= SHORTEST and text[end + 1] != GAP:
+            best = max(best, (length, end))
+    return best
+
+
+TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(TEXTS, max_size=3))
+def test_the_latest_of_the_longest_matches_is_found(
+    histories: list[list[int]], others: list[list[int]]
+) -> None:
+    ring = [GAP] * LONGEST
+    for text in others:
+        ring += [GAP, *text]
+
+    for history, (length, drafts) in zip(histories, found(histories, ring), strict=True):
+        own, theirs = (
+            longest(history, history, len(history) - 1),
+            longest(ring, history, len(ring) - 1),
+        )
+        assert length == max(own[0], theirs[0])
+        if theirs[0] > own[0]:
+            after = ring[theirs[1] + 1 :]
+            assert drafts == [*after, GAP][: [*after, GAP].index(GAP)][:DEPTH]
+        elif length:
+            after = history[own[1] + 1 :]
+            assert drafts == [after[place % len(after)] for place in range(DEPTH)]
+        else:
+            assert drafts == []
+
+
+def test_two_tokens_in_common_are_no_match() -> None:
+    assert found([[9, 9, 9, 9, 9, 9, 1, 2, 3, 4, 8, 2, 3]]) == [(0, [])]
+
+
+def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
+    [(_, drafts)] = found([[9, 8, 7, 6, 5, 4, 3, *[1, 2, 3] * 4]], depth=7)
+
+    assert drafts == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_ring_forgets_the_oldest_texts_and_grows_to_its_limit() -> None:
+    rng = random.Random(1)
+    ring = Ring(10_000)
+    texts = [[rng.randrange(1000) for _ in range(900)] for _ in range(15)]
+    assert ring.tokens.shape[0] < 10_000
+    for text in texts:
+        ring.add(mx.array(text, mx.int32))
+    assert ring.tokens.shape[0] == 10_000
+
+    held = [found([text[500:510]], ring.tokens.tolist()) for text in texts]
+
+    assert held[-1] == [(LONGEST, texts[-1][510:514])]
+    assert held[0] == [(0, [])]
+    assert sum(length > 0 for [(length, _)] in held) in (10, 11)
+
+
+def test_a_text_longer_than_the_ring_is_cut() -> None:
+    ring = Ring(64)
+    ring.add(mx.arange(100, dtype=mx.int32))
+
+    assert found([list(range(20, 30))], ring.tokens.tolist()) == [(LONGEST, [30, 31, 32, 33])]
+
+
+def test_lookups_draft_less_deep_in_large_batches_but_never_less_than_the_model() -> None:
+    lookup = Lookup(depth=8)
+
+    assert [lookup.deepest(slots, 2) for slots in (1, 8, 16, 32, 64)] == [8, 8, 7, 3, 2]
+
+
+def test_without_own_drafts_every_match_is_taken() -> None:
+    trust = Trust(own=False)
+    for _ in range(100):
+        trust.match(SHORTEST, right=False)
+    assert trust.shortest == SHORTEST
+
+
+def test_matches_as_right_as_the_heads_drafts_go_before_them() -> None:
+    trust = Trust(own=True)
+    for turn in range(200):
+        trust.own(right=turn % 10 < 7)
+        for length in range(SHORTEST, LONGEST + 1):
+            trust.match(length, right=turn % 10 < length)
+    assert trust.shortest == 7
+
+
+def test_no_match_goes_before_a_head_that_is_always_better() -> None:
+    trust = Trust(own=True)
+    for _ in range(200):
+        trust.own(right=True)
+        for length in range(SHORTEST, LONGEST + 1):
+            trust.match(length, right=False)
+    assert trust.shortest > LONGEST

@@ -1,0 +1,130 @@
+"""Rows whose drafts are looked up: the same text, whoever drafts, however deep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.step import RowStep
+from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+
+PROMPTS = {
+    "loop": [5, 9, 13, 21, 34, 55, 89, 144] * 3,
+    "short": [3],
+    "words": [*range(40, 70), 7, 7, 7],
+}
+SEEDED = Sampling(temperature=0.7, top_p=0.95, seed=11)
+TOKENS = 48
+
+
+class Counting(RaggedDecoder):
+    """Counts who drafted, and how many were accepted."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.accepted: Counter[bool] = Counter()
+
+    def step(self, depths: object = None) -> list[RowStep]:
+        steps = super().step(depths)  # type: ignore[arg-type]
+        for outcome in steps:
+            assert outcome.look is not None
+            self.accepted[outcome.look.looked_up] += outcome.accepted
+        return steps
+
+
+@pytest.fixture(autouse=True)
+def small_buckets() -> Iterator[None]:
+    with small_classes():
+        yield
+
+
+def rows(sampling: Sampling) -> list[Row]:
+    return [row(name, prompt, TOKENS, sampling) for name, prompt in PROMPTS.items()]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, replace(SEEDED, repetition_penalty=1.2)])
+def test_a_text_is_the_same_at_every_depth_and_in_company(qwen: Loaded, sampling: Sampling) -> None:
+    alone = {r.row_id: run(qwen.decoder(), [r])[r.row_id] for r in rows(sampling)}
+
+    for own, lookup in ((0, Lookup(1)), (0, Lookup(8)), (2, Lookup(3)), (3, Lookup(8, ring=0))):
+        decoder = qwen.decoder(own, lookup)
+        assert run(decoder, rows(sampling), arrivals={"words": 4}) == alone, (own, lookup)
+
+
+def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
+    model = qwen.decoder(0, Lookup())._model
+    decoder = Counting(model, 0, Lookup(8))
+    first = run(decoder, [row("first", PROMPTS["words"], TOKENS)])
+    before, reads = decoder.accepted[True], decoder.reads
+
+    second = run(decoder, [row("second", PROMPTS["words"], TOKENS)])
+
+    assert second["second"] == first["first"]
+    assert decoder.accepted[True] - before > TOKENS // 2
+    assert decoder.reads - reads < TOKENS // 2
+
+
+def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
+    wanted = run(qwen.decoder(), rows(SEEDED))
+    decoder = qwen.decoder(2, Lookup(6))
+    got: dict[str, list[int]] = {name: [] for name in PROMPTS}
+
+    def decode(steps: int) -> None:
+        for _ in range(steps):
+            for outcome in decoder.step():
+                got[outcome.row_id] += [sampled.token for sampled in outcome.tokens]
+
+    for each in rows(SEEDED):
+        decoder.add(each)
+        while decoder.prefill(each.row_id, 100):
+            pass
+    decode(4)
+    decoder.suspend("loop")
+    decode(5)
+    decoder.resume("loop")
+    decoder.suspend("words")
+    decode(3)
+    decoder.resume("words")
+    decode(TOKENS)
+
+    assert {name: tokens[:TOKENS] for name, tokens in got.items()} == wanted
+
+
+def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
+    [whole] = [run(qwen.decoder(), [r])["loop"] for r in rows(SEEDED) if r.row_id == "loop"]
+    rest = replace(row("loop", PROMPTS["loop"], TOKENS, SEEDED), generated=tuple(whole[:17]))
+    decoder = qwen.decoder(2, Lookup())
+    decoder.add(rest)
+    while decoder.prefill("loop", 7):
+        pass
+    got: list[int] = []
+    while len(got) < TOKENS - 17:
+        for outcome in decoder.step():
+            got += [sampled.token for sampled in outcome.tokens]
+
+    assert got[: TOKENS - 17] == whole[17:]
+
+
+def test_a_step_without_drafts_still_says_what_was_foretold(qwen: Loaded) -> None:
+    decoder = qwen.decoder(0, Lookup())
+    run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
+    decoder.add(row("loop", PROMPTS["loop"], TOKENS))
+    while decoder.prefill("loop", 100):
+        pass
+    tokens: list[int] = []
+    foretold = 0
+    for _ in range(TOKENS):
+        for outcome in decoder.step({"loop": 0}):
+            assert outcome.look is not None
+            assert outcome.drafted == 0
+            tokens += [sampled.token for sampled in outcome.tokens]
+            foretold += outcome.look.foretold
+
+    assert tokens[:TOKENS] == qwen.greedy(PROMPTS["loop"], TOKENS)[: len(tokens)]
+    assert foretold > TOKENS // 2

@@ -1,0 +1,136 @@
+"""How many drafts rows may be expected to accept, by who drafts: the model itself, or lookups.
+
+Each row has a record of either, with the record of all rows as prior. Which of the two counts for
+a row in the next step is predicted: lookups, if its last outcome says that one was found.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from omlx_worker.decode.depth.records import Outcome
+
+ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
+PRIOR = 4.0  # drafts that the model's record counts for in a row's
+RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
+AHEAD = 3  # steps from a decision to the outcome of its drafts
+
+
+class Record:
+    """Drafts judged and accepted at each position, folded in now and then; ``expected`` of 0, 1,
+    ... drafts."""
+
+    def __init__(self, depth: int) -> None:
+        self.tries, self.hits = [0.0] * depth, [0.0] * depth
+        self.expected = [0.0] * (depth + 1)
+        self.news, self._tried, self._hit = 0, [0] * (depth + 1), [0] * (depth + 1)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.news += 1
+        self._tried[drafted if accepted == drafted else accepted + 1] += 1
+        self._hit[accepted] += 1
+
+    def fold(self, memory: float) -> None:
+        tried = hit = self.news = 0
+        for position in reversed(range(len(self.tries))):
+            tried, hit = tried + self._tried[position + 1], hit + self._hit[position + 1]
+            self.tries[position] = self.tries[position] * memory**tried + tried
+            self.hits[position] = self.hits[position] * memory**tried + hit
+        self._tried, self._hit = [0] * len(self._tried), [0] * len(self._hit)
+
+    def expect(self, model: Record, limit: int) -> None:
+        """Fold, and work out ``expected`` up to ``limit`` drafts, with the model's as prior."""
+        self.fold(ROW_MEMORY)
+        self.expected = [0.0]
+        general, rate, reach = 1.0, 1.0, 1.0
+        for position in range(len(self.tries)):
+            last, default = general, general * RATES[position > 0]
+            tries, hits = model.tries[position], model.hits[position]
+            general = (2 * PRIOR * default + hits) / (2 * PRIOR + tries)
+            prior = min(rate * general / max(last, 1e-6), 1.0)
+            tries, hits = self.tries[position], self.hits[position]
+            rate = (PRIOR * prior + hits) / (PRIOR + tries)
+            reach *= rate if position < limit else 0.0
+            self.expected.append(self.expected[-1] + reach)
+
+
+class Acceptance:
+    """What is known of the drafts of all rows.
+
+    Args:
+        max_depth: drafts of a row and step, at most.
+        own_depth: of those that the model itself makes.
+
+    Attributes:
+        own, lookup: records over all rows.
+        totals: drafts that all rows are expected to accept, at each depth.
+    """
+
+    def __init__(self, max_depth: int, own_depth: int) -> None:
+        self.own, self.lookup = Record(max_depth), Record(max_depth)
+        self.totals: list[float] = []
+        self._max_depth, self._own_depth = max_depth, own_depth
+        self._limits: Mapping[str, int] = {}
+        self._rows: dict[str, tuple[Record, Record]] = {}
+        self._found: frozenset[str] = frozenset()
+        self._predicted = deque[frozenset[str]](maxlen=AHEAD)
+
+    def keep(self, limits: Mapping[str, int]) -> None:
+        """Know these rows, with the most drafts of each, and forget all others."""
+        self._limits = limits
+        self.own.fold(MODEL_MEMORY)
+        self.lookup.fold(MODEL_MEMORY)
+        rows, self._rows = self._rows, {}
+        for row_id in limits:
+            made = rows.get(row_id) or (Record(self._max_depth), Record(self._max_depth))
+            self._rows[row_id] = made
+            self._expect(row_id, looked_up=False)
+            self._expect(row_id, looked_up=True)
+        self._found &= self._rows.keys()
+        self._add_up()
+
+    def decide(self) -> None:
+        """A decision is made with what is known now."""
+        self._predicted.append(self._found)
+
+    def observe(self, outcomes: Sequence[Outcome], depth: int) -> None:
+        """Learn from the outcomes of a step whose window had ``depth`` drafts."""
+        predicted = self._predicted[0] if self._predicted else frozenset()
+        found = set(self._found)
+        changed = False
+        for outcome in outcomes:
+            row_id, drafted, accepted = outcome[:3]
+            if records := self._rows.get(row_id):
+                (found.add if outcome.found else found.discard)(row_id)
+            if row_id in predicted:
+                if not depth or (not drafted and not self._own_depth):
+                    drafted, accepted = 1, int(outcome.looked_up and outcome.foretold and not depth)
+                elif not outcome.looked_up:
+                    continue
+            elif outcome.looked_up:
+                continue
+            if not drafted:
+                continue
+            source = row_id in predicted
+            (self.lookup if source else self.own).add(drafted, accepted)
+            if records:
+                record = records[source]
+                record.add(drafted, accepted)
+                if 4 * record.news >= record.tries[0]:
+                    self._expect(row_id, looked_up=source)
+                    changed = True
+        if changed or found != self._found:
+            self._found = frozenset(found)
+            self._add_up()
+
+    def _expect(self, row_id: str, *, looked_up: bool) -> None:
+        limit = self._limits[row_id]
+        if looked_up:
+            self._rows[row_id][1].expect(self.lookup, limit)
+        else:
+            self._rows[row_id][0].expect(self.own, min(limit, self._own_depth))
+
+    def _add_up(self) -> None:
+        each = [records[row_id in self._found].expected for row_id, records in self._rows.items()]
+        self.totals = [sum(column) for column in zip(*each, strict=True)] if each else []

@@ -1,0 +1,138 @@
+"""Drafts that are looked up: what followed the last tokens where they occurred before.
+
+The longest suffix of a row's history, of `LONGEST` down to `SHORTEST` tokens, is searched for in
+the row's own history and in a ring of texts that other rows have written. The tokens after the
+match are the drafts. All of it runs on the device, inside the compiled step.
+
+The idea is prompt lookup (Saxena 2023), over earlier outputs too as in suffix decoding (Oliaro et
+al. 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+LONGEST, SHORTEST = 8, 3
+"""Tokens of a match."""
+
+GAP = -1
+"""Between two texts of a ring. No token, so no match crosses it."""
+
+_NONE, _FIRST_RING = -2, 4096
+
+MOST_POSITIONS = 128
+"""Positions of a step beyond which lookups draft no deeper than the model's own drafts.
+
+With more, a step is limited by arithmetic, and every draft costs its share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How a batch looks drafts up.
+
+    Attributes:
+        depth: drafts of a row and step, at most.
+        ring: tokens of other rows' texts; 0 searches a row's own history alone.
+    """
+
+    depth: int = 8
+    ring: int = 65_536
+
+    def deepest(self, slots: int, own: int) -> int:
+        """Drafts a row in a batch of so many slots, if the model itself drafts ``own``."""
+        return max(own, min(self.depth, MOST_POSITIONS // slots - 1))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for each row.
+
+    Attributes:
+        lengths: ``[S]`` int32, tokens of the match; 0 for none.
+        tokens: ``[S, K]`` int32, what followed it.
+        counts: ``[S]`` int32, how many of them are drafts.
+    """
+
+    lengths: mx.array
+    tokens: mx.array
+    counts: mx.array
+
+
+def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
+    """Look up to ``depth`` drafts up for every row.
+
+    Of matches of one length the latest is taken, a row's own before the ring's. A match that ends
+    in the first tokens of either is not seen.
+
+    Args:
+        history: ``[S, L]`` int32, each token at its position.
+        cursors: ``[S]`` int32, the position of each row's last token.
+        ring: ``[R]`` int32, texts with a `GAP` before each, or None.
+    """
+    cursors = cursors[:, None]
+    at = cursors - mx.arange(LONGEST)
+    suffix = mx.take_along_axis(history, mx.maximum(at, 0), axis=1)
+    suffix = mx.where(at >= 0, suffix, _NONE)
+    places = mx.arange(1, depth + 1)
+
+    known = mx.arange(LONGEST - 1, history.shape[1]) < cursors
+    lengths, ends = _longest(history, suffix, known)
+    # A text that repeats itself goes on repeating past its own end.
+    after = ends + 1 + (places - 1) % mx.maximum(cursors - ends, 1)
+    tokens = mx.take_along_axis(history, after, axis=1)
+    if ring is not None:
+        followed = mx.concatenate([ring[LONGEST:] != GAP, mx.array([False])])
+        others, ends = _longest(ring[None], suffix, followed[None])
+        after, last = ends + places, ring.shape[0] - 1
+        theirs = mx.where(after <= last, ring[mx.minimum(after, last)], GAP)
+        better = others > lengths
+        lengths, tokens = mx.maximum(lengths, others), mx.where(better, theirs, tokens)
+    counts = mx.cumprod((tokens != GAP).astype(mx.int32), axis=1).sum(axis=1)
+    lengths = lengths[:, 0]
+    return Found(lengths, mx.maximum(tokens, 0), mx.where(lengths > 0, counts, 0))
+
+
+def _longest(text: mx.array, suffix: mx.array, allowed: mx.array) -> tuple[mx.array, mx.array]:
+    """Length and end of the longest match in ``[S or 1, N]`` tokens, ``[S, 1]`` int32 each."""
+    size = text.shape[1] - (LONGEST - 1)
+    length: mx.array | int = 0
+    for back in reversed(range(LONGEST)):
+        start = LONGEST - 1 - back
+        equal = text[:, start : start + size] == suffix[:, back : back + 1]
+        length = equal * (1 + length)
+    scores = mx.where(allowed & (length >= SHORTEST), length * size + mx.arange(size), 0)
+    best = scores.argmax(axis=1, keepdims=True)
+    length = mx.take_along_axis(scores, best, axis=1) // size
+    return length, best.astype(mx.int32) + (LONGEST - 1)
+
+
+class Ring:
+    """The texts that ended last, on the device.
+
+    Args:
+        limit: tokens, more than `LONGEST`. The ring doubles up to it, so that a few short texts are
+            searched in no time.
+
+    Attributes:
+        tokens: ``[R]`` int32; see `search`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.tokens = mx.full((min(limit, _FIRST_RING),), GAP, mx.int32)
+        self._limit = limit
+        self._end = 0
+
+    def add(self, text: mx.array) -> None:
+        """Write ``[N]`` int32 tokens over the oldest."""
+        text = mx.concatenate([mx.array([GAP], mx.int32), text])[: self._limit]
+        end = self._end + text.shape[0]
+        while end > (size := self.tokens.shape[0]) < self._limit:
+            more = mx.full((min(size, self._limit - size),), GAP, mx.int32)
+            self.tokens = mx.concatenate([self.tokens, more])
+        if end > size:
+            self.tokens[self._end :] = GAP
+            self._end, end = 0, text.shape[0]
+        self.tokens[self._end : end] = text
+        self._end = end
