@@ -31,6 +31,7 @@ from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -45,6 +46,9 @@ from scripts.bench.reading import read_by_mlx_lm, read_by_ragged
 
 DEEPEST = 3
 """Drafts that ``auto`` may choose."""
+
+LOOKUP = "lookup"
+"""Among the depths: no drafts, but every step looks for them, in a ring of random tokens."""
 
 DISTINCT = 8
 """Prompts that are read; further rows decode copies of them, each with a seed of its own."""
@@ -88,10 +92,15 @@ class Sides:
         return self._theirs[rows > 1 :] + [self._ours[depth] for depth in depths]
 
     def _own(self, depth: str) -> Side:
+        if depth == LOOKUP:
+            model = as_ragged(self._network, drafts=False)
+            decoder = GivenDecoder(model, self._caches, 0, Lookup())
+            decoder.remember(mx.random.randint(0, model.vocabulary, (Lookup().ring,)))
+            return DecoderSide(decoder, mode="batched", name=LOOKUP)
         deepest = DEEPEST if depth == AUTO else int(depth)
         model = as_ragged(self._network, drafts=deepest > 0)
         decoder = GivenDecoder(model, self._caches, deepest)
-        return DecoderSide(decoder, auto=depth == AUTO)
+        return DecoderSide(decoder, mode="auto" if depth == AUTO else "mtp")
 
 
 def further(args: argparse.Namespace, text: str) -> argparse.Namespace:

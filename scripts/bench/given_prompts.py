@@ -16,6 +16,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.bench.sides import CHUNK, FOREVER, BatchGeneratorSide, StreamSide
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -91,8 +92,10 @@ class GivenBatchGenerator(BatchGeneratorSide):
 class GivenDecoder(RaggedDecoder):
     """A decoder whose rows join as soon as they are added."""
 
-    def __init__(self, model: RaggedModel, caches: PromptCaches, depth: int) -> None:
-        super().__init__(model, depth)
+    def __init__(
+        self, model: RaggedModel, caches: PromptCaches, depth: int, lookup: Lookup | None = None
+    ) -> None:
+        super().__init__(model, depth, lookup)
         self._given = caches
 
     def add(self, row: Row) -> None:

@@ -72,7 +72,10 @@ class Benchmark:
         self._prompts = heldout_prompts(tokenizer, context, max(rows))
         self._plan = plan
         theirs: list[Side] = [BatchGeneratorSide(network), StreamSide(network)]
-        own = [DecoderSide(decoder, auto=depth == AUTO) for depth, decoder in decoders.items()]
+        own = [
+            DecoderSide(decoder, "auto" if depth == AUTO else "mtp")
+            for depth, decoder in decoders.items()
+        ]
         self._settings = [(n, [*theirs[: 1 + (n == 1)], *own]) for n in rows]
 
     def run(self) -> Iterator[str]:

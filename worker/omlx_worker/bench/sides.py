@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import make_policy
+from omlx_worker.decode.depth.fixed import Mode, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import Emission, Row, Sampling
@@ -50,12 +50,12 @@ class Side(Protocol):
 
 
 class DecoderSide:
-    """This project's decoder, at its own depth or at those up to it that `auto` chooses."""
+    """This project's decoder, as deep as a mode of the worker drafts."""
 
-    def __init__(self, decoder: Decoder, *, auto: bool = False) -> None:
-        self.name = AUTO if auto else f"K={decoder.depth}"
+    def __init__(self, decoder: Decoder, mode: Mode = "mtp", *, name: str = "") -> None:
+        self.name = name or (AUTO if mode == AUTO else f"K={decoder.depth}")
         self._decoder = decoder
-        policy = make_policy("auto" if auto else "mtp", decoder.depth, decoder.own_depth)
+        policy = make_policy(mode, decoder.depth, decoder.own_depth)
         self._driver = DepthDriver(policy, decoder.depth)
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
@@ -95,7 +95,7 @@ class DecoderSide:
 
 def _as_emission(step: RowStep) -> Emission:
     tokens = [sampled.token for sampled in step.tokens]
-    return Emission(step.row_id, tokens, "", drafted=step.drafted, accepted=step.accepted)
+    return Emission(step.row_id, tokens, "", **step.drafts)
 
 
 class BatchGeneratorSide:

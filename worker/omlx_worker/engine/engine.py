@@ -183,12 +183,7 @@ class DecodingEngine:
             text="".join(pieces),
             logprobs=self._describe(row, kept),
             finish_reason=finish_reason,
-            drafted=step.drafted,
-            accepted=step.accepted,
-            window=step.window,
-            looked_up=step.look is not None and step.look.looked_up,
-            foretold=step.look is not None and step.look.foretold,
-            found=step.look is not None and step.look.found,
+            **step.drafts,
         )
 
     def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,14 +87,11 @@ class Footprint:
     """Memory of a ragged batch by its shapes.
 
     Args:
-        deepest: drafts a row and step, at most, in a batch of so many slots.
+        depth: drafts a row and step, at most.
         looks_up: whether drafts are looked up in the rows' histories.
     """
 
-    def __init__(
-        self, model: RaggedModel, deepest: Callable[[int], int], *, looks_up: bool = False
-    ) -> None:
-        depth = deepest(1)
+    def __init__(self, model: RaggedModel, depth: int, *, looks_up: bool = False) -> None:
         # Never evaluated, so nothing is allocated.
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
@@ -108,13 +105,17 @@ class Footprint:
             window = Window.at(start, start, 1 + depth, spans_of(caches))
             model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
             kept = sum(_bytes(cache.kept) for cache in recurrent)
-        # Tails and states.
-        self._slot = sum(TAIL * size for size, _ in self._layers) + state
-        # Kept inputs of a position, and one float32 array over the vocabulary.
-        self._kept = kept // (1 + depth)
-        self._scores = 4 * model.vocabulary
+        # Tails, states, kept inputs, counts, and the drafts' own weights.
+        self._slot = (
+            sum(TAIL * size for size, _ in self._layers)
+            + state
+            + kept
+            + 4 * model.vocabulary * (1 + depth)
+        )
+        # Ten float32 arrays over a window at once: all sampling rules together.
+        self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
-        self._deepest, self._looks_up = deepest, looks_up
+        self._looks_up = looks_up
 
     @property
     def of_row(self) -> RowBytes:
@@ -130,14 +131,10 @@ class Footprint:
             size * (slots * min(longest, ring) if ring else positions)
             for size, ring in self._layers
         ]
-        width = 1 + (self._deepest(slots) if slots else 0)
-        # Besides counts and the drafts' own weights, ten arrays over a window are held at once: all
-        # sampling rules together.
-        slot = self._slot + width * (self._kept + self._scores)
-        stepping = slots * ((IN_FLIGHT - 1) * slot + 10 * width * self._scores)
+        stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
         # One layer's bodies, old and new.
         rearranging = max(bodies, default=0)
-        return sum(bodies) + slots * slot + max(stepping, rearranging)
+        return sum(bodies) + slots * self._slot + max(stepping, rearranging)
 
     def of_histories(self, layouts: Sequence[Layout]) -> int:
         """Bytes of the tokens in which drafts are looked up, in any of these layouts."""

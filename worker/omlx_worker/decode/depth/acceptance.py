@@ -100,36 +100,43 @@ class Acceptance:
         found = set(self._found)
         changed = False
         for outcome in outcomes:
-            row_id, drafted, accepted = outcome[:3]
-            if records := self._rows.get(row_id):
+            row_id = outcome.row_id
+            if row_id in self._rows:
                 (found.add if outcome.found else found.discard)(row_id)
             if row_id in predicted:
-                if not depth or (not drafted and not self._own_depth):
-                    drafted, accepted = 1, int(outcome.looked_up and outcome.foretold and not depth)
-                elif not outcome.looked_up:
-                    continue
-            elif outcome.looked_up:
-                continue
-            if not drafted:
-                continue
-            source = row_id in predicted
-            (self.lookup if source else self.own).add(drafted, accepted)
-            if records:
-                record = records[source]
-                record.add(drafted, accepted)
-                if 4 * record.news >= record.tries[0]:
-                    self._expect(row_id, looked_up=source)
-                    changed = True
+                # A prediction fails too if nothing is found any more, or what is found is wrong.
+                judged = outcome.looked_up and outcome.drafted
+                hit = outcome.looked_up and outcome.foretold and not depth
+                counts = (outcome.drafted, outcome.accepted) if judged else (1, int(hit))
+                changed |= self._add(row_id, *counts, looked_up=True)
+            if outcome.drafted and not outcome.looked_up:
+                changed |= self._add(row_id, outcome.drafted, outcome.accepted, looked_up=False)
         if changed or found != self._found:
             self._found = frozenset(found)
             self._add_up()
+
+    def _add(self, row_id: str, drafted: int, accepted: int, *, looked_up: bool) -> bool:
+        """Count drafts of a row; returns whether its expectations have changed."""
+        (self.lookup if looked_up else self.own).add(drafted, accepted)
+        records = self._rows.get(row_id)
+        if not records:
+            return False
+        record = records[looked_up]
+        record.add(drafted, accepted)
+        if 4 * record.news < record.tries[0]:
+            return False
+        self._expect(row_id, looked_up=looked_up)
+        return True
 
     def _expect(self, row_id: str, *, looked_up: bool) -> None:
         limit = self._limits[row_id]
         if looked_up:
             self._rows[row_id][1].expect(self.lookup, limit)
         else:
-            self._rows[row_id][0].expect(self.own, min(limit, self._own_depth))
+            record = self._rows[row_id][0]
+            record.expect(self.own, min(limit, self._own_depth))
+            # Deeper steps have no drafts but those looked up.
+            record.expected[self._own_depth + 1 :] = [0.0] * (self._max_depth - self._own_depth)
 
     def _add_up(self) -> None:
         each = [records[row_id in self._found].expected for row_id, records in self._rows.items()]

@@ -99,6 +99,8 @@ class AutoPolicy:
         self.transitions = 0
         self.max_depth = max_depth
         self.own_depth = max_depth if own_depth is None else own_depth
+        # Between the deepest of its own and the deepest at all one more will do.
+        self.depths = sorted({*range(self.own_depth + 1), max_depth // 2, max_depth})
         self.acceptance = Acceptance(max_depth, self.own_depth)
         self.cells: defaultdict[tuple[int, int], Cell] = defaultdict(Cell)
         self._sizes = defaultdict[int, _Size](_Size)
@@ -120,7 +122,8 @@ class AutoPolicy:
         slots = slots_for(slots)
         cell, seconds = self._look_up(slots, max([row.context for row in rows]), top)
         speeds = [(len(rows) + self.acceptance.totals[k]) / seconds[k] for k in range(top + 1)]
-        best, size = speeds.index(max(speeds)), self._sizes[slots]
+        best = max((k for k in self.depths if k <= top), key=speeds.__getitem__)
+        size = self._sizes[slots]
         if size.depth is None and best in cell.depths and len(cell.depths) > 1:
             size.depth, size.reason = best, f"depth {best}: the best when last measured"
         current = min(size.depth or 0, top)
@@ -180,7 +183,8 @@ class AutoPolicy:
         shallower ones; else, if one is due and paid for, of a depth in doubt or long not timed."""
         least, urgency, prices = 0.0, dict[int, float](), [0.0] * len(speeds)
         best = max((speeds[k] for k in cell.depths if k < len(speeds)), default=0.0)
-        for depth, speed in enumerate(speeds):
+        for depth in (k for k in self.depths if k < len(speeds)):
+            speed = speeds[depth]
             cost = cell.depths.get(depth)
             if cost is None:
                 if not least or speed * seconds[depth] / least > best:

@@ -67,9 +67,7 @@ class Calibration:
             for depth in cell.depths
             if not bucket
         }
-        # The policy guesses those between, and probes them if they promise anything.
-        depths = {*range(policy.own_depth + 1), policy.max_depth // 2, policy.max_depth}
-        cells = [(slots, depth) for slots in sizes for depth in sorted(depths)]
+        cells = [(slots, depth) for slots in sizes for depth in policy.depths]
         self._cells = [cell for cell in cells if measures and cell not in known]
         self._left = MOST_SECONDS
         self._told = False

@@ -22,11 +22,6 @@ GAP = -1
 
 _NONE, _FIRST_RING = -2, 4096
 
-MOST_POSITIONS = 128
-"""Positions of a step beyond which lookups draft no deeper than the model's own drafts.
-
-With more, a step is limited by arithmetic, and every draft costs its share of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
@@ -39,10 +34,6 @@ class Lookup:
 
     depth: int = 8
     ring: int = 65_536
-
-    def deepest(self, slots: int, own: int) -> int:
-        """Drafts a row in a batch of so many slots, if the model itself drafts ``own``."""
-        return max(own, min(self.depth, MOST_POSITIONS // slots - 1))
 
 
 @dataclass(frozen=True)

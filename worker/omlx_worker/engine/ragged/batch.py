@@ -67,7 +67,7 @@ class Batch:
 
     def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
         self.own_depth = depth if model.drafts else 0
-        self.depth = lookup.deepest(1, self.own_depth) if lookup else self.own_depth
+        self.depth = max(lookup.depth if lookup else 0, self.own_depth)
         self.reads = 0
         self.traces = 0
         self.weight_bytes = model.weight_bytes
@@ -77,7 +77,7 @@ class Batch:
         self._ring = Ring(lookup.ring) if lookup and lookup.ring > LONGEST else None
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
-        self._footprint = Footprint(model, self._deepest, looks_up=lookup is not None)
+        self._footprint = Footprint(model, self.depth, looks_up=lookup is not None)
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._params: Params = {}
@@ -157,8 +157,13 @@ class Batch:
         if index is not None:
             if self._ring:
                 slot, history = self._slots.at(index), self._buffers.state["history"]
-                self._ring.add(history[index, len(slot.row.prompt) : self._committed(slot)])
+                self.remember(history[index, len(slot.row.prompt) : self._committed(slot)])
             self._slots.free(index).left = True
+
+    def remember(self, text: mx.array) -> None:
+        """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
+        if self._ring:
+            self._ring.add(text)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Dispatch a step, then read the outcome of the last one.
@@ -192,7 +197,7 @@ class Batch:
         self._slots.compact()
         depth = max(self._depth_of(slot.row) for _, slot in self._slots.taken)
         buffers = self._buffers
-        buffers.state = fit(buffers.state, buffers.caches, depth, self._deepest(self.slots))
+        buffers.state = fit(buffers.state, buffers.caches, depth, self.depth)
         width = 1 + (buffers.state["drafts"].shape[1] if "drafts" in buffers.state else 0)
         # Tail positions of the window, and of what follows it, which a draft model reads.
         reach = width + max(depth, 1)
@@ -246,16 +251,15 @@ class Batch:
         flying = flight is not None and any(other is slot for _, other in flight.rows)
         return slot.cursor - (flight.width if flight and flying else 0)
 
-    def _deepest(self, slots: int) -> int:
-        return self._lookup.deepest(slots, self.own_depth) if self._lookup else self.own_depth
-
     def _depth_of(self, row: Row) -> int:
-        limit = self._deepest(self.slots)
-        limit = limit if row.depth is None else min(limit, row.depth)
+        limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
     def _compiled(self, plan: Plan, depth: int, _spans: Spans, _ring: int) -> Step:
-        return compiled(self._model, plan, depth, self.own_depth, self._traced)
+        # Deeper steps are for copies. There a row without a match does better without drafts than
+        # all rows do with the time that the model's own take.
+        own = self.own_depth if depth <= self.own_depth else 0
+        return compiled(self._model, plan, depth, own, self._traced)
 
     def _traced(self) -> None:
         self.traces += 1

@@ -93,6 +93,19 @@ class RowStep:
     def accepted(self) -> int:
         return len(self.tokens) - 1
 
+    @property
+    def drafts(self) -> dict[str, Any]:
+        """The fields of an `omlx_worker.engine.interface.Emission` about drafts."""
+        look = self.look
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "window": self.window,
+            "looked_up": look is not None and look.looked_up,
+            "foretold": look is not None and look.foretold,
+            "found": look is not None and look.found,
+        }
+
 
 class Verdict:
     """A step's outcome on the host, from the arrays that it returned. Waits for the device."""

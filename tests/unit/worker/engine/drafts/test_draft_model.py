@@ -196,7 +196,7 @@ def test_the_footprint_has_the_weights_and_caches_of_both(target: nn.Module) -> 
     both = WithDraftModel(own, other)
 
     assert both.weight_bytes == own.weight_bytes + other.weight_bytes
-    tokens = [Footprint(model, lambda _: 2).of_row.token for model in (own, other, both)]
+    tokens = [Footprint(model, 2).of_row.token for model in (own, other, both)]
     assert tokens[2] == tokens[0] + tokens[1]
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.engine.drafts.lookup import GAP, LONGEST, SHORTEST, Lookup, Ring, search
+from omlx_worker.engine.drafts.lookup import GAP, LONGEST, SHORTEST, Ring, search
 from omlx_worker.engine.drafts.trust import Trust
 
 DEPTH = 4
@@ -99,12 +99,6 @@ def test_a_text_longer_than_the_ring_is_cut() -> None:
     ring.add(mx.arange(100, dtype=mx.int32))
 
     assert found([list(range(20, 30))], ring.tokens.tolist()) == [(LONGEST, [30, 31, 32, 33])]
-
-
-def test_lookups_draft_less_deep_in_large_batches_but_never_less_than_the_model() -> None:
-    lookup = Lookup(depth=8)
-
-    assert [lookup.deepest(slots, 2) for slots in (1, 8, 16, 32, 64)] == [8, 8, 7, 3, 2]
 
 
 def test_without_own_drafts_every_match_is_taken() -> None:
