@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
-from omlx_worker.engine.drafts.lookup import SHORTEST
+from omlx_worker.engine.drafts.lookup import GAP, LEAD, PIECE, SHORTEST
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import speculation, step
 from omlx_worker.engine.ragged.recurrent_cache import widened
@@ -66,7 +66,8 @@ def draw_pairs(
         }
         if text:
             last = mx.full((ROWS,), len(text), mx.int32)
-            history = mx.array([[*text, START, *[0] * 40]], mx.int32)
+            tokens = [*text, START, *[0] * PIECE]
+            history = mx.array([[GAP] * LEAD + tokens[:PIECE]], mx.int32)
             state |= {"match": zeros, "foretold": zeros, "looked_up": zeros, "cursors": last}
             state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
             settings["trusted"] = mx.array(SHORTEST)

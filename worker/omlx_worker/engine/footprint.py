@@ -14,7 +14,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.ragged.layout import Layout, history_length, positions_of, slots_of
+from omlx_worker.engine.ragged.buffers import history_length
+from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
 from omlx_worker.engine.ragged.window import TAIL, Window
 
 IN_FLIGHT = 3

@@ -17,6 +17,12 @@ import mlx.core as mx
 LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""
 
+LEAD = LONGEST - 1
+"""Places before a text, so that a match may end at its first tokens too."""
+
+PIECE = 256
+"""Tokens that one block of a GPU searches."""
+
 GAP = -1
 """Between two texts of a ring. No token, so no match crosses it."""
 
@@ -54,76 +60,77 @@ class Found:
 def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
     """Look up to ``depth`` drafts up for every row.
 
-    Of matches of one length the latest is taken, a row's own before the ring's. A match that ends
-    in the first tokens of either is not seen.
+    Of matches of one length the latest is taken, a row's own before the ring's.
 
     Args:
-        history: ``[S, L]`` int32, each token at its position.
+        history: ``[S, LEAD + L]`` int32, each token `LEAD` after its position, `GAP` before them.
+            ``L`` is a multiple of `PIECE`.
         cursors: ``[S]`` int32, the position of each row's last token.
-        ring: ``[R]`` int32, texts with a `GAP` before each, or None.
+        ring: ``[LEAD + R]`` int32, texts with a `GAP` before each, or None; likewise.
     """
     cursors = cursors[:, None]
-    at = cursors - mx.arange(LONGEST)
-    suffix = mx.take_along_axis(history, mx.maximum(at, 0), axis=1)
-    suffix = mx.where(at >= 0, suffix, _NONE)
+    suffix = mx.take_along_axis(history, cursors + (LEAD - mx.arange(LONGEST)), axis=1)
+    suffix = mx.where(suffix == GAP, _NONE, suffix)
     places = mx.arange(1, depth + 1)
 
-    known = mx.arange(LONGEST - 1, history.shape[1]) < cursors
+    known = mx.arange(history.shape[1] - LEAD) < cursors
     lengths, ends = _longest(history, suffix, known)
     # A text that repeats itself goes on repeating past its own end.
     after = ends + 1 + (places - 1) % mx.maximum(cursors - ends, 1)
-    tokens = mx.take_along_axis(history, after, axis=1)
+    tokens = mx.take_along_axis(history, after + LEAD, axis=1)
     if ring is not None:
         followed = mx.concatenate([ring[LONGEST:] != GAP, mx.array([False])])
         others, ends = _longest(ring[None], suffix, followed[None])
-        after, last = ends + places, ring.shape[0] - 1
+        after, last = ends + LEAD + places, ring.shape[0] - 1
         theirs = mx.where(after <= last, ring[mx.minimum(after, last)], GAP)
-        better = others > lengths
-        lengths, tokens = mx.maximum(lengths, others), mx.where(better, theirs, tokens)
+        tokens = mx.where(others > lengths, theirs, tokens)
+        lengths = mx.maximum(lengths, others)
     counts = mx.cumprod((tokens != GAP).astype(mx.int32), axis=1).sum(axis=1)
     lengths = lengths[:, 0]
     return Found(lengths, mx.maximum(tokens, 0), mx.where(lengths > 0, counts, 0))
 
 
 def _longest(text: mx.array, suffix: mx.array, allowed: mx.array) -> tuple[mx.array, mx.array]:
-    """Length and end of the longest match in ``[S or 1, N]`` tokens, ``[S, 1]`` int32 each."""
-    size = text.shape[1] - (LONGEST - 1)
+    """Length and end of the longest match in ``[S or 1, LEAD + N]`` tokens, ``[S, 1]`` both."""
+    size = text.shape[1] - LEAD
     length: mx.array | int = 0
     for back in reversed(range(LONGEST)):
-        start = LONGEST - 1 - back
+        start = LEAD - back
         equal = text[:, start : start + size] == suffix[:, back : back + 1]
         length = equal * (1 + length)
     scores = mx.where(allowed & (length >= SHORTEST), length * size + mx.arange(size), 0)
-    best = scores.argmax(axis=1, keepdims=True)
-    length = mx.take_along_axis(scores, best, axis=1) // size
-    return length, best.astype(mx.int32) + (LONGEST - 1)
+    # In two stages, since a GPU gives a row to a single block.
+    best = scores.reshape(scores.shape[0], -1, PIECE).max(axis=2).max(axis=1, keepdims=True)
+    return best // size, best % size
 
 
 class Ring:
     """The texts that ended last, on the device.
 
     Args:
-        limit: tokens, more than `LONGEST`. The ring doubles up to it, so that a few short texts are
-            searched in no time.
+        limit: tokens, rounded down to a multiple of `PIECE`. The ring doubles up to it, so that a
+            few short texts are searched in no time.
 
     Attributes:
-        tokens: ``[R]`` int32; see `search`.
+        tokens: ``[LEAD + R]`` int32; see `search`.
     """
 
     def __init__(self, limit: int) -> None:
-        self.tokens = mx.full((min(limit, _FIRST_RING),), GAP, mx.int32)
-        self._limit = limit
+        self._limit = limit // PIECE * PIECE
+        self._size = min(self._limit, _FIRST_RING)
+        self.tokens = mx.full((LEAD + self._size,), GAP, mx.int32)
         self._end = 0
 
     def add(self, text: mx.array) -> None:
         """Write ``[N]`` int32 tokens over the oldest."""
         text = mx.concatenate([mx.array([GAP], mx.int32), text])[: self._limit]
         end = self._end + text.shape[0]
-        while end > (size := self.tokens.shape[0]) < self._limit:
-            more = mx.full((min(size, self._limit - size),), GAP, mx.int32)
-            self.tokens = mx.concatenate([self.tokens, more])
-        if end > size:
-            self.tokens[self._end :] = GAP
+        while end > self._size < self._limit:
+            more = min(self._size, self._limit - self._size)
+            self.tokens = mx.concatenate([self.tokens, mx.full((more,), GAP, mx.int32)])
+            self._size += more
+        if end > self._size:
+            self.tokens[LEAD + self._end :] = GAP
             self._end, end = 0, text.shape[0]
-        self.tokens[self._end : end] = text
+        self.tokens[LEAD + self._end : LEAD + end] = text
         self._end = end

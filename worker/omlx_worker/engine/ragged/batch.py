@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import LONGEST, Lookup, Ring
+from omlx_worker.engine.drafts.lookup import GAP, LEAD, PIECE, Lookup, Ring
 from omlx_worker.engine.drafts.trust import Trust
 from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.interface import Row, Sampling
@@ -74,7 +74,8 @@ class Batch:
         self._model = model
         self._lookup = lookup
         self._trust = Trust(own=self.own_depth > 0)
-        self._ring = Ring(lookup.ring) if lookup and lookup.ring > LONGEST else None
+        self._trusted = self._trust.shortest
+        self._ring = Ring(lookup.ring) if lookup and lookup.ring >= PIECE else None
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
         self._footprint = Footprint(model, self.depth, looks_up=lookup is not None)
@@ -120,7 +121,7 @@ class Batch:
         if self._lookup:
             none = mx.zeros((1,), mx.int32)
             state |= {"match": none, "foretold": none, "looked_up": none}
-            state["history"] = mx.array([history], mx.int32)
+            state["history"] = mx.array([[GAP] * LEAD + history], mx.int32)
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
@@ -157,7 +158,8 @@ class Batch:
         if index is not None:
             if self._ring:
                 slot, history = self._slots.at(index), self._buffers.state["history"]
-                self.remember(history[index, len(slot.row.prompt) : self._committed(slot)])
+                text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
+                self.remember(text)
             self._slots.free(index).left = True
 
     def remember(self, text: mx.array) -> None:
@@ -234,8 +236,9 @@ class Batch:
             slot.remaining -= step.accepted
             self._learn(step)
             steps.append(step)
-        if self._lookup:
-            self._params["trusted"] = mx.array(self._trust.shortest, mx.int32)
+        if self._lookup and self._trust.shortest != self._trusted:
+            self._trusted = self._trust.shortest
+            self._params["trusted"] = mx.array(self._trusted, mx.int32)
         return steps
 
     def _learn(self, step: RowStep) -> None:
@@ -281,7 +284,7 @@ class Batch:
         self._params["active"] = mx.array([slot is not None for slot in slots], mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)
         if self._lookup:
-            self._params["trusted"] = mx.array(self._trust.shortest, mx.int32)
+            self._params["trusted"] = mx.array(self._trusted, mx.int32)
         self._slots.changed = False
         self._buffers.keep("counts", self._plan.penalties, (), mx.int32)
         drafts = self._buffers.state.get("drafts")

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from omlx_worker.engine.drafts.lookup import LEAD, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.layout import Layout, history_length, slots_of, unmoved
+from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.step import Arrays, State
+from omlx_worker.engine.ragged.window import TAIL
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
 _PER_LOOKUP = ("match", "foretold", "looked_up")
@@ -179,3 +181,9 @@ class Buffers:
                     cache.fold(slot, body_length, cursor)
                 mx.eval(cache.arrays)
         self.state["body_lengths"] = self.state["cursors"]
+
+
+def history_length(layout: Layout) -> int:
+    """Tokens of a history: of the longest body and a tail, in whole pieces, and `LEAD`."""
+    positions = max((group.capacity for group in layout), default=0) + TAIL
+    return LEAD + -(-positions // PIECE) * PIECE

@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
-from omlx_worker.engine.ragged.window import TAIL
-
 MIN_CAPACITY = 256
 """Positions of the smallest body."""
 
@@ -76,11 +74,6 @@ def unmoved(moves: Sequence[int | None], size: int) -> bool:
 
 def positions_of(layout: Layout) -> int:
     return sum(group.slots * group.capacity for group in layout)
-
-
-def history_length(layout: Layout) -> int:
-    """Positions of the rows' histories: of the longest body and a tail."""
-    return max((group.capacity for group in layout), default=0) + TAIL
 
 
 def anew(needs: Sequence[int]) -> Layout:

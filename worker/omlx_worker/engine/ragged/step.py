@@ -13,7 +13,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 
 If drafts are looked up, also:
 
-``history``       ``[S, L]``, every token at its position, the pending one included
+``history``       ``[S, LEAD + L]``, every token, the pending one included, after its position
 ``match``         tokens of the match that was looked up for the next step; 0 for none
 ``foretold``      the token that followed that match
 ``looked_up``     whether ``drafts`` are those that followed it
@@ -30,7 +30,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import search
+from omlx_worker.engine.drafts.lookup import LEAD, search
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
@@ -230,7 +230,7 @@ def advance(
     outcome = [offered, accepted]
     drafted = mx.full(cursors.shape, own, mx.int32)
     if "history" in state:
-        places = cursors[:, None] + mx.arange(width + 1)
+        places = cursors[:, None] + (LEAD + mx.arange(width + 1))
         history = mx.put_along_axis(state["history"], places, following, axis=1)
         found = search(history, committed, params.get("ring"), max(depth, 1))
         chosen = found.lengths >= params["trusted"]
