@@ -66,42 +66,36 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
         history: ``[S, LEAD + L]`` int32, each token `LEAD` after its position, `GAP` before them.
             ``L`` is a multiple of `PIECE`.
         cursors: ``[S]`` int32, the position of each row's last token.
-        ring: ``[LEAD + R]`` int32, texts with a `GAP` before each, or None; likewise.
+        ring: ``[R]`` int32, `LEAD` gaps, then texts with a `GAP` before each, or None; likewise.
     """
-    cursors = cursors[:, None]
-    suffix = mx.take_along_axis(history, cursors + (LEAD - mx.arange(LONGEST)), axis=1)
-    suffix = mx.where(suffix == GAP, _NONE, suffix)
-    places = mx.arange(1, depth + 1)
-
-    known = mx.arange(history.shape[1] - LEAD) < cursors
-    lengths, ends = _longest(history, suffix, known)
-    # A text that repeats itself goes on repeating past its own end.
-    after = ends + 1 + (places - 1) % mx.maximum(cursors - ends, 1)
-    tokens = mx.take_along_axis(history, after + LEAD, axis=1)
+    text, start = history, 0
     if ring is not None:
-        followed = mx.concatenate([ring[LONGEST:] != GAP, mx.array([False])])
-        others, ends = _longest(ring[None], suffix, followed[None])
-        after, last = ends + LEAD + places, ring.shape[0] - 1
-        theirs = mx.where(after <= last, ring[mx.minimum(after, last)], GAP)
-        tokens = mx.where(others > lengths, theirs, tokens)
-        lengths = mx.maximum(lengths, others)
-    counts = mx.cumprod((tokens != GAP).astype(mx.int32), axis=1).sum(axis=1)
-    lengths = lengths[:, 0]
-    return Found(lengths, mx.maximum(tokens, 0), mx.where(lengths > 0, counts, 0))
-
-
-def _longest(text: mx.array, suffix: mx.array, allowed: mx.array) -> tuple[mx.array, mx.array]:
-    """Length and end of the longest match in ``[S or 1, LEAD + N]`` tokens, ``[S, 1]`` both."""
+        start = ring.shape[0]
+        theirs = mx.broadcast_to(ring, (history.shape[0], start))
+        text = mx.concatenate([theirs, history], axis=1)
+    last = cursors[:, None] + start
+    suffix = mx.take_along_axis(text, last + (LEAD - mx.arange(LONGEST)), axis=1)
+    suffix = mx.where(suffix == GAP, _NONE, suffix)
     size = text.shape[1] - LEAD
     length: mx.array | int = 0
     for back in reversed(range(LONGEST)):
-        start = LEAD - back
-        equal = text[:, start : start + size] == suffix[:, back : back + 1]
-        length = equal * (1 + length)
-    scores = mx.where(allowed & (length >= SHORTEST), length * size + mx.arange(size), 0)
+        shifted = text[:, LEAD - back : LEAD - back + size]
+        length = (shifted == suffix[:, back : back + 1]) * (1 + length)
+    ends = mx.arange(size)
+    followed = mx.concatenate([text[:, LONGEST:] != GAP, mx.zeros_like(last) > 0], axis=1)
+    allowed = (length >= SHORTEST) & (ends < last) & followed
+    scores = mx.where(allowed, length * size + ends, 0)
     # In two stages, since a GPU gives a row to a single block.
     best = scores.reshape(scores.shape[0], -1, PIECE).max(axis=2).max(axis=1, keepdims=True)
-    return best // size, best % size
+    lengths, ends = best // size, best % size
+
+    places = mx.arange(depth)
+    # A text that repeats itself goes on repeating past its own end.
+    after = ends + 1 + mx.where(ends < start, places, places % mx.maximum(last - ends, 1))
+    tokens = mx.take_along_axis(text, after + LEAD, axis=1)
+    counts = mx.where(tokens == GAP, places, depth).min(axis=1)
+    lengths = lengths[:, 0]
+    return Found(lengths, mx.maximum(tokens, 0), mx.where(lengths > 0, counts, 0))
 
 
 class Ring:
@@ -112,25 +106,23 @@ class Ring:
             few short texts are searched in no time.
 
     Attributes:
-        tokens: ``[LEAD + R]`` int32; see `search`.
+        tokens: ``[R]`` int32; see `search`.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit // PIECE * PIECE
-        self._size = min(self._limit, _FIRST_RING)
-        self.tokens = mx.full((LEAD + self._size,), GAP, mx.int32)
-        self._end = 0
+        self.tokens = mx.full((min(self._limit, _FIRST_RING),), GAP, mx.int32)
+        self._end = LEAD
 
     def add(self, text: mx.array) -> None:
         """Write ``[N]`` int32 tokens over the oldest."""
-        text = mx.concatenate([mx.array([GAP], mx.int32), text])[: self._limit]
+        text = mx.concatenate([mx.array([GAP], mx.int32), text])[: self._limit - LEAD]
         end = self._end + text.shape[0]
-        while end > self._size < self._limit:
-            more = min(self._size, self._limit - self._size)
+        while end > (size := self.tokens.shape[0]) < self._limit:
+            more = min(size, self._limit - size)
             self.tokens = mx.concatenate([self.tokens, mx.full((more,), GAP, mx.int32)])
-            self._size += more
-        if end > self._size:
-            self.tokens[LEAD + self._end :] = GAP
-            self._end, end = 0, text.shape[0]
-        self.tokens[LEAD + self._end : LEAD + end] = text
+        if end > size:
+            self.tokens[self._end :] = GAP
+            self._end, end = LEAD, LEAD + text.shape[0]
+        self.tokens[self._end : end] = text
         self._end = end
