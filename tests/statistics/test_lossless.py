@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
-from omlx_worker.engine.drafts.lookup import GAP, LEAD, PIECE, SHORTEST
+from omlx_worker.engine.drafts.lookup import LONGEST, PIECE, Lookup
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.ragged import speculation, step
+from omlx_worker.engine.ragged import lookups, speculation
+from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, params
 from omlx_worker.engine.ragged.speculation import Drafts
@@ -54,6 +55,7 @@ def draw_pairs(
         text: a history before `START`, in which drafts are looked up.
     """
     counted: Counter[tuple[int, int]] = Counter()
+    looking = Lookups(Lookup(ring=0), 0, VOCABULARY)
     for lap in range(rounds):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)
@@ -65,12 +67,10 @@ def draw_pairs(
             "pending": mx.full((ROWS,), START, mx.int32)
         }
         if text:
-            last = mx.full((ROWS,), len(text), mx.int32)
-            tokens = [*text, START, *[0] * PIECE]
-            history = mx.array([[GAP] * LEAD + tokens[:PIECE]], mx.int32)
-            state |= {"match": zeros, "foretold": zeros, "looked_up": zeros, "cursors": last}
+            state |= {"match": zeros, "foretold": zeros, "looked_up": zeros}
+            state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
+            history = widened(looking.begin([*text, START])["history"], LONGEST + PIECE)
             state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
-            settings["trusted"] = mx.array(SHORTEST)
         if plan.penalties:
             state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
             state["counts"][:, START] = 1
@@ -80,7 +80,11 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
-            counts, draw, state = advance(model, [], state, settings, plan, depth, own)  # type: ignore[arg-type]
+            before = state
+            counts, draw, state = advance(model, [], before, settings, plan, depth, own)  # type: ignore[arg-type]
+            if text:
+                emitted, limits = draw.tokens, settings["depth"]
+                _, state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
             accepted = np.array(counts)[:, 1]
             for place, tokens in enumerate(np.array(draw.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)
@@ -202,15 +206,13 @@ def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
 def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merged = speculation.merge
+    merged = lookups._merged
 
-    def faulty(own: Drafts, *rest: Any) -> Drafts:
-        drafts = merged(own, *rest)
-        assert own.weights is not None
-        assert drafts.weights is not None
-        return Drafts(drafts.tokens, widened(own.weights, drafts.tokens.shape[1]))
+    def faulty(tokens: mx.array, chosen: mx.array, after: Any, *rest: Any) -> dict[str, mx.array]:
+        right = merged(tokens, chosen, after, *rest)
+        return right | {"weights": widened(after["weights"], tokens.shape[1])}
 
-    monkeypatch.setattr(step, "merge", faulty)
+    monkeypatch.setattr(lookups, "_merged", faulty)
     model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
 
     counted = draw_pairs(model, sampling, [2], own=2, text=TEXT)

@@ -23,10 +23,10 @@ LEAD = LONGEST - 1
 PIECE = 256
 """Tokens that one block of a GPU searches."""
 
-GAP = -1
-"""Between two texts of a ring. No token, so no match crosses it."""
+GAP, START = -1, -2
+"""Between two texts of a ring, and before a history: no tokens, so no match crosses them."""
 
-_NONE, _FIRST_RING = -2, 4096
+_FIRST_RING = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,12 @@ class Found:
 def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
     """Look up to ``depth`` drafts up for every row.
 
-    Of matches of one length the latest is taken, a row's own before the ring's.
+    Of matches of one length the latest is taken, a row's own before the ring's. On a GPU the time
+    is that of its kernels' launches, so places are constants and few operations stand alone.
 
     Args:
-        history: ``[S, LEAD + L]`` int32, each token `LEAD` after its position, `GAP` before them.
-            ``L`` is a multiple of `PIECE`.
+        history: ``[S, LONGEST + L]`` int32, each token `LEAD` after its position, `START` before
+            them. ``L`` is a multiple of `PIECE`.
         cursors: ``[S]`` int32, the position of each row's last token.
         ring: ``[R]`` int32, `LEAD` gaps, then texts with a `GAP` before each, or None; likewise.
     """
@@ -73,29 +74,33 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
         start = ring.shape[0]
         theirs = mx.broadcast_to(ring, (history.shape[0], start))
         text = mx.concatenate([theirs, history], axis=1)
-    last = cursors[:, None] + start
-    suffix = mx.take_along_axis(text, last + (LEAD - mx.arange(LONGEST)), axis=1)
-    suffix = mx.where(suffix == GAP, _NONE, suffix)
-    size = text.shape[1] - LEAD
-    length: mx.array | int = 0
-    for back in reversed(range(LONGEST)):
-        shifted = text[:, LEAD - back : LEAD - back + size]
-        length = (shifted == suffix[:, back : back + 1]) * (1 + length)
-    ends = mx.arange(size)
-    followed = mx.concatenate([text[:, LONGEST:] != GAP, mx.zeros_like(last) > 0], axis=1)
-    allowed = (length >= SHORTEST) & (ends < last) & followed
+    size = text.shape[1] - LONGEST
+    last = cursors[:, None]
+    suffix = mx.take_along_axis(text, last + places(start + LEAD, -LONGEST), axis=1)
+    shifted = [text[:, LEAD - back : LEAD - back + size] for back in range(LONGEST)]
+    *equal, length = (part == suffix[:, b : b + 1] for b, part in enumerate(shifted))
+    for same in reversed(equal):
+        length = same * (1 + length)
+    ends = places(0, size)
+    allowed = (length >= SHORTEST) & (ends < last + start) & (text[:, LONGEST:] >= 0)
     scores = mx.where(allowed, length * size + ends, 0)
     # In two stages, since a GPU gives a row to a single block.
     best = scores.reshape(scores.shape[0], -1, PIECE).max(axis=2).max(axis=1, keepdims=True)
-    lengths, ends = best // size, best % size
 
-    places = mx.arange(depth)
+    ahead, ends = places(0, depth), best % size
     # A text that repeats itself goes on repeating past its own end.
-    after = ends + 1 + mx.where(ends < start, places, places % mx.maximum(last - ends, 1))
-    tokens = mx.take_along_axis(text, after + LEAD, axis=1)
-    counts = mx.where(tokens == GAP, places, depth).min(axis=1)
-    lengths = lengths[:, 0]
-    return Found(lengths, mx.maximum(tokens, 0), mx.where(lengths > 0, counts, 0))
+    period = mx.maximum(last + start - ends, 1)
+    after = ends + (1 + LEAD) + mx.where(ends < start, ahead, ahead % period)
+    tokens = mx.take_along_axis(text, after, axis=1)
+    drafts = (tokens >= 0) & (best > 0)
+    counts = mx.where(drafts, depth, ahead).min(axis=1)
+    return Found((best // size)[:, 0], mx.maximum(tokens, 0), counts)
+
+
+def places(first: int, count: int) -> mx.array:
+    """``first``, and as many after it, or before it if ``count`` is negative; ``[|count|]``."""
+    step = 1 if count > 0 else -1
+    return mx.array(list(range(first, first + count, step)), mx.int32)
 
 
 class Ring:

@@ -19,14 +19,14 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import GAP, LEAD, PIECE, Lookup, Ring
-from omlx_worker.engine.drafts.trust import Trust
+from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Snapshot
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
+from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
 from omlx_worker.engine.ragged.step import RowStep, Step, Verdict, compiled, fit
@@ -47,12 +47,13 @@ class _Flight:
 
     Attributes:
         rows: with their indices in the outcome; their slots may have changed since.
-        outcome: what `Verdict` reads.
+        outcome, looks: what `Verdict` reads.
     """
 
     rows: list[tuple[int, Slot]]
     width: int
     outcome: list[mx.array]
+    looks: mx.array | None
 
 
 class Batch:
@@ -72,10 +73,7 @@ class Batch:
         self.traces = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
-        self._lookup = lookup
-        self._trust = Trust(own=self.own_depth > 0)
-        self._trusted = self._trust.shortest
-        self._ring = Ring(lookup.ring) if lookup and lookup.ring >= PIECE else None
+        self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
         self._footprint = Footprint(model, self.depth, looks_up=lookup is not None)
@@ -88,7 +86,7 @@ class Batch:
 
     @property
     def looks_up(self) -> bool:
-        return self._lookup is not None
+        return self._lookups is not None
 
     @property
     def slots(self) -> int:
@@ -118,10 +116,8 @@ class Batch:
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
         values |= {"accepted": 0, "drafted": 0}
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
-        if self._lookup:
-            none = mx.zeros((1,), mx.int32)
-            state |= {"match": none, "foretold": none, "looked_up": none}
-            state["history"] = mx.array([[GAP] * LEAD + history], mx.int32)
+        if self._lookups:
+            state |= self._lookups.begin(history)
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
@@ -156,16 +152,16 @@ class Batch:
             return
         index = self._slots.find(row_id)
         if index is not None:
-            if self._ring:
+            if self._lookups:
                 slot, history = self._slots.at(index), self._buffers.state["history"]
                 text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
-                self.remember(text)
+                self._lookups.remember(text)
             self._slots.free(index).left = True
 
     def remember(self, text: mx.array) -> None:
         """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
-        if self._ring:
-            self._ring.add(text)
+        if self._lookups:
+            self._lookups.remember(text)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Dispatch a step, then read the outcome of the last one.
@@ -207,26 +203,28 @@ class Batch:
             self._slots.fold()
         if self._slots.changed:
             self._replan()
-        ring = 0
-        if self._ring:
-            self._params["ring"] = self._ring.tokens
-            ring = self._ring.tokens.shape[0]
-        step = self._steps(self._plan, depth, spans_of(buffers.caches), ring)
-        outcome, buffers.state, written = step(buffers.state, self._params, buffers.arrays)
+        step = self._steps(self._plan, depth, spans_of(buffers.caches))
+        before, looks = buffers.state, None
+        outcome, buffers.state, written = step(before, self._params, buffers.arrays)
+        if self._lookups:
+            looks, buffers.state = self._lookups.step(
+                *(before, buffers.state, outcome[1], self._params["depth"], depth),
+                ratio=self._plan.ratio,
+            )
         for cache, part in zip(buffers.caches, written, strict=True):
             cache.advance(part)
         rows = self._slots.taken
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(outcome, buffers.state, written)
-        return _Flight(rows, width, outcome)
+        mx.async_eval(outcome, [] if looks is None else looks, buffers.state, written)
+        return _Flight(rows, width, outcome, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
         if all(slot.left for _, slot in flight.rows):
             return []
         self.reads += 1
-        verdict = Verdict(flight.outcome)
+        verdict = Verdict(flight.outcome, flight.looks)
         steps = []
         for index, slot in flight.rows:
             if slot.left:
@@ -234,19 +232,10 @@ class Batch:
             step = verdict.at(slot.row, index)
             slot.cursor -= flight.width - len(step.tokens)
             slot.remaining -= step.accepted
-            self._learn(step)
+            if self._lookups and step.look:
+                self._lookups.learn(step.look, step.drafted, step.accepted)
             steps.append(step)
-        if self._lookup and self._trust.shortest != self._trusted:
-            self._trusted = self._trust.shortest
-            self._params["trusted"] = mx.array(self._trusted, mx.int32)
         return steps
-
-    def _learn(self, step: RowStep) -> None:
-        look = step.look
-        if look and look.match:
-            self._trust.match(look.match, right=look.foretold)
-        if step.drafted and not (look and look.looked_up):
-            self._trust.own(right=step.accepted > 0)
 
     def _committed(self, slot: Slot) -> int:
         """Positions of a row's history that the host has read, the pending token's left out."""
@@ -258,7 +247,7 @@ class Batch:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
 
-    def _compiled(self, plan: Plan, depth: int, _spans: Spans, _ring: int) -> Step:
+    def _compiled(self, plan: Plan, depth: int, _spans: Spans) -> Step:
         # Deeper steps are for copies. There a row without a match does better without drafts than
         # all rows do with the time that the model's own take.
         own = self.own_depth if depth <= self.own_depth else 0
@@ -283,8 +272,6 @@ class Batch:
         self._params = params(rows, self._plan)
         self._params["active"] = mx.array([slot is not None for slot in slots], mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)
-        if self._lookup:
-            self._params["trusted"] = mx.array(self._trusted, mx.int32)
         self._slots.changed = False
         self._buffers.keep("counts", self._plan.penalties, (), mx.int32)
         drafts = self._buffers.state.get("drafts")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import LEAD, PIECE
+from omlx_worker.engine.drafts.lookup import LONGEST, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
@@ -184,6 +184,6 @@ class Buffers:
 
 
 def history_length(layout: Layout) -> int:
-    """Tokens of a history: of the longest body and a tail, in whole pieces, and `LEAD`."""
+    """Tokens of a history: of the longest body and a tail, in whole pieces, and `LONGEST`."""
     positions = max((group.capacity for group in layout), default=0) + TAIL
-    return LEAD + -(-positions // PIECE) * PIECE
+    return LONGEST + -(-positions // PIECE) * PIECE

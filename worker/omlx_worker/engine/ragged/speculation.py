@@ -20,9 +20,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import Found
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import (
     Distribution,
     Params,
@@ -163,30 +161,6 @@ def propose(
     return Drafts(
         mx.concatenate(drawn, axis=1), mx.concatenate(weights, axis=1) if weights else None
     )
-
-
-def merge(
-    own: Drafts | None,
-    found: Found,
-    chosen: mx.array,
-    depth: int,
-    vocabulary: int,
-    plan: Plan,
-) -> Drafts:
-    """The drafts of the next step: looked up where ``chosen``, ``[S]`` bool, else the model's own.
-
-    A draft that is looked up is certain, so its distribution is a point mass: under ``ratio`` it is
-    accepted with probability ``p(d)``, and replaced by a sample from the rest of ``p``.
-    """
-    tokens, weights = found.tokens, None
-    where = chosen[:, None]
-    if own is not None:
-        tokens = mx.where(where, tokens, widened(own.tokens, depth))
-    if plan.ratio:
-        weights = mx.where(mx.arange(vocabulary) == tokens[..., None], 0.0, -mx.inf)
-        if own is not None and own.weights is not None:
-            weights = mx.where(where[..., None], weights, widened(own.weights, depth))
-    return Drafts(tokens, weights)
 
 
 def _noise(keys: mx.array, positions: mx.array, of: Distribution, plan: Plan) -> mx.array | None:

@@ -11,12 +11,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 
-If drafts are looked up, also:
-
-``history``       ``[S, LEAD + L]``, every token, the pending one included, after its position
-``match``         tokens of the match that was looked up for the next step; 0 for none
-``foretold``      the token that followed that match
-``looked_up``     whether ``drafts`` are those that followed it
+If drafts are looked up, there is more; see `omlx_worker.engine.ragged.lookups`.
 
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
 that any later step may draft.
@@ -30,11 +25,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import LEAD, search
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
+from omlx_worker.engine.ragged.lookups import Look
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -45,7 +40,7 @@ from omlx_worker.engine.ragged.sampling import (
     distribution,
     report,
 )
-from omlx_worker.engine.ragged.speculation import Drafts, judge, merge, propose
+from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.ragged.window import Window
 
 _OF_DRAFTS = ("drafts", "weights")
@@ -53,23 +48,6 @@ _OF_DRAFTS = ("drafts", "weights")
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
 Step = Callable[[State, Params, Arrays], tuple[list[mx.array], State, Arrays]]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What looking drafts up did for one row in one step.
-
-    Attributes:
-        match: tokens of the match that the step before had found; 0 for none.
-        foretold: whether the token after that match is the step's first.
-        looked_up: whether the drafts that the step judged are those after the match.
-        found: whether the drafts of the next step are looked up too.
-    """
-
-    match: int
-    foretold: bool
-    looked_up: bool
-    found: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +86,25 @@ class RowStep:
 
 
 class Verdict:
-    """A step's outcome on the host, from the arrays that it returned. Waits for the device."""
+    """A step's outcome on the host, from the arrays that it returned. Waits for the device.
 
-    def __init__(self, outcome: Sequence[mx.array]) -> None:
+    Args:
+        looks: what the lookup beside it returned; None if nothing is looked up.
+    """
+
+    def __init__(self, outcome: Sequence[mx.array], looks: mx.array | None = None) -> None:
         counts, *drawn = outcome
         self._counts: Any = counts.tolist()
+        self._looks: Any = None if looks is None else looks.tolist()
         self._draw = ReadDraw.of(drawn)
         self._window = drawn[0].shape[1] - 1
 
     def at(self, row: Row, index: int) -> RowStep:
         """What the step added to the row at this index of the batch."""
-        drafted, accepted, *look = self._counts[index]
+        drafted, accepted = self._counts[index]
         tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
-        looked = Look(look[0], bool(look[1]), bool(look[2]), bool(look[3])) if look else None
-        return RowStep(row.row_id, tokens, drafted, self._window, looked)
+        look = Look.of(self._looks[index]) if self._looks else None
+        return RowStep(row.row_id, tokens, drafted, self._window, look)
 
 
 def compiled(
@@ -170,9 +153,8 @@ def advance(
         own: how many of them, at most, the model drafts itself where nothing is looked up.
 
     Returns:
-        ``[S, 2]`` int32, each row's drafts judged and drafts accepted, or if drafts are looked up
-        ``[S, 6]``, with the fields of `Look` after them; the window's samples, of which a row's
-        first ``accepted + 1`` are committed; and the new state.
+        ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
+        which a row's first ``accepted + 1`` are committed; and the new state.
     """
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
     cursors, body_lengths = state["cursors"], state["body_lengths"]
@@ -227,27 +209,13 @@ def advance(
     elif model.drafts:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.draft(following, hidden, caches, window)
-    outcome = [offered, accepted]
-    drafted = mx.full(cursors.shape, own, mx.int32)
-    if "history" in state:
-        places = cursors[:, None] + (LEAD + mx.arange(width + 1))
-        history = mx.put_along_axis(state["history"], places, following, axis=1)
-        found = search(history, committed, params.get("ring"), max(depth, 1))
-        chosen = found.lengths >= params["trusted"]
-        foretold = (state["match"] > 0) & (state["foretold"] == emitted[:, 0])
-        outcome += [state["match"], foretold, state["looked_up"], chosen]
-        after |= {"history": history, "match": found.lengths, "foretold": found.tokens[:, 0]}
-        after["looked_up"] = chosen.astype(mx.int32)
-        drafted = mx.where(chosen, found.counts, drafted)
-        if depth:
-            proposed = merge(proposed, found, chosen, depth, model.vocabulary, plan)
-    after["drafted"] = mx.minimum(params["depth"], drafted)
+    after["drafted"] = mx.minimum(params["depth"], own)
     if proposed is not None:
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
-    counted = mx.stack([part.astype(mx.int32) for part in outcome], axis=1)
-    return counted, report(target, emitted, plan), after
+    judged = mx.stack([part.astype(mx.int32) for part in (offered, accepted)], axis=1)
+    return judged, report(target, emitted, plan), after
 
 
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:

@@ -8,7 +8,16 @@ import mlx.core as mx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, SHORTEST, Ring, search
+from omlx_worker.engine.drafts.lookup import (
+    GAP,
+    LEAD,
+    LONGEST,
+    PIECE,
+    SHORTEST,
+    START,
+    Ring,
+    search,
+)
 from omlx_worker.engine.drafts.trust import Trust
 
 DEPTH = 4
@@ -18,7 +27,7 @@ def found(
     histories: list[list[int]], ring: list[int] | None = None, depth: int = DEPTH
 ) -> list[tuple[int, list[int]]]:
     """Length of the match and drafts of each row."""
-    padded = [[GAP] * LEAD + history + [7] * (PIECE - len(history)) for history in histories]
+    padded = [[START] * LEAD + history + [7] * (PIECE + 1 - len(history)) for history in histories]
     cursors = mx.array([len(history) - 1 for history in histories], mx.int32)
     known = None if ring is None else mx.array(ring, mx.int32)
     result = search(mx.array(padded, mx.int32), cursors, known, depth)

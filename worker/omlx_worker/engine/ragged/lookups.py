@@ -1,0 +1,191 @@
+"""Drafts that are looked up, beside the step that verifies them.
+
+A batch that looks drafts up has these arrays in its state too:
+
+``history``    ``[S, LONGEST + L]``, every token, the pending one included, `LEAD` after its
+               position; `START` before them
+``match``      tokens of the match that was looked up for the next step; 0 for none
+``foretold``   the token that followed that match
+``looked_up``  whether ``drafts`` are those that followed it
+
+The search is compiled apart from the step and dispatched right behind it, so the host waits for
+neither. A trace of a step takes as long as a dozen steps; that of a search takes next to nothing,
+so the ring may grow and searches may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.drafts.lookup import LEAD, PIECE, START, Lookup, Ring, places, search
+from omlx_worker.engine.drafts.trust import Trust
+from omlx_worker.engine.ragged.recurrent_cache import widened
+
+EVERY = 4
+"""Steps from one search to the next while nothing is found."""
+
+_OF_LOOKUPS = ("match", "foretold", "looked_up")
+_RIGHT, _JUDGED, _FOUND = 1 << 8, 1 << 9, 1 << 10  # beside the length of a match
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What looking drafts up did for one row in one step.
+
+    Attributes:
+        match: tokens of the match that the step before had found; 0 for none.
+        foretold: whether the token after that match is the step's first.
+        looked_up: whether the drafts that the step judged are those after the match.
+        found: whether the drafts of the next step are looked up too.
+    """
+
+    match: int
+    foretold: bool
+    looked_up: bool
+    found: bool
+
+    @classmethod
+    def of(cls, code: int) -> Look:
+        """From what `Lookups.step` returned for the row."""
+        return cls(code % _RIGHT, bool(code & _RIGHT), bool(code & _JUDGED), bool(code & _FOUND))
+
+
+class Lookups:
+    """What a batch looks drafts up in, which matches it takes, and when it searches.
+
+    Args:
+        own_depth: drafts of a row and step, at most, that the model makes itself.
+        vocabulary: tokens.
+    """
+
+    def __init__(self, lookup: Lookup, own_depth: int, vocabulary: int) -> None:
+        self._own_depth = own_depth
+        self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
+        self._trust = Trust(own=own_depth > 0)
+        self._shortest = self._trust.shortest
+        self._trusted = mx.array(self._shortest, mx.int32)
+        self._steps = 0
+        self._fruitless = 0
+        self._function = cache(
+            lambda **options: mx.compile(partial(_look, **options, vocabulary=vocabulary))
+        )
+
+    def begin(self, history: Sequence[int]) -> dict[str, mx.array]:
+        """A joining row's part of the state, ``[1, ...]``."""
+        state = {name: mx.zeros((1,), mx.int32) for name in _OF_LOOKUPS}
+        return state | {"history": mx.array([[START] * LEAD + list(history)], mx.int32)}
+
+    def remember(self, text: mx.array) -> None:
+        """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
+        if self._ring:
+            self._ring.add(text)
+
+    def step(
+        self,
+        before: Mapping[str, mx.array],
+        after: Mapping[str, mx.array],
+        emitted: mx.array,
+        limits: mx.array,
+        depth: int,
+        *,
+        ratio: bool,
+    ) -> tuple[mx.array, dict[str, mx.array]]:
+        """Draft for the next step what can be looked up.
+
+        Args:
+            before, after: the state before a step and the one that it returned.
+            emitted: ``[S, W]`` int32, the step's samples.
+            limits: ``[S]`` int32, drafts of each row, at most.
+            depth: drafts that the next step may judge for any row.
+            ratio: whether a row's drafts are judged by the `ratio` rule.
+
+        Returns:
+            ``[S]`` int32 for `Look.of`, and the new state.
+        """
+        if self._trust.shortest != self._shortest:
+            self._shortest = self._trust.shortest
+            self._trusted = mx.array(self._shortest, mx.int32)
+        function = self._function(depth=depth, searches=self._due(depth), ratio=ratio)
+        ring = self._ring.tokens if self._ring else None
+        looks, found = function(dict(before), dict(after), emitted, limits, self._trusted, ring)
+        return looks, {**after, **found}
+
+    def learn(self, look: Look, drafted: int, accepted: int) -> None:
+        """Take in what a step found out about a row's drafts."""
+        if look.found:
+            self._fruitless = 0
+        if look.match:
+            self._trust.match(look.match, right=look.foretold)
+        if drafted and not look.looked_up:
+            self._trust.own(right=accepted > 0)
+
+    def _due(self, depth: int) -> bool:
+        """Whether a step searches.
+
+        One that judges no drafts but looked-up ones always does. For any other a search is worth
+        little where the last ones were in vain.
+        """
+        self._steps += 1
+        self._fruitless += 1
+        return depth > self._own_depth or self._fruitless <= EVERY or self._steps % EVERY == 0
+
+
+def _look(
+    before: dict[str, mx.array],
+    after: dict[str, mx.array],
+    emitted: mx.array,
+    limits: mx.array,
+    trusted: mx.array,
+    ring: mx.array | None,
+    *,
+    depth: int,
+    searches: bool,
+    ratio: bool,
+    vocabulary: int,
+) -> tuple[mx.array, dict[str, Any]]:
+    cursors = before["cursors"][:, None] + places(1 + LEAD, emitted.shape[1])
+    history = mx.put_along_axis(before["history"], cursors, emitted, axis=1)
+    right = (before["match"] > 0) & (before["foretold"] == emitted[:, 0])
+    looks = before["match"] + _RIGHT * right + _JUDGED * before["looked_up"]
+    if not searches:
+        none = mx.zeros_like(limits)
+        return looks, {"history": history} | dict.fromkeys(_OF_LOOKUPS, none)
+    found = search(history, after["cursors"], ring, max(depth, 1))
+    chosen = found.lengths >= trusted
+    state = {
+        "history": history,
+        "match": found.lengths,
+        "foretold": found.tokens[:, 0],
+        "looked_up": chosen.astype(mx.int32),
+        "drafted": mx.where(chosen, mx.minimum(found.counts, limits), after["drafted"]),
+    }
+    if depth:
+        state |= _merged(found.tokens, chosen, after, depth, vocabulary if ratio else 0)
+    return looks + _FOUND * chosen, state
+
+
+def _merged(
+    tokens: mx.array, chosen: mx.array, after: Mapping[str, mx.array], depth: int, vocabulary: int
+) -> dict[str, mx.array]:
+    """The drafts of the next step: looked up where ``chosen``, ``[S]`` bool, else the model's own.
+
+    A draft that is looked up is certain, so its distribution is a point mass: under ``ratio`` it is
+    accepted with probability ``p(d)``, and replaced by a sample from the rest of ``p``.
+
+    Args:
+        vocabulary: 0 if no distributions are asked for.
+    """
+    where, state = chosen[:, None], {"drafts": tokens}
+    if "drafts" in after:
+        state["drafts"] = mx.where(where, tokens, widened(after["drafts"], depth))
+    if vocabulary:
+        weights = mx.where(mx.arange(vocabulary) == tokens[..., None], 0.0, -mx.inf)
+        if "weights" in after:
+            weights = mx.where(where[..., None], weights, widened(after["weights"], depth))
+        state["weights"] = weights
+    return state
