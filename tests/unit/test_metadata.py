@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from setuptools.config.pyprojecttoml import read_configuration
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def project() -> Any:
-    reading = pytest.importorskip("setuptools.config.pyprojecttoml", exc_type=ImportError)
-    return reading.read_configuration(ROOT / "pyproject.toml", expand=False)["project"]
+    return read_configuration(ROOT / "pyproject.toml", expand=False)["project"]
 
 
 def test_the_metadata_has_the_form_of_the_standard(project: Any) -> None:
