@@ -95,6 +95,8 @@ def test_a_job_whose_worker_is_killed_ends_with_the_same_text(
 
     worker = launch(*serve, redis_url=redis_url)
 
-    check_text(job, folder, LONG, redis_url)
-    worker.terminate()
-    worker.communicate(timeout=60)
+    try:
+        check_text(job, folder, LONG, redis_url)
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)

@@ -2,7 +2,7 @@
 
 The longest suffix of a row's history, of `LONGEST` down to `SHORTEST` tokens, is searched for in
 the row's own history and in a ring of texts that other rows have written. The tokens after the
-match are the drafts. All of it runs on the device, inside the compiled step.
+match are the drafts. All of it runs on the device.
 
 The idea is prompt lookup (Saxena 2023), over earlier outputs too as in suffix decoding (Oliaro et
 al. 2024).

@@ -15,12 +15,12 @@ from omlx_worker.engine.drafts.lookup import LONGEST, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
+from omlx_worker.engine.ragged.lookups import OF_LOOKUPS
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.step import Arrays, State
 from omlx_worker.engine.ragged.window import TAIL
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
-_PER_LOOKUP = ("match", "foretold", "looked_up")
 _CUT = ("drafts", "weights", "history")
 """Arrays whose second axis differs between batches."""
 
@@ -110,7 +110,7 @@ class Buffers:
         [group] = layout
         self.layout = layout
         self.caches = self._model.new_caches(group.slots, group.capacity)
-        names = _PER_ROW + (_PER_LOOKUP if self._looks_up else ())
+        names = _PER_ROW + (OF_LOOKUPS if self._looks_up else ())
         self.state = {name: mx.zeros((group.slots,), mx.int32) for name in names}
         if self._looks_up:
             self.state["history"] = mx.zeros((group.slots, history_length(layout)), mx.int32)

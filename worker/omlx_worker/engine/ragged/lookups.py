@@ -15,7 +15,7 @@ so the ring may grow and searches may be left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -29,7 +29,9 @@ from omlx_worker.engine.ragged.recurrent_cache import widened
 EVERY = 4
 """Steps from one search to the next while nothing is found."""
 
-_OF_LOOKUPS = ("match", "foretold", "looked_up")
+OF_LOOKUPS = ("match", "foretold", "looked_up")
+"""Integers of the state, one a row."""
+
 _RIGHT, _JUDGED, _FOUND = 1 << 8, 1 << 9, 1 << 10  # beside the length of a match
 
 
@@ -77,7 +79,7 @@ class Lookups:
 
     def begin(self, history: Sequence[int]) -> dict[str, mx.array]:
         """A joining row's part of the state, ``[1, ...]``."""
-        state = {name: mx.zeros((1,), mx.int32) for name in _OF_LOOKUPS}
+        state = {name: mx.zeros((1,), mx.int32) for name in OF_LOOKUPS}
         return state | {"history": mx.array([[START] * LEAD + list(history)], mx.int32)}
 
     def remember(self, text: mx.array) -> None:
@@ -87,8 +89,8 @@ class Lookups:
 
     def step(
         self,
-        before: Mapping[str, mx.array],
-        after: Mapping[str, mx.array],
+        before: dict[str, mx.array],
+        after: dict[str, mx.array],
         emitted: mx.array,
         limits: mx.array,
         depth: int,
@@ -112,8 +114,8 @@ class Lookups:
             self._trusted = mx.array(self._shortest, mx.int32)
         function = self._function(depth=depth, searches=self._due(depth), ratio=ratio)
         ring = self._ring.tokens if self._ring else None
-        looks, found = function(dict(before), dict(after), emitted, limits, self._trusted, ring)
-        return looks, {**after, **found}
+        looks, found = function(before, after, emitted, limits, self._trusted, ring)
+        return looks, after | found
 
     def learn(self, look: Look, drafted: int, accepted: int) -> None:
         """Take in what a step found out about a row's drafts."""
@@ -154,7 +156,7 @@ def _look(
     looks = before["match"] + _RIGHT * right + _JUDGED * before["looked_up"]
     if not searches:
         none = mx.zeros_like(limits)
-        return looks, {"history": history} | dict.fromkeys(_OF_LOOKUPS, none)
+        return looks, {"history": history} | dict.fromkeys(OF_LOOKUPS, none)
     found = search(history, after["cursors"], ring, max(depth, 1))
     chosen = found.lengths >= trusted
     state = {
@@ -170,7 +172,7 @@ def _look(
 
 
 def _merged(
-    tokens: mx.array, chosen: mx.array, after: Mapping[str, mx.array], depth: int, vocabulary: int
+    tokens: mx.array, chosen: mx.array, after: dict[str, mx.array], depth: int, vocabulary: int
 ) -> dict[str, mx.array]:
     """The drafts of the next step: looked up where ``chosen``, ``[S]`` bool, else the model's own.
 

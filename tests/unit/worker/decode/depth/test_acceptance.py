@@ -9,7 +9,7 @@ OWN, MOST = 3, 8
 
 
 def learnt(outcome: Outcome, depth: int, steps: int = 60) -> Acceptance:
-    """After so many steps of one row with this outcome."""
+    """What is known after steps that all had this outcome, for the one row there is."""
     acceptance = Acceptance(MOST, OWN)
     acceptance.keep({"row": MOST})
     for _ in range(steps):
