@@ -231,7 +231,7 @@ def test_a_missing_right_is_named(run: Run, private_server: RedisServer) -> None
 
 
 def test_a_cluster_is_refused(run: Run) -> None:
-    with redis_server("--cluster-enabled", "yes") as server:
+    with redis_server("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         assert "is part of a Redis Cluster, which is not" in sentence_of(run, server.url, "status")
 
 
