@@ -41,7 +41,7 @@ def by_ragged(
     texts: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for (name, _), prompt in zip(texts.items(), prompts, strict=True):
         decoder.add(Row(name, list(prompt), 1 << 20, Sampling(temperature=0.0)))
-        while decoder.prefill(name, CHUNK):
+        while decoder.prefill({name: CHUNK})[name]:
             pass
     while min(len(text) for text in texts.values()) < tokens:
         for step in decoder.step():

@@ -7,7 +7,7 @@ prompts itself. Each side starts every lap from copies of the same caches instea
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -98,12 +98,13 @@ class GivenDecoder(RaggedDecoder):
         super().__init__(model, depth, lookup)
         self._given = caches
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row) -> int:
         caches = self._given.of(row.prompt, head=self._model.drafts)
-        self.join(row, self._model.prompt_arrays(caches))
-
-    def prefill(self, row_id: str, tokens: int) -> int:  # noqa: ARG002
+        self.join([(row, self._model.prompt_arrays(caches))])
         return 0
+
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
+        return dict.fromkeys(tokens, 0)
 
 
 class _Keys(KVCache):

@@ -59,7 +59,7 @@ class Contender:
         with self.limited():
             for index, length in enumerate(self.lengths):
                 row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
-                self.batch.join(row, made_up(model, length))
+                self.batch.join([(row, made_up(model, length))])
         self.bodies = sum(
             array.nbytes
             for cache in self.batch._buffers.caches

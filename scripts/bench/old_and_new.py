@@ -129,6 +129,15 @@ def random_network(config: dict[str, Any]) -> Any:
     return network
 
 
+def read(decoder: Any, name: str, tokens: int) -> int:
+    """Read more of a row's prompt by this tree's interface; returns what is left."""
+    try:
+        left: int = decoder.prefill({name: tokens})[name]
+    except TypeError:
+        left = decoder.prefill(name, tokens)
+    return left
+
+
 class Tree:
     """A model on the engine of one tree."""
 
@@ -161,7 +170,7 @@ class Tree:
             # One token more is left unread, so that the row does not join the batch.
             decoder.add(self._row(str(number), length + 2))
             began = time.perf_counter()
-            decoder.prefill(str(number), length)
+            read(decoder, str(number), length)
             seconds += time.perf_counter() - began
             decoder.remove(str(number))
         return 1000 * seconds / repeats
@@ -173,7 +182,7 @@ class Tree:
         names = [str(number) for number in range(rows)]
         for name in names:
             decoder.add(self._row(name, context))
-            while decoder.prefill(name, 2048):
+            while read(decoder, name, 2048):
                 pass
         depths = dict.fromkeys(names, 0) if kind == "K=0 of 3" else None
         for _ in range(SETTLE):

@@ -82,7 +82,7 @@ def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
             decoder.add(Row(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
         seen: dict[str, float] = {}
         for index in range(len(prompts)):
-            while decoder.prefill(str(index), CHUNK):
+            while decoder.prefill({str(index): CHUNK})[str(index)]:
                 pass
             for step in decoder.step():
                 seen.setdefault(step.row_id, time.perf_counter() - began)

@@ -74,7 +74,7 @@ def _decoded(
     for prompt in prompts:
         decoder = RaggedDecoder(model, DEPTH)
         decoder.add(Row("row", prompt, tokens, Sampling(temperature=0.0)))
-        while decoder.prefill("row", 512):
+        while decoder.prefill({"row": 512})["row"]:
             pass
         text: list[int] = []
         while len(text) < tokens:

@@ -58,7 +58,7 @@ def _greedy(model: RaggedQwen35, prompts: Sequence[Sequence[int]], tokens: int) 
     decoder = RaggedDecoder(model)
     for index, prompt in enumerate(prompts):
         decoder.add(Row(str(index), list(prompt), tokens, Sampling(temperature=0.0)))
-        decoder.prefill(str(index), len(prompt))
+        decoder.prefill({str(index): len(prompt)})
     generated: list[list[int]] = [[] for _ in prompts]
     while any(len(part) < tokens for part in generated):
         for step in decoder.step():

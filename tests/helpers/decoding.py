@@ -95,7 +95,7 @@ def run(
             arrival = coming.pop(0)
             decoder.add(arrival)
             reading.append(arrival.row_id)
-        if reading and decoder.prefill(reading[0], chunk) == 0:
+        if reading and decoder.prefill({reading[0]: chunk})[reading[0]] == 0:
             running.add(reading.pop(0))
         for outcome in decoder.step():
             name = outcome.row_id

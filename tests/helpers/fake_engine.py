@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
@@ -37,6 +37,7 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
         self.changes = 0
+        self.shares = False
         self.memory_budget = 1 << 40
         self.kept_within: int | None = None
         self.weight_bytes = 0
@@ -72,7 +73,7 @@ class FakeEngine:
         produced = len(row.generated)
         return produced if produced == row.max_tokens else max(0, produced - 1)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row) -> int:
         assert row.row_id not in self.states
         assert len(self._present) < self.max_rows
         produced = len(row.generated)
@@ -80,14 +81,19 @@ class FakeEngine:
         assert list(row.generated) == tokens[:produced]
         self.states[row.row_id] = _State(row, row.length, produced, self._said(row))
         self.most_rows = max(self.most_rows, len(self._present))
+        return 0
 
-    def prefill(self, row_id: str, tokens: int) -> int:
-        state = self.states[row_id]
-        if _says(state.row, BREAKS_PREFILL):
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        states = {row_id: self.states[row_id] for row_id in tokens}
+        if any(_says(state.row, BREAKS_PREFILL) for state in states.values()):
             raise RuntimeError("out of memory")
-        assert 0 < tokens <= state.unread
-        state.unread -= tokens
-        return state.unread
+        for row_id, state in states.items():
+            assert 0 < tokens[row_id] <= state.unread
+            state.unread -= tokens[row_id]
+        return {row_id: state.unread for row_id, state in states.items()}
+
+    def limit_prefixes(self, room: int) -> None:
+        """There are none."""
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         time.sleep(self.step_seconds)

@@ -32,7 +32,7 @@ class PlainLoopSide:
             self._engine.add(row)
             left = row.length
             while left:
-                left = self._engine.prefill(row.row_id, min(left, PREFILL_CHUNK))
+                left = self._engine.prefill({row.row_id: min(left, PREFILL_CHUNK)})[row.row_id]
             yield self._engine.step()
         while True:
             yield self._engine.step()

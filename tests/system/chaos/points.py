@@ -65,10 +65,9 @@ def watched(engine: Any) -> Any:
     """An engine whose prefill is a point."""
     prefill = engine.prefill
 
-    def reached(row_id: str, tokens: int) -> int:
+    def reached(*args: Any) -> Any:
         reach("prefill")
-        left: int = prefill(row_id, tokens)
-        return left
+        return prefill(*args)
 
     engine.prefill = reached
     return engine

@@ -66,7 +66,7 @@ class DecoderSide:
         try:
             for row in rows:
                 self._decoder.add(row.request)
-                while self._decoder.prefill(row.row_id, CHUNK):
+                while self._decoder.prefill({row.row_id: CHUNK})[row.row_id]:
                     pass
             yield from self._steps({row.row_id: row for row in rows})
         finally:

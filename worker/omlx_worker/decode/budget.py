@@ -35,7 +35,11 @@ class MemoryBudget:
         Args:
             beside: bytes taken by anything but the weights and these rows.
         """
-        return self.weights + self.bytes_for(sizes) + beside <= self.limit
+        return self.room(sizes, beside) >= 0
+
+    def room(self, sizes: Sequence[Size], beside: int = 0) -> int:
+        """Bytes that are left; see `fits`. Below 0 if it does not fit."""
+        return self.limit - self.weights - self.bytes_for(sizes) - beside
 
     def objection(self, sizes: Sequence[Size]) -> str | None:
         """Why a job with rows of these sizes can never run; None if it can.

@@ -9,22 +9,14 @@ import logging
 import time
 from collections.abc import Sequence
 
+from omlx_worker.decode.actions import Decode, Evict, Idle, Join, Pause, Prefill, Resume
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.decode.scheduler import (
-    PATIENCE_SECONDS,
-    Decode,
-    Evict,
-    Idle,
-    Pause,
-    Prefill,
-    Resume,
-    Scheduler,
-)
+from omlx_worker.decode.scheduler import PATIENCE_SECONDS, Scheduler
 from omlx_worker.engine.interface import Emission, Engine
 
 log = logging.getLogger("omlx_worker.decode.loop")
@@ -65,7 +57,13 @@ class DecodeLoop:
         self._engine = engine
         self._driver = driver
         self._chunks = chunks
-        self._scheduler = Scheduler(engine.max_rows, chunks, budget, patience=patience)
+        self._scheduler = Scheduler(
+            engine.max_rows,
+            chunks,
+            budget,
+            shares=engine.shares,
+            patience=patience,
+        )
         self._clock = StepClock()
 
     def add(self, rows: Sequence[DecodeRow]) -> None:
@@ -108,30 +106,39 @@ class DecodeLoop:
                 return None
         try:
             match action:
-                case Prefill(row, tokens, joins):
-                    self._prefill(row, tokens, joins)
+                case Join(row, room):
+                    self._join(row, room)
+                case Prefill():
+                    self._prefill(action)
                 case Pause(row):
                     self._pause(row)
-                case Resume(row):
+                case Resume(row, room):
                     self._clock.interrupt()
+                    self._engine.limit_prefixes(room)
                     self._engine.resume(row.row_id)
                 case Evict(row):
                     self._engine.remove(row.row_id)
         except Exception as error:
             kind = type(action).__name__.lower()
-            log.exception("the engine failed to %s row %s", kind, action.row.row_id)
-            raise EngineFailed([action.row], error) from error
+            rows = action.rows if isinstance(action, Prefill) else [action.row]
+            names = ", ".join(row.row_id for row in rows)
+            log.exception("the engine failed to %s row %s", kind, names)
+            raise EngineFailed(rows, error) from error
         return []
 
-    def _prefill(self, row: DecodeRow, tokens: int, joins: bool) -> None:
+    def _join(self, row: DecodeRow, room: int) -> None:
+        self._driver.give_way()
+        self._engine.limit_prefixes(room)
+        self._scheduler.took(row, self._engine.add(row.resumed))
+
+    def _prefill(self, action: Prefill) -> None:
         began = time.monotonic()
         self._clock.chunk()
-        if joins:
-            self._driver.give_way()
-            self._engine.add(row.resumed)
-        left = self._engine.prefill(row.row_id, tokens)
-        self.counters.prompt_tokens += tokens
-        self._scheduler.read(row, left, time.monotonic() - began)
+        tokens = {row.row_id: count for row, count in action.tokens.items()}
+        keep = [row.row_id for row, count in action.tokens.items() if row.stops_after(count)]
+        left = self._engine.prefill(tokens, keep)
+        self.counters.prompt_tokens += sum(tokens.values())
+        self._scheduler.read(action, left, time.monotonic() - began)
 
     def _pause(self, row: DecodeRow) -> None:
         self._clock.interrupt()

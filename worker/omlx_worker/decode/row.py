@@ -35,6 +35,9 @@ class DecodeRow:
         tokens: produced so far, oldest first, by an interrupted run too.
         left: tokens to read before it decodes.
         context: tokens in its cache while it reads its prompt.
+        cached: tokens of its prompt that were not read, because the prefix cache held them.
+        kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
+        stops: contexts at which reading stops, because other rows may go on from there.
         arrival: place in the order of arrivals.
         joined: place in the order in which rows joined the batch.
         since: when it began to wait, in seconds of the scheduler's clock.
@@ -48,6 +51,9 @@ class DecodeRow:
     stage: Stage = Stage.WAITING
     left: int = 0
     context: int = 0
+    cached: int = 0
+    kin: dict[DecodeRow, int] = field(default_factory=dict)
+    stops: set[int] = field(default_factory=set)
     arrival: int = 0
     joined: int = 0
     since: float = 0.0
@@ -81,6 +87,16 @@ class DecodeRow:
     def size(self) -> Size:
         """What it asks of memory: the tokens that are read or will be, and the most it may hold."""
         return (0 if self.stage is Stage.DECODING else self.length, self.request.longest)
+
+    @property
+    def until_stop(self) -> int:
+        """Tokens to read until the next stop, or all that are left."""
+        stops = [stop - self.context for stop in self.stops if stop > self.context]
+        return min([self.left, *stops])
+
+    def stops_after(self, tokens: int) -> bool:
+        """Whether reading stops once so many more tokens are read."""
+        return self.context + tokens in self.stops
 
     @property
     def resumed(self) -> Row:

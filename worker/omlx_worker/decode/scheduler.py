@@ -3,64 +3,44 @@
 Rows wait until a place in the batch is free, the best level first and the oldest first among
 equals. A row that has waited for ``patience`` seconds goes before all others and is not paused
 again, so no row waits for ever. When the batch is full and a row of the best level waits, the
-youngest row of the lowest level is paused and takes its turn again later. Prompts are read in
-chunks with a decode step between any two, so running rows never wait for more than one chunk.
+youngest row of the lowest level is paused and takes its turn again later.
+
+Prompts are read in chunks with a decode step between any two, so running rows never wait for more
+than one chunk. Rows of one level join until they fill some chunks. Those with equally many tokens
+in their caches are read together. A row whose prompt begins as one that is being read waits until
+the engine has kept that beginning.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
+from omlx_worker.decode.actions import (
+    Action,
+    Decode,
+    Evict,
+    Idle,
+    Join,
+    Pause,
+    Prefill,
+    Resume,
+)
+from omlx_worker.decode.beginnings import awaits, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
 
 PATIENCE_SECONDS = 30.0
 
+AHEAD = 4
+"""Chunks of prompts for which rows join at once, so that prompts of like length meet."""
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Read ``tokens`` more of a row's prompt; ``joins`` with its first chunk."""
-
-    row: DecodeRow
-    tokens: int
-    joins: bool
+PADDING = 0.25
+"""Share of a chunk that may be padding, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Take a decoding row out of the batch, then tell `Scheduler.paused`."""
-
-    row: DecodeRow
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Put a paused row back into the batch, with the cache that was kept."""
-
-    row: DecodeRow
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Free the cache of a paused row; its tokens are read again when its turn comes."""
-
-    row: DecodeRow
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Run one step for all rows whose prompts are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """There is nothing to do."""
-
-
-Action = Prefill | Pause | Resume | Evict | Decode | Idle
+_UNLIMITED = 1 << 62  # tokens of a prompt: a whole chunk of it
 
 
 class Scheduler:
@@ -70,6 +50,7 @@ class Scheduler:
         max_rows: rows in the batch at the same time.
         chunks: how many prompt tokens to read at a time.
         budget: whether rows fit into memory together.
+        shares: whether the engine keeps beginnings of prompts.
         patience: seconds after which a waiting row goes before all others.
     """
 
@@ -79,12 +60,14 @@ class Scheduler:
         chunks: ChunkSize,
         budget: MemoryBudget,
         *,
+        shares: bool = False,
         patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_rows = max_rows
         self._chunks = chunks
         self._budget = budget
+        self._shares = shares
         self._patience = patience
         self._clock = clock
         self._arrivals = 0
@@ -118,14 +101,14 @@ class Scheduler:
 
     @property
     def coming(self) -> int:
-        """Rows expected to join with one chunk each, one after each step from now on.
+        """Rows expected to join soon, after a chunk each or one that they share.
 
         0 while a prompt is read of which more than a chunk is left.
         """
         if not self._follows_chunk:
             return 0
         reading = self._in(Stage.READING)
-        if any(self._chunk_of(row) < row.left for row in reading):
+        if any(self._chunk_of(row, row.left) < row.left for row in reading):
             return 0
         return len(reading) + min(self.waiting, self._max_rows - self.joined)
 
@@ -133,22 +116,33 @@ class Scheduler:
         """Let a row wait for its turn."""
         row.arrival, row.left, row.since = self._arrivals, row.length, self._clock()
         self._arrivals += 1
+        if self._shares:
+            note(row, self._rows.values())
         self._rows[row.row_id] = row
 
     def remove(self, row: DecodeRow) -> None:
         """Forget a row that has finished or was dropped; an unknown row is ignored."""
         row.stage = Stage.DONE
+        row.kin.clear()
         if self._rows.get(row.row_id) is row:
             del self._rows[row.row_id]
 
-    def read(self, row: DecodeRow, left: int, seconds: float | None = None) -> None:
-        """Report a `Prefill`: how many prompt tokens are left, and how long it took."""
+    def took(self, row: DecodeRow, held: int) -> None:
+        """Report a `Join`: how many tokens of the row the prefix cache held."""
+        row.context, row.left = held, row.length - held
+        row.cached = max(row.cached, min(held, len(row.request.prompt)))
+
+    def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:
+        """Report a `Prefill`: how many tokens are left of each row, and how long it took."""
         if seconds is not None:
-            self._chunks.read(row.context, self._hurried, row.left - left, seconds)
-        row.context += row.left - left
-        row.left = left
-        if not left:
-            row.stage = Stage.DECODING
+            context = action.rows[0].context
+            self._chunks.read(context, self._hurried, action.computed, seconds)
+        for row in action.rows:
+            row.context += row.left - left[row.row_id]
+            row.left = left[row.row_id]
+            if not row.left:
+                row.stage = Stage.DECODING
+                row.kin.clear()
 
     def paused(self, row: DecodeRow, kept_bytes: int | None) -> None:
         """Report a `Pause`.
@@ -165,29 +159,55 @@ class Scheduler:
         """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
         decoding = bool(self.decoding)
         self._follows_chunk = self._decode_is_due and decoding
-        action = None if self._follows_chunk else self._admit()
+        action = None if self._follows_chunk else self._admit() or self._prefill()
         self._decode_is_due = isinstance(action, Prefill)
         return action or (Decode() if decoding else Idle())
 
     def _in(self, stage: Stage) -> list[DecodeRow]:
         return [row for row in self._rows.values() if row.stage is stage]
 
-    def _admit(self) -> Prefill | Pause | Resume | Evict | None:
-        """Work for the best row that does not decode yet, if it has or can be given a place."""
+    def _admit(self) -> Join | Pause | Resume | Evict | None:
+        """Give the best row that waits a place, if one is free or can be made."""
         self._age()
-        rows = [row for row in self._rows.values() if row.stage is not Stage.DECODING]
-        best = min(rows, key=lambda row: row.rank, default=None)
-        if best is None:
+        reading = self._in(Stage.READING)
+        waiting = [row for row in self._rows.values() if not row.in_batch]
+        if self._shares:
+            waiting = [row for row in waiting if not awaits(row)]
+        best = min(waiting, key=lambda row: row.rank, default=None)
+        if best is None or not self._is_due(best, reading):
             return None
-        if best.in_batch:
-            return self._bring_in(best)
         if self._has_place_for(best):
             return self._evict_for(best) or self._bring_in(best)
         if best.level == HIGH and (victim := self._victim()):
             victim.since = self._clock()
             return Pause(victim)
-        reading = min(self._in(Stage.READING), key=lambda row: row.rank, default=None)
-        return None if reading is None else self._bring_in(reading)
+        return None
+
+    def _is_due(self, row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
+        """Whether it goes before the rows whose prompts are being read, or into their chunk."""
+        first = min(reading, key=lambda row: row.rank, default=None)
+        if first is None or row.rank < first.rank:
+            return True
+        unread = sum(other.left for other in reading)
+        chunk = self._chunk_of(first, _UNLIMITED)
+        return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
+
+    def _prefill(self) -> Prefill | None:
+        """A chunk of the best row that has joined, and of those that can be read with it."""
+        reading = sorted(self._in(Stage.READING), key=lambda row: row.rank)
+        if not reading:
+            return None
+        self._hurried = any(other.level < BULK for other in self.decoding)
+        first, *others = reading
+        tokens = {first: self._chunk_of(first, first.until_stop)}
+        alike = [row for row in others if _goes_with(row, first)]
+        room = self._chunk_of(first, _UNLIMITED)
+        for row in sorted(alike, key=lambda row: abs(row.until_stop - tokens[first])):
+            chunk = {**tokens, row: self._chunk_of(row, row.until_stop)}
+            computed = len(chunk) * max(chunk.values())
+            if computed <= room and sum(chunk.values()) >= (1 - PADDING) * computed:
+                tokens = chunk
+        return Prefill(tokens)
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""
@@ -210,21 +230,20 @@ class Scheduler:
     def _batch(self) -> list[DecodeRow]:
         return [row for row in self._rows.values() if row.in_batch]
 
-    def _bring_in(self, row: DecodeRow) -> Prefill | Resume:
-        joins = not row.in_batch
-        if joins:
-            self._joins += 1
-            row.joined = self._joins
+    def _bring_in(self, row: DecodeRow) -> Join | Resume:
+        self._joins += 1
+        row.joined = self._joins
+        kept = sum(other.kept_bytes for other in self._in(Stage.PAUSED) if other is not row)
+        room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
         if row.stage is Stage.PAUSED:
             row.stage, row.kept_bytes = Stage.DECODING, 0
-            return Resume(row)
+            return Resume(row, room)
         row.stage = Stage.READING
-        self._hurried = any(other.level < BULK for other in self.decoding)
-        return Prefill(row, self._chunk_of(row), joins)
+        return Join(row, room)
 
-    def _chunk_of(self, row: DecodeRow) -> int:
-        """Tokens of a row's prompt to read at a time."""
-        return self._chunks.chunk(row.context, self._hurried, row.left)
+    def _chunk_of(self, row: DecodeRow, left: int) -> int:
+        """Tokens of a row's prompt to read at a time, with ``left`` of them to read."""
+        return self._chunks.chunk(row.context, self._hurried, left)
 
     def _victim(self) -> DecodeRow | None:
         """The bulk row that has decoded for the shortest time."""
@@ -241,3 +260,8 @@ class Scheduler:
         for row in self._rows.values():
             if not row.in_batch and now - row.since >= self._patience:
                 row.aged = True
+
+
+def _goes_with(row: DecodeRow, first: DecodeRow) -> bool:
+    """Whether a chunk of one can be read together with one of the other, as urgently."""
+    return row.context == first.context and row.rank[0] == first.rank[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
 
@@ -113,19 +113,28 @@ class DecodingEngine:
     def changes(self) -> int:
         return self._decoder.changes
 
-    def add(self, row: Row) -> None:
+    @property
+    def shares(self) -> bool:
+        return self._decoder.shares
+
+    def add(self, row: Row) -> int:
         text = RowText(row, self._tokenizer)
         for token in row.generated:
             finish_reason = text.feed(token).finish_reason
             if finish_reason is not None:
                 logprobs = self._describe(row, [])
                 self._ended[row.row_id] = Emission(row.row_id, [], "", logprobs, finish_reason)
-                return
+                return 0
         self._rows[row.row_id] = (row, text)
-        self._decoder.add(row)
+        return self._decoder.add(row)
 
-    def prefill(self, row_id: str, tokens: int) -> int:
-        return 0 if row_id in self._ended else self._decoder.prefill(row_id, tokens)
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
+        left = self._decoder.prefill(running, keep) if running else {}
+        return dict.fromkeys(tokens, 0) | left
+
+    def limit_prefixes(self, room: int) -> None:
+        self._decoder.limit_prefixes(room)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         ended = list(self._ended.values())

@@ -16,6 +16,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.buffers import history_length
 from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.ragged.reading import MOST_POSITIONS
 from omlx_worker.engine.ragged.window import TAIL, Window
 
 IN_FLIGHT = 3
@@ -144,10 +145,19 @@ class Footprint:
         slots = max(map(slots_of, layouts), default=0)
         return 4 * IN_FLIGHT * slots * max(map(history_length, layouts), default=0)
 
-    def of_prompt(self, tokens: int) -> int:
-        """Bytes of a prompt's own cache while it is read."""
-        if not tokens:
-            return 0
+    def of_prompts(self, lengths: Sequence[int]) -> int:
+        """Bytes of prompts' own caches while they are read, and of those put side by side.
+
+        Args:
+            lengths: in tokens; those that are 0 are not read.
+        """
+        caches = [self._of_prompt(length) for length in lengths if length]
+        if len(caches) < 2:
+            return sum(caches)
+        most = MOST_POSITIONS * sum(size for size, _ in self._layers)
+        return sum(caches) + min(sum(caches), most + len(caches) * self._prompt)
+
+    def _of_prompt(self, tokens: int) -> int:
         # A ring's cache holds a chunk beside the ring while it is read; a chunk may be the prompt.
         layers = [size * (tokens + _PAGE) for size, _ in self._layers]
         return sum(layers) + max(layers, default=0) + self._prompt

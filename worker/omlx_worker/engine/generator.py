@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -65,7 +65,7 @@ class GeneratorDecoder:
     """
 
     depth = own_depth = 0
-    looks_up = False
+    looks_up = shares = False
 
     def __init__(
         self, model: nn.Module, max_rows: int, prefill_chunk: int = 512, reason: str = ""
@@ -90,11 +90,19 @@ class GeneratorDecoder:
         """None: mlx-lm's generator traces nothing."""
         return 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row) -> int:
         self._waiting[row.row_id] = row
+        return 0
 
-    def prefill(self, row_id: str, tokens: int) -> int:  # noqa: ARG002
-        row = self._waiting.pop(row_id)
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
+        for row_id in tokens:
+            self._insert(self._waiting.pop(row_id))
+        return dict.fromkeys(tokens, 0)
+
+    def limit_prefixes(self, room: int) -> None:
+        """There are none."""
+
+    def _insert(self, row: Row) -> None:
         greedy = Plan.of([row.sampling]) == Plan()
         sampler = None if greedy else _RowSampler(row)
         left = row.max_tokens - len(row.generated)
@@ -103,7 +111,6 @@ class GeneratorDecoder:
             [row.history], [left], samplers=[sampler], logits_processors=[processors]
         )
         self._inserted[uid] = (row, sampler)
-        return 0
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
         steps = []

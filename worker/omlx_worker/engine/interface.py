@@ -2,12 +2,12 @@
 
 The service prepares rows from requests on any thread. One thread then drives the engine: ``add``,
 ``prefill`` until the prompt is read, then ``step`` repeatedly. A row leaves with the `Emission`
-that carries its finish reason, or by ``remove``.
+that carries its finish reason, or by ``remove``. One `Engine.prefill` reads several prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,8 @@ class Row:
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
+        cache: whether its prompt may be taken from the prefix cache, and kept there.
+        marks: lengths of beginnings that later prompts may share, such as a system message's.
     """
 
     row_id: str
@@ -76,6 +78,8 @@ class Row:
     stop_tokens: frozenset[int] = frozenset()
     depth: int | None = None
     generated: tuple[int, ...] = ()
+    cache: bool = True
+    marks: tuple[int, ...] = ()
 
     @property
     def history(self) -> list[int]:
@@ -139,22 +143,39 @@ class Rows(Protocol):
         """How often steps were traced or rows moved so far; either makes the next steps slow."""
         ...
 
-    def add(self, row: Row) -> None:
+    @property
+    def shares(self) -> bool:
+        """Whether beginnings of prompts are kept for other rows: there is a prefix cache."""
+        ...
+
+    def add(self, row: Row) -> int:
         """Take a row in; its prompt is not yet read.
 
         An interrupted row continues after its ``generated`` tokens. Text that they left
         incomplete is emitted with the tokens that complete it. If they already end the row, the
         next `step` emits its finish reason and no token.
+
+        Returns:
+            How many of the row's `Row.length` tokens the prefix cache holds, less than all.
         """
         ...
 
-    def prefill(self, row_id: str, tokens: int) -> int:
-        """Read up to ``tokens`` more of a row's prompt and of what it has generated.
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        """Read more of some rows' prompts, and of what they have generated, together.
+
+        Args:
+            tokens: how many of each row's, at most. All of these rows have as many in their
+                caches.
+            keep: rows whose tokens, up to the last one read now, other rows may share.
 
         Returns:
-            How many of the row's `Row.length` tokens are left to read; at 0 the row decodes
+            How many of each row's `Row.length` tokens are left to read; at 0 the row decodes
             from the next step.
         """
+        ...
+
+    def limit_prefixes(self, room: int) -> None:
+        """Let the prefix cache take no more than ``room`` bytes until the next call."""
         ...
 
     def suspend(self, row_id: str) -> bool:

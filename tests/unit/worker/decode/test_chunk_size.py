@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from omlx_worker.decode.actions import Decode, Join, Prefill
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import (
     FEWEST_TOKENS,
@@ -17,7 +18,7 @@ from omlx_worker.decode.chunk_size import (
     ChunkSize,
 )
 from omlx_worker.decode.row import DecodeRow, Stage
-from omlx_worker.decode.scheduler import Decode, Prefill, Scheduler
+from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.interface import Row, Sampling
 
 Cost = Callable[[int, int], float]
@@ -53,13 +54,15 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
             if arrived and now > first:
                 gaps.append(now - token_at)
             token_at = now
+        elif isinstance(action, Join):
+            scheduler.took(action.row, 0)
         elif isinstance(action, Prefill):
-            context = long.context if action.row is long else 0
-            seconds = DEVICES[device](action.tokens, context)
+            seconds = DEVICES[device](action.computed, action.rows[0].context)
             # What is left of the step in flight is waited for too.
             seconds += 0.010 if scheduler.decoding else 0.0
             now += seconds
-            scheduler.read(action.row, action.row.left - action.tokens, seconds)
+            left = {row.row_id: row.left - count for row, count in action.tokens.items()}
+            scheduler.read(action, left, seconds)
         if not arrived and now > 1:
             arrived, first = True, now
             scheduler.add(long)

@@ -126,7 +126,8 @@ class Asked(FixedPolicy):
 
 def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     policy, engine = Asked(), FakeEngine(max_rows=3)
-    worker = decoding(engine, limit=10_000, driver=DepthDriver(policy, 0))
+    driver, chunks = DepthDriver(policy, 0), ChunkSize(4)
+    worker = decoding(engine, limit=10_000, driver=driver, chunks=chunks)
     for name in "abcd":
         worker.add(row(name, DEFAULT, prompt=3, tokens=20))
     act_until(worker, lambda: worker.counters.steps == 5)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.chunk_size import ChunkSize
-from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.decode.scheduler import (
+from omlx_worker.decode.actions import (
     Action,
     Decode,
     Evict,
     Idle,
+    Join,
     Pause,
     Prefill,
     Resume,
-    Scheduler,
 )
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
+from omlx_worker.decode.scheduler import Scheduler
 from omlx_worker.engine.interface import Row, Sampling
 
 
@@ -39,12 +40,17 @@ class Rows:
         chunk: int = 8,
         memory: int = 100,
         patience: float = 30.0,
+        *,
+        shares: bool = False,
     ) -> None:
         self.clock = Clock()
         budget = MemoryBudget(memory, 0, len)
         chunks = ChunkSize(chunk)
-        self.scheduler = Scheduler(max_rows, chunks, budget, patience=patience, clock=self.clock)
+        self.scheduler = Scheduler(
+            max_rows, chunks, budget, shares=shares, patience=patience, clock=self.clock
+        )
         self.rows: dict[str, DecodeRow] = {}
+        self.held: dict[str, int] = {}
 
     @classmethod
     def filled(cls, *levels: int, patience: float = 30.0) -> Rows:
@@ -57,8 +63,13 @@ class Rows:
         rows.drive()
         return rows
 
-    def add(self, name: str, tokens: int, level: int = DEFAULT) -> None:
-        row = DecodeRow(Row(name, [0] * tokens, 100, Sampling()), level)
+    def add(
+        self, name: str, prompt: int | list[int], level: int = DEFAULT, *, cache: bool = True
+    ) -> None:
+        """Add a row with this prompt, or with one of so many tokens that no other row shares."""
+        if isinstance(prompt, int):
+            prompt = [1000 + len(self.rows)] * prompt
+        row = DecodeRow(Row(name, prompt, 100, Sampling(), cache=cache), level)
         self.rows[name] = row
         self.scheduler.add(row)
 
@@ -67,8 +78,11 @@ class Rows:
 
     def drive(self, *, keeps: bool = True) -> Action:
         action = self.scheduler.next()
-        if isinstance(action, Prefill):
-            self.scheduler.read(action.row, action.row.left - action.tokens)
+        if isinstance(action, Join):
+            self.scheduler.took(action.row, self.held.get(action.row.row_id, 0))
+        elif isinstance(action, Prefill):
+            left = {row.row_id: row.left - count for row, count in action.tokens.items()}
+            self.scheduler.read(action, left)
         elif isinstance(action, Pause):
             self.scheduler.paused(action.row, 1 if keeps else None)
         return action
@@ -80,9 +94,9 @@ class Rows:
 
 def words(action: Action) -> str:
     match action:
-        case Prefill(row, tokens, joins):
-            return f"read {tokens} of {row.row_id}{' which joins' if joins else ''}"
-        case Pause(row) | Resume(row) | Evict(row):
+        case Prefill(tokens):
+            return "read " + ", ".join(f"{n} of {row.row_id}" for row, n in tokens.items())
+        case Join(row) | Pause(row) | Resume(row) | Evict(row):
             return f"{type(action).__name__.lower()} {row.row_id}"
     return type(action).__name__.lower()
 
@@ -94,24 +108,66 @@ def test_without_rows_there_is_nothing_to_do() -> None:
 def test_a_prompt_is_read_in_chunks_and_then_decodes() -> None:
     rows = Rows()
     rows.add("a", 20)
-    assert rows.told(4) == ["read 8 of a which joins", "read 8 of a", "read 4 of a", "decode"]
+    assert rows.told(5) == ["join a", "read 8 of a", "read 8 of a", "read 4 of a", "decode"]
 
 
-def test_rows_are_coming_that_join_with_a_chunk_each_after_a_step_each() -> None:
+def test_rows_are_coming_whose_prompts_take_one_more_chunk_at_most() -> None:
     rows = Rows()
     for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
         rows.add(name, tokens)
-    coming = [rows.scheduler.coming for _ in range(12) if rows.told() == ["decode"]]
-    assert coming == [3, 2, 0, 2, 1, 0], "nobody while two pieces of a prompt are left, or no place"
+    coming = [rows.scheduler.coming for _ in range(14) if rows.told() == ["decode"]]
+    assert coming == [0, 0, 2, 1, 0], "none while two pieces of a prompt are left, or no place"
+
+
+def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> None:
+    rows = Rows(8, chunk=16)
+    for name, tokens in {"a": 4, "long": 9, "b": 3, "c": 4, "d": 4, "e": 4}.items():
+        rows.add(name, tokens)
+    assert rows.told(6) == ["join a", "join long", "join b", "join c", "join d", "join e"]
+    assert rows.told(3) == ["read 4 of a, 4 of c, 4 of d, 4 of e", "decode", "read 9 of long"]
+
+
+def test_rows_join_only_until_they_fill_some_chunks_and_never_beside_more_urgent_ones() -> None:
+    rows = Rows(8, chunk=2)
+    for name in "abcd":
+        rows.add(name, 4)
+    assert rows.told(4) == ["join a", "join b", "read 2 of a", "join c"]
+    rows.told(2)
+    rows.add("high", 3, HIGH)
+    assert rows.told(5) == ["join high", "read 2 of high", "decode", "read 1 of high", "decode"]
+
+
+def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> None:
+    rows = Rows(8, chunk=100, shares=True)
+    beginning = list(range(70))
+    rows.add("first", [*beginning, *[1] * 30])
+    rows.add("second", [*beginning, *[2] * 20])
+    rows.held["second"] = 70
+    rows.add("other", 5)
+    assert rows.told(5) == [
+        "join first",
+        "join other",
+        "read 70 of first",
+        "join second",
+        "read 30 of first, 20 of second",
+    ]
+    assert rows.rows["second"].cached == 70
+
+
+def test_a_row_that_does_not_want_the_cache_waits_for_nobody() -> None:
+    rows = Rows(8, chunk=100, shares=True)
+    rows.add("first", list(range(90)))
+    rows.add("second", list(range(90)), cache=False)
+    assert rows.told(2) == ["join first", "join second"]
 
 
 def test_a_running_row_waits_for_one_chunk_at_most() -> None:
     rows = Rows()
     rows.add("a", 1)
-    rows.drive()
+    rows.told(3)
     rows.add("b", 24)
-    kinds = [type(rows.drive()) for _ in range(6)]
-    assert kinds == [Decode, Prefill, Decode, Prefill, Decode, Prefill]
+    kinds = [type(rows.drive()) for _ in range(7)]
+    assert kinds == [Join, Prefill, Decode, Prefill, Decode, Prefill, Decode]
 
 
 def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
@@ -119,7 +175,7 @@ def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
     for name, level in (("bulk", BULK), ("first", DEFAULT), ("second", DEFAULT), ("high", HIGH)):
         rows.add(name, 1, level)
     order = []
-    while isinstance(action := rows.drive(), Prefill):
+    while isinstance(action := rows.drive(), Join):
         order.append(action.row.row_id)
         rows.scheduler.remove(action.row)
     assert order == ["high", "first", "second", "bulk"]
@@ -128,7 +184,7 @@ def test_the_best_priority_goes_first_and_the_oldest_among_equals() -> None:
 def test_a_half_read_prompt_keeps_its_place_when_a_better_one_arrives() -> None:
     rows = Rows(1)
     rows.add("slow", 16, DEFAULT)
-    rows.drive()
+    rows.told(2)
     rows.add("high", 8, HIGH)
     assert rows.told(2) == ["read 8 of slow", "decode"]
 
@@ -144,7 +200,7 @@ def test_a_row_that_is_not_in_the_batch_can_be_removed() -> None:
 def test_a_row_of_the_best_level_takes_the_place_of_the_youngest_bulk_row() -> None:
     rows = Rows.filled(BULK, BULK, DEFAULT)
     rows.add("high", 4, HIGH)
-    assert rows.told(3) == ["pause row-1", "read 4 of high which joins", "decode"]
+    assert rows.told(4) == ["pause row-1", "join high", "read 4 of high", "decode"]
     assert {row.row_id for row in rows.scheduler.decoding} == {"row-0", "row-2", "high"}
     rows.remove("high")
     assert rows.told(2) == ["resume row-1", "decode"]
@@ -154,7 +210,7 @@ def test_a_row_that_has_decoded_for_long_makes_place_as_one_that_has_not() -> No
     rows = Rows.filled(BULK, BULK, patience=30)
     rows.clock.now = 31
     rows.add("high", 1, HIGH)
-    assert rows.told(2) == ["pause row-1", "read 1 of high which joins"]
+    assert rows.told(3) == ["pause row-1", "join high", "read 1 of high"]
     rows.clock.now = 31 + 30
     rows.remove("high")
     assert rows.told(2) == ["decode", "resume row-1"]
@@ -167,7 +223,7 @@ def test_a_paused_row_whose_cache_is_lost_reads_its_tokens_again() -> None:
     assert rows.told(keeps=False) == ["pause row-0"]
     rows.drive()
     rows.remove("high")
-    assert rows.told(2) == ["read 8 of row-0 which joins", "read 3 of row-0"]
+    assert rows.told(3) == ["join row-0", "read 8 of row-0", "read 3 of row-0"]
 
 
 def test_only_bulk_rows_make_place_and_only_for_the_best_level() -> None:
@@ -186,7 +242,7 @@ def test_a_row_that_has_waited_long_goes_first_and_is_not_paused_any_more() -> N
     rows.add("high", 1, HIGH)
     rows.drive()
     rows.remove("row-0")
-    assert rows.told(4) == ["read 1 of bulk which joins", "decode", "decode", "decode"]
+    assert rows.told(5) == ["join bulk", "read 1 of bulk", "decode", "decode", "decode"]
 
 
 def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_patience() -> None:
@@ -198,8 +254,8 @@ def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_p
         rows.add(f"high-{arrival}", 1, HIGH)
         rows.remove(running)
         action = rows.drive()
-        rows.drive()
-        assert isinstance(action, Prefill)
+        rows.told(2)
+        assert isinstance(action, Join)
         running = action.row.row_id
         if running == "bulk":
             break
@@ -210,12 +266,9 @@ def test_rows_that_do_not_fit_together_wait_however_many_places_are_free() -> No
     rows = Rows(8, memory=2)
     for name in "abc":
         rows.add(name, 1)
-    assert [words for words in rows.told(8) if words.startswith("read")] == [
-        "read 1 of a which joins",
-        "read 1 of b which joins",
-    ]
+    assert rows.told(4) == ["join a", "join b", "read 1 of a, 1 of b", "decode"]
     rows.remove("a")
-    assert rows.told() == ["read 1 of c which joins"]
+    assert rows.told(2) == ["join c", "read 1 of c"]
 
 
 def test_a_paused_rows_cache_goes_only_where_it_is_in_the_way() -> None:
@@ -224,12 +277,12 @@ def test_a_paused_rows_cache_goes_only_where_it_is_in_the_way() -> None:
         rows.add(name, 1, BULK)
     rows.told(4)
     rows.add("first", 1, HIGH)
-    assert rows.told(2) == ["pause b", "read 1 of first which joins"]
+    assert rows.told(3) == ["pause b", "join first", "read 1 of first"]
     rows.add("second", 1, HIGH)
-    assert rows.told(4) == ["decode", "pause a", "evict b", "read 1 of second which joins"]
+    assert rows.told(5) == ["decode", "pause a", "evict b", "join second", "read 1 of second"]
     rows.remove("first")
     rows.remove("second")
-    assert rows.told(3) == ["resume a", "read 1 of b which joins", "decode"]
+    assert rows.told(4) == ["resume a", "join b", "read 1 of b", "decode"]
 
 
 class _Model:
@@ -271,11 +324,17 @@ class _Model:
         decoding = self.decoding
         action = self.scheduler.next()
         match action:
-            case Prefill(row, tokens, joins):
-                assert 0 < tokens <= min(self.chunk, row.left)
-                assert joins == (row not in self.batch)
+            case Join(row):
+                assert row not in self.batch
                 self.batch.add(row)
-                self.scheduler.read(row, row.left - tokens)
+                self.scheduler.took(row, 0)
+            case Prefill(tokens):
+                assert self.batch >= set(tokens)
+                assert len({(row.context, row.rank[0]) for row in tokens}) == 1
+                assert all(0 < count <= row.left for row, count in tokens.items())
+                assert len(tokens) * max(tokens.values()) <= self.chunk
+                left = {row.row_id: row.left - count for row, count in tokens.items()}
+                self.scheduler.read(action, left)
                 self.chunks_since_decode += bool(decoding)
                 assert self.chunks_since_decode <= 1, "a running row waits for one chunk at most"
             case Pause(row):
@@ -300,9 +359,8 @@ class _Model:
                 self.chunks_since_decode = 0
             case Idle():
                 assert not self.rows
-        if isinstance(action, Prefill | Resume) and len(self.batch) > 1:
-            assert len(self.batch) <= self.memory
-        if isinstance(action, Resume) or (isinstance(action, Prefill) and action.joins):
+        if isinstance(action, Join | Resume):
+            assert action.room == self.memory - len(self.batch) - len(self.paused)
             assert len(self.batch) == 1 or len(self.batch) + len(self.paused) <= self.memory
         assert self.scheduler.joined == len(self.batch) <= self.max_rows
         assert set(self.scheduler.decoding) == self.decoding

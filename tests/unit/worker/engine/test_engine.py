@@ -31,7 +31,7 @@ def generate(engine: DecodingEngine, job: str = "job", **fields: Any) -> list[Em
     open_rows = set()
     for prepared in engine.prepare(request, job):
         engine.add(prepared)
-        while engine.prefill(prepared.row_id, 16):
+        while engine.prefill({prepared.row_id: 16})[prepared.row_id]:
             pass
         open_rows.add(prepared.row_id)
     emissions: list[Emission] = []
@@ -106,7 +106,7 @@ def test_a_removed_row_emits_nothing_more_and_the_rest_goes_on(engine: DecodingE
     for job in ("gone", "stays"):
         [prepared] = engine.prepare(request, job)
         engine.add(prepared)
-        engine.prefill(prepared.row_id, 16)
+        engine.prefill({prepared.row_id: 16})
     engine.step()
     engine.step()
 
@@ -141,7 +141,7 @@ def test_penalised_rows_see_prompt_and_every_generated_token_once(engine: Decodi
         history.append(max(range(len(logits)), key=logits.__getitem__))
 
     engine.add(prepared)
-    while engine.prefill(prepared.row_id, 4):
+    while engine.prefill({prepared.row_id: 4})[prepared.row_id]:
         pass
     emissions = [emission for _ in range(26) for emission in engine.step()]
 
@@ -153,7 +153,7 @@ def resumed(engine: DecodingEngine, generated: list[int], **fields: Any) -> list
     request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
     [prepared] = engine.prepare(request, "resumed")
     engine.add(replace(prepared, generated=tuple(generated)))
-    while engine.prefill(prepared.row_id, 16):
+    while engine.prefill({prepared.row_id: 16})[prepared.row_id]:
         pass
     return [emission for _ in range(30) for emission in engine.step()]
 
@@ -223,7 +223,7 @@ def test_a_suspended_row_may_finish_by_what_was_under_way(engine: DecodingEngine
     request = GenerationRequest(model="m", prompt="abc", max_completion_tokens=3, ignore_eos=True)
     [prepared] = engine.prepare(request, "job")
     engine.add(prepared)
-    engine.prefill(prepared.row_id, 16)
+    engine.prefill({prepared.row_id: 16})
     for _ in range(3):
         engine.step()
 

@@ -84,7 +84,7 @@ def joined(
         else pair
         for pair in model.prompt_arrays(caches)
     ]
-    batch.join(Row(name, [1] * (length + 1), tokens, sampling), prompt)
+    batch.join([(Row(name, [1] * (length + 1), tokens, sampling), prompt)])
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded)
     alone, read = (decoder.bytes_for([(n, rows[0].longest)]) for n in (0, rows[0].length))
 
     decoder.add(rows[0])
-    while decoder.prefill("x", 300) > 300:
+    while decoder.prefill({"x": 300})["x"] > 300:
         pass
 
     taken = settled() - before
@@ -175,7 +175,7 @@ def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path)
     budget = MemoryBudget(engine.weight_bytes + alone, engine.weight_bytes, engine.bytes_for)
     for index in range(8):
         engine.add(row(str(index), [1] * 300, 600))
-        while engine.prefill(str(index), 512):
+        while engine.prefill({str(index): 512})[str(index)]:
             pass
 
     assert not budget.fits([job]), "the batch is too small to matter"
@@ -225,7 +225,7 @@ def test_rows_of_a_llama_take_no_more_than_projected(llama_path: Path) -> None:
 
     for index, length in enumerate(lengths):
         decoder.add(row(str(index), [1 + index] * length, 60))
-        decoder.prefill(str(index), 2000)
+        decoder.prefill({str(index): 2000})
     while len(decoder.step()) < len(lengths):
         pass
     for _ in range(50):

@@ -54,8 +54,8 @@ def test_a_row_can_be_removed_before_and_while_it_decodes(llama: Loaded) -> None
     for name in ("waiting", "running", "kept"):
         decoder.add(row(name, PROMPTS[0], 20))
     decoder.remove("waiting")
-    decoder.prefill("running", 8)
-    decoder.prefill("kept", 8)
+    decoder.prefill({"running": 8})
+    decoder.prefill({"kept": 8})
 
     first = decoder.step()
     decoder.remove("running")
@@ -73,7 +73,7 @@ def test_the_engine_serves_a_llama_like_any_other_model(llama_path: Path) -> Non
     )
     [prepared] = engine.prepare(request, "job")
     engine.add(prepared)
-    assert engine.prefill(prepared.row_id, 100) == 0
+    assert engine.prefill({prepared.row_id: 100})[prepared.row_id] == 0
 
     emissions = [emission for _ in range(10) for emission in engine.step()]
 
@@ -122,7 +122,7 @@ def test_penalties_act_on_logits_as_those_of_mlx_lm_do(
         decoder = GeneratorDecoder(llama.network, max_rows=4)
         for name in company:
             decoder.add(row(name, prompts[name], 20, sampling))
-            decoder.prefill(name, 100)
+            decoder.prefill({name: 100})
         got: dict[str, list[Sampled]] = {name: [] for name in company}
         for step in (step for _ in range(25) for step in decoder.step()):
             got[step.row_id] += step.tokens
@@ -145,7 +145,7 @@ def test_an_interrupted_row_of_a_llama_goes_on_from_what_it_had_generated(
         rest = replace(whole, generated=tuple(wanted[:length]))
         decoder = GeneratorDecoder(llama.network, max_rows=4)
         decoder.add(rest)
-        assert decoder.prefill("x", 8) == 0
+        assert decoder.prefill({"x": 8})["x"] == 0
         steps = [step for _ in range(30) for step in decoder.step()]
 
         assert [token.token for step in steps for token in step.tokens] == wanted[length:]
@@ -154,7 +154,7 @@ def test_an_interrupted_row_of_a_llama_goes_on_from_what_it_had_generated(
 def test_a_row_of_a_llama_cannot_be_suspended(llama: Loaded) -> None:
     decoder = GeneratorDecoder(llama.network, max_rows=4)
     decoder.add(row("x", PROMPTS[0], 20))
-    decoder.prefill("x", 8)
+    decoder.prefill({"x": 8})
     decoder.step()
 
     assert not decoder.suspend("x")

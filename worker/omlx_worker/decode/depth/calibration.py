@@ -183,7 +183,7 @@ class Calibration:
             row = Row(f"calibration:{self._made}", prompt, longest - len(prompt), Sampling())
             self._engine.add(row)
             self._rows.append(row.row_id)
-            while self._engine.prefill(row.row_id, PROMPT_TOKENS):
+            while self._engine.prefill({row.row_id: PROMPT_TOKENS})[row.row_id]:
                 pass
             yield
         depths = dict.fromkeys(self._rows, depth)

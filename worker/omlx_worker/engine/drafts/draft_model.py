@@ -40,6 +40,7 @@ class WithDraftModel:
         self.vocabulary: int = target.vocabulary
         self.weight_bytes: int = target.weight_bytes + draft.weight_bytes
         self.logits = target.logits
+        self.pads = target.pads
 
     def new_prompt_cache(self) -> list[Any]:
         return [*self._target.new_prompt_cache(), *self._draft.new_prompt_cache()]

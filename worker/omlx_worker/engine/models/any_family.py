@@ -75,6 +75,7 @@ class AnyFamily:
     """
 
     drafts = False
+    pads = True
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -12,7 +12,7 @@ from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.models.self_check import check
+from omlx_worker.engine.models.self_check import check, holds_over_padding
 
 
 def as_ragged(
@@ -37,4 +37,5 @@ def _form_of(network: nn.Module, drafts: bool, kernels: Kernels | None) -> Ragge
         return RaggedQwen35(network, drafts=drafts, kernels=kernels)
     ragged = AnyFamily(network)
     check(network, ragged)
+    ragged.pads = holds_over_padding(ragged)
     return ragged

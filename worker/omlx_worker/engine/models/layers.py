@@ -53,7 +53,7 @@ class Layer:
         return self._mlp(self.module.post_attention_layernorm(x), x)
 
     def read(self, x: mx.array, cache: Any) -> mx.array:
-        """Read a stretch of one prompt, ``[1, T, hidden]`` in and out, into mlx-lm's cache."""
+        """Read a stretch of prompts, ``[B, T, hidden]`` in and out, into mlx-lm's cache."""
         if isinstance(self._mixer, Attention):
             out: mx.array = self.module(x, mask=create_attention_mask(x, cache), cache=cache)
             return out
@@ -139,17 +139,40 @@ class DeltaNet:
         return self._out(self._inputs.gated(out, projected), added)
 
     def read(self, x: mx.array, cache: ArraysCache, added: mx.array) -> mx.array:
-        """Read a stretch of one prompt, ``[1, T, hidden]`` in and out.
+        """Read a stretch of prompts, ``[B, T, hidden]`` in and out.
 
         Args:
-            cache: mlx-lm's: conv inputs ``[1, taps, channels]`` and the state ``[1, H, Dv, Dk]``
-                float32; both None before the first stretch.
+            cache: mlx-lm's: conv inputs ``[B, taps, channels]`` and the state ``[B, H, Dv, Dk]``
+                float32, both None before the first stretch. Its ``lengths`` ``[B]``, if any, are
+                each row's tokens in this stretch: the rest is padding.
         """
         net, conv, state = self._module, cache[0], cache[1]
         if conv is None:
-            conv = mx.zeros((1, net.conv_kernel_size - 1, net.conv_dim), x.dtype)
-            state = mx.zeros((1, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
+            rows = x.shape[0]
+            conv = mx.zeros((rows, net.conv_kernel_size - 1, net.conv_dim), x.dtype)
+            state = mx.zeros((rows, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
         projected = self._inputs.project(x)
         prompt, cache[0] = self._inputs.prepare(projected, conv, None, None)
-        out, cache[1] = self._rule.read(prompt, self._inputs.log_decay(projected), state)
+        log_decay = self._inputs.log_decay(projected)
+        if cache.lengths is not None:
+            cache[0] = _inputs_until(cache.lengths, conv, projected[0])
+            runs = (mx.arange(x.shape[1]) < cache.lengths[:, None])[..., None]
+            # Padding neither decays nor changes the state.
+            log_decay = mx.where(runs, log_decay, 0)
+            decay, beta = mx.where(runs, prompt.decay, 1), mx.where(runs, prompt.beta, 0)
+            prompt = prompt._replace(decay=decay, beta=beta)
+        out, cache[1] = self._rule.read(prompt, log_decay, state)
         return self._out(self._inputs.gated(out, projected), added)
+
+
+def _inputs_until(lengths: mx.array, conv: mx.array, inputs: mx.array) -> mx.array:
+    """The convolution's last inputs ``[B, taps, channels]`` of rows that end after ``lengths``.
+
+    Args:
+        conv: its last inputs before this stretch, ``[B, taps, channels]``.
+        inputs: those of the stretch, ``[B, T, channels or more]``.
+    """
+    taps, channels = conv.shape[1:]
+    history = mx.concatenate([conv, inputs[..., :channels]], axis=1)
+    index = lengths[:, None] + mx.arange(taps)
+    return mx.take_along_axis(history, index[..., None], axis=1)

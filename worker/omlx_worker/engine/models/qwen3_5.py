@@ -58,7 +58,9 @@ class RaggedQwen35:
     def drafts(self) -> bool:
         return self._head is not None
 
-    # Prefill: one row, mlx-lm's own caches.
+    pads = True
+
+    # Prefill: mlx-lm's own caches.
 
     def new_prompt_cache(self) -> list[KVCache | ArraysCache]:
         caches: list[KVCache | ArraysCache] = self._text.make_cache()
@@ -67,7 +69,11 @@ class RaggedQwen35:
     def prefill(
         self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
     ) -> None:
-        """Read ``[1, T]`` tokens of a prompt, ``following`` each its next, into its caches."""
+        """Read ``[B, T]`` tokens of prompts, ``following`` each its next, into their caches.
+
+        Rows have read equally many tokens before. Of a padded row the recurrent layers' caches have
+        its tokens' number as their ``lengths``.
+        """
         x = self._text.model.embed_tokens(tokens)
         for layer, cache in zip(self._layers, caches, strict=False):
             x = layer.read(x, cache)

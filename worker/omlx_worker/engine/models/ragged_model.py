@@ -15,7 +15,7 @@ LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):
-    """Prefills one row, decodes windows of many. `RaggedQwen35` documents the methods."""
+    """Prefills rows, decodes windows of many. `RaggedQwen35` documents the methods."""
 
     dtype: mx.Dtype
     vocabulary: int
@@ -24,6 +24,11 @@ class RaggedModel(Protocol):
     @property
     def drafts(self) -> bool:
         """Whether something drafts for the model: its own head, or a draft model."""
+        ...
+
+    @property
+    def pads(self) -> bool:
+        """Whether `prefill` may read rows of different lengths, padded on the right."""
         ...
 
     def new_prompt_cache(self) -> list[Any]: ...

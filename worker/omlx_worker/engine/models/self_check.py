@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
+from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
+from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.ragged.window import TAIL, Window
 
 log = logging.getLogger(__name__)
 
 _PROMPTS = (3, 11)
+_PADDED = (2, 4, 11)  # tokens of prompts that are read together
 _WINDOWS = ((4, (1, 3)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
 """Widths, and how many tokens of each row's window are committed.
 
@@ -41,7 +45,7 @@ def check(model: nn.Module, ragged: RaggedModel) -> None:
         log.debug("the self-check failed", exc_info=True)
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise Unsupported(f"its modules cannot run a ragged window ({reason})") from error
-    if not found <= (_NEAR if ragged.dtype == mx.float32 else _NEAR_IN_HALF):
+    if not found <= _near(ragged.dtype):
         raise Unsupported(f"a ragged window differs from a plain forward by {found:.0%}")
 
 
@@ -74,6 +78,44 @@ def difference(model: nn.Module, ragged: RaggedModel) -> float:
         cursors = cursors + mx.array(committed, mx.int32)
         mx.eval([cache.arrays for cache in caches])
     return sorted(distances)[int(len(distances) * (1 - _ODD_SHARE))]
+
+
+def holds_over_padding(ragged: RaggedModel) -> bool:
+    """Whether prompts of different lengths leave the same caches together as alone."""
+    apart, together = ([_reading(ragged, n) for n in _PADDED] for _ in range(2))
+    counts = [reading.left for reading in apart]
+    for reading, count in zip(apart, counts, strict=True):
+        read(ragged, [reading], [count])
+    try:
+        read(ragged, together, counts)
+    except Exception:  # a family's own code may raise anything
+        log.debug("prompts of different lengths cannot be read together", exc_info=True)
+        return False
+    for one, other in zip(apart, together, strict=True):
+        arrays = (chain(*ragged.prompt_arrays(reading.caches)) for reading in (one, other))
+        for wanted, got in zip(*arrays, strict=True):
+            if not _alike(got, wanted, ragged.dtype):
+                return False
+    return True
+
+
+def _reading(ragged: RaggedModel, length: int) -> Reading:
+    history: list[int] = _tokens(ragged.vocabulary, length, length).tolist()  # type: ignore[assignment]
+    row = Row(str(length), history, 1, Sampling())
+    return Reading(row, history, ragged.new_prompt_cache())
+
+
+def _alike(got: mx.array, wanted: mx.array, dtype: mx.Dtype) -> bool:
+    if got.shape != wanted.shape:
+        return False
+    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
+    apart = mx.sqrt(mx.mean((got - wanted) ** 2)) / (mx.std(wanted) + 1e-9)
+    return float(apart.item()) <= _near(dtype)  # type: ignore[arg-type]
+
+
+def _near(dtype: mx.Dtype) -> float:
+    """The largest difference that rounding explains."""
+    return _NEAR if dtype == mx.float32 else _NEAR_IN_HALF
 
 
 def _read(ragged: RaggedModel, caches: list[LayerCache], slot: int, prompt: mx.array) -> None:

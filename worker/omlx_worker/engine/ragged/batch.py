@@ -105,12 +105,16 @@ class Batch:
         """How many times the pipeline was drained to join, fold, rearrange or suspend."""
         return self._slots.drains
 
-    def join(self, row: Row, prompt: Sequence[Sequence[mx.array]]) -> None:
-        """Add a row. Its history but for the last token is prefilled.
+    def join(self, rows: Sequence[tuple[Row, Sequence[Sequence[mx.array]]]]) -> None:
+        """Add rows. Their histories but for the last tokens are prefilled.
 
         Args:
-            prompt: for every layer what its cache's `write` takes; empty for a one-token history.
+            rows: each with its prompt: for every layer what its cache's `write` takes; empty for a
+                one-token history.
         """
+        self._enter([self._joining(row, prompt) for row, prompt in rows])
+
+    def _joining(self, row: Row, prompt: Sequence[Sequence[mx.array]]) -> tuple[Slot, Snapshot]:
         history = row.history
         length = len(history) - 1
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
@@ -121,7 +125,7 @@ class Batch:
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
-        self._enter(slot, Snapshot([list(part) for part in prompt], state))
+        return slot, Snapshot([list(part) for part in prompt], state)
 
     def suspend(self, row_id: str) -> bool:
         """Take a row out of its slot until `resume`; False if it has none.
@@ -138,7 +142,7 @@ class Batch:
 
     def resume(self, row_id: str) -> None:
         """Put a suspended row back into a slot."""
-        self._enter(*self._suspended.pop(row_id))
+        self._enter([self._suspended.pop(row_id)])
 
     def suspended_bytes(self, row_id: str) -> int:
         suspended = self._suspended.get(row_id)
@@ -182,7 +186,7 @@ class Batch:
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         """See `omlx_worker.engine.interface.Rows`."""
-        prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
+        prompts = self._footprint.of_prompts([to_read for to_read, _ in rows])
         needs = [longest for _, longest in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
@@ -258,10 +262,12 @@ class Batch:
 
     # Between steps.
 
-    def _enter(self, slot: Slot, snapshot: Snapshot) -> None:
-        index = self._slots.place(slot)
+    def _enter(self, rows: Sequence[tuple[Slot, Snapshot]]) -> None:
+        indices = self._slots.place([slot for slot, _ in rows])
         self._replan()
-        self._buffers.write(index, snapshot)
+        for index, (_, snapshot) in zip(indices, rows, strict=True):
+            self._buffers.write(index, snapshot)
+        self._buffers.settle()
 
     def _replan(self) -> None:
         """Collect the settings of the present rows."""

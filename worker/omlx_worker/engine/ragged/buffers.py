@@ -14,7 +14,7 @@ import mlx.core as mx
 from omlx_worker.engine.drafts.lookup import LONGEST, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.layout import Layout, slots_of, unmoved
+from omlx_worker.engine.ragged.layout import Group, Layout, slots_of, unmoved
 from omlx_worker.engine.ragged.lookups import OF_LOOKUPS
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.step import Arrays, State
@@ -82,8 +82,9 @@ class Buffers:
             moves: for each of its slots the slot whose row moves there, None for an empty one.
         """
         if not self.layout:
-            self._make(layout)
-            return
+            self._make(layout[0])
+            if len(layout) == 1:
+                return
         stays = unmoved(moves, slots_of(self.layout))
         slots = mx.array([slot or 0 for slot in moves], mx.int32)
         for cache in self.caches:
@@ -106,14 +107,14 @@ class Buffers:
         # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
         mx.clear_cache()
 
-    def _make(self, layout: Layout) -> None:
-        [group] = layout
-        self.layout = layout
+    def _make(self, group: Group) -> None:
+        self.layout = (group,)
         self.caches = self._model.new_caches(group.slots, group.capacity)
         names = _PER_ROW + (OF_LOOKUPS if self._looks_up else ())
         self.state = {name: mx.zeros((group.slots,), mx.int32) for name in names}
         if self._looks_up:
-            self.state["history"] = mx.zeros((group.slots, history_length(layout)), mx.int32)
+            shape = (group.slots, history_length(self.layout))
+            self.state["history"] = mx.zeros(shape, mx.int32)
 
     def keep(self, name: str, wanted: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
         """Hold an array over the vocabulary, ``[S, *shape, V]``, only while it is wanted."""
@@ -124,7 +125,10 @@ class Buffers:
             self.state[name] = mx.zeros(full, dtype)
 
     def write(self, slot: int, row: Snapshot) -> None:
-        """Write a row to a free slot, with as many of its drafts as the state has room for."""
+        """Write a row to a free slot, with as many of its drafts as the state has room for.
+
+        The caller settles the buffers.
+        """
         state = self.state
         for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
             if part:
@@ -139,7 +143,6 @@ class Buffers:
                 state[name][slot] = value[0]
         room = state["drafts"].shape[1] if "drafts" in state else 0
         state["drafted"][slot] = mx.minimum(row.state["drafted"][0], room)
-        self.settle()
 
     def read(self, slot: int, body_length: int, useless: Sequence[str]) -> tuple[Snapshot, int]:
         """Copy a row out of its slot, its tail appended to its body.

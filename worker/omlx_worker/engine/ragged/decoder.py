@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import mlx.core as mx
 
@@ -11,51 +10,66 @@ from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A row whose history is being read. The first step reads the last token."""
-
-    row: Row
-    history: list[int]
-    caches: list[Any]
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        return len(self.history) - 1 - self.done
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.reading import Reading, read
 
 
 class RaggedDecoder(Batch):
-    """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it."""
+    """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it.
+
+    Args:
+        prefixes: keeps beginnings of prompts for other rows; None for not at all.
+    """
 
     reason = None
 
-    def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self,
+        model: RaggedModel,
+        depth: int = 0,
+        lookup: Lookup | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         super().__init__(model, depth, lookup)
-        self._reading: dict[str, _Reading] = {}
+        self._prefixes = prefixes
+        self._reading: dict[str, Reading] = {}
 
-    def add(self, row: Row) -> None:
-        self._reading[row.row_id] = _Reading(row, row.history, self._model.new_prompt_cache())
+    @property
+    def shares(self) -> bool:
+        return self._prefixes is not None
 
-    def prefill(self, row_id: str, tokens: int) -> int:
-        reading = self._reading[row_id]
-        if reading.left > 0:
-            history, done = reading.history, reading.done
-            chunk = history[done : min(done + tokens, len(history) - 1)]
-            following = history[done + 1 : done + 1 + len(chunk)]
-            self._model.prefill(mx.array(chunk)[None], mx.array(following)[None], reading.caches)
-            # Wait, so that the caller can time the chunk.
-            mx.eval([cache.state for cache in reading.caches])
-            reading.done += len(chunk)
-        if reading.left == 0:
-            del self._reading[row_id]
-            prompt = self._model.prompt_arrays(reading.caches) if reading.done else []
-            self.join(reading.row, prompt)
-            return 0
-        return reading.left
+    def add(self, row: Row) -> int:
+        reading = Reading(row, row.history, self._model.new_prompt_cache())
+        if self._prefixes and row.cache:
+            reading.done = self._prefixes.take(reading.history[:-1], reading.caches)
+        self._reading[row.row_id] = reading
+        return reading.done
+
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        readings = [self._reading[row_id] for row_id in tokens]
+        counts = [min(tokens[r.row.row_id], r.left) for r in readings]
+        if any(counts):
+            read(self._model, readings, counts)
+        for row_id in keep if self._prefixes else ():
+            self._keep(self._reading[row_id])
+        finished = [reading for reading in readings if not reading.left]
+        if finished:
+            self.join([(r.row, self._prompt_of(r)) for r in finished])
+        for reading in finished:
+            del self._reading[reading.row.row_id]
+        return {reading.row.row_id: reading.left for reading in readings}
+
+    def limit_prefixes(self, room: int) -> None:
+        if self._prefixes:
+            self._prefixes.limit_to(room)
 
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:
             self.leave(row_id)
+
+    def _keep(self, reading: Reading) -> None:
+        if self._prefixes and reading.row.cache and reading.done:
+            self._prefixes.put(reading.history[: reading.done], reading.caches)
+
+    def _prompt_of(self, reading: Reading) -> list[list[mx.array]]:
+        return self._model.prompt_arrays(reading.caches) if reading.done else []

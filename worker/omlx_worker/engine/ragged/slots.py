@@ -72,16 +72,18 @@ class Slots:
         assert slot is not None
         return slot
 
-    def place(self, slot: Slot) -> int:
-        """Find or make a free slot and return its index; the caller writes its arrays."""
+    def place(self, joining: Sequence[Slot]) -> list[int]:
+        """Find or make free slots and return their indices; the caller writes their arrays."""
         self._drain()
         rows: list[tuple[int | None, int]] = [(i, s.body_length) for i, s in self.taken]
-        rows.append((None, slot.body_length))
+        rows += [(None, slot.body_length) for slot in joining]
         layout, indices = seat(self.buffers.layout, rows)
         self._arrange(layout, indices, rows)
-        self.rows[indices[-1]] = slot
+        found = indices[-len(joining) :]
+        for index, slot in zip(found, joining, strict=True):
+            self.rows[index] = slot
         self._weigh()
-        return indices[-1]
+        return found
 
     def take_out(self, index: int) -> tuple[Slot, Snapshot]:
         """Copy a row out of its slot and free the slot."""

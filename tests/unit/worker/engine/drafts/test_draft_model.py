@@ -144,7 +144,7 @@ def test_a_suspended_row_takes_what_the_draft_model_has_read_with_it(target: nn.
     wanted = run(RaggedDecoder(as_ragged(target)), [row("x", prompt(30), 60)])["x"]
     for name in ("x", "y"):
         decoder.add(row(name, prompt(30 if name == "x" else 12), 90))
-        decoder.prefill(name, 100)
+        decoder.prefill({name: 100})
     got: list[int] = []
 
     def decode(steps: int) -> None:

@@ -96,7 +96,7 @@ def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> 
     steps: dict[str, list[int]] = {name: [] for name in given}
     for name, start in given.items():
         decoder.add(row(name, start, tokens))
-        decoder.prefill(name, 1000)
+        decoder.prefill({name: 1000})
 
     def decode(count: int) -> None:
         # Of either number of drafts some, so that both are in windows of either width.

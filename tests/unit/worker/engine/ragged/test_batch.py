@@ -176,7 +176,7 @@ def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
     decoder = qwen.decoder()
     for i, prompt in enumerate(prompts(3, seed=4)):
         decoder.add(row(str(i), prompt, 100))
-        while decoder.prefill(str(i), 64):
+        while decoder.prefill({str(i): 64})[str(i)]:
             pass
     decoder.step()
     waits = []
@@ -193,7 +193,7 @@ def test_a_step_waits_for_the_device_once_and_only_for_the_step_before(
 def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) -> None:
     decoder = qwen.decoder()
     decoder.add(row("a", [1, 2, 3], 5))
-    decoder.prefill("a", 8)
+    decoder.prefill({"a": 8})
 
     sampled = [decoder.step() for _ in range(8)]
 

@@ -65,7 +65,7 @@ class Driver:
         ours = random.Random(length * PROMPTS + self.steps % PROMPTS)
         prompt = [ours.randrange(256) for _ in range(length)]
         self.decoder.add(Row(name, prompt, self.tokens, GREEDY, depth=depth))
-        while self.decoder.prefill(name, 16):
+        while self.decoder.prefill({name: 16})[name]:
             pass
         self.histories[name] = prompt
         self.futures[name] = self.loaded.greedy(prompt, self.tokens + 8)

@@ -69,7 +69,7 @@ def test_whatever_may_be_replayed_is_kept_in_one_of_two_widths(kept: int, asked:
 def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> None:
     decoder = qwen.decoder(DEEPEST)
     decoder.add(row("a", [1, 2, 3], 1000))
-    while decoder.prefill("a", 16):
+    while decoder.prefill({"a": 16})["a"]:
         pass
     decoder.step({"a": 0})
     met = []

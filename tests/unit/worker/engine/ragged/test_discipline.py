@@ -33,7 +33,7 @@ def long_batch(loaded: Loaded, depth: int) -> Batch:
             else a
             for a in model.prompt_arrays(caches)
         ]
-        batch.join(Row(str(index), prompt, 10_000, GREEDY), arrays)
+        batch.join([(Row(str(index), prompt, 10_000, GREEDY), arrays)])
     return batch
 
 
@@ -87,7 +87,7 @@ def test_a_step_evaluates_once_and_reads_once(
     decoder = qwen.decoder(depth=2)
     for index in range(3):
         decoder.add(row(str(index), [1 + index, 2, 3], 500, Sampling(0.7, seed=index)))
-        decoder.prefill(str(index), 8)
+        decoder.prefill({str(index): 8})
     for _ in range(3):
         decoder.step()
     calls: list[str] = []
@@ -136,7 +136,7 @@ def test_no_array_over_the_vocabulary_is_kept_that_the_rules_in_use_do_not_need(
     def kept(sampling: Sampling) -> set[str]:
         decoder = qwen.decoder(depth=2)
         decoder.add(row("a", [1, 2, 3], 50, sampling))
-        decoder.prefill("a", 8)
+        decoder.prefill({"a": 8})
         for _ in range(4):
             decoder.step()
         state = decoder._buffers.state

@@ -87,7 +87,7 @@ def test_a_step_without_drafts_computes_only_the_heads_keys_and_values(
 def joined(loaded: Loaded, prompt: list[int], depth: int) -> RaggedDecoder:
     decoder = loaded.decoder(depth)
     decoder.add(row("x", prompt, 400))
-    decoder.prefill("x", len(prompt))
+    decoder.prefill({"x": len(prompt)})
     return decoder
 
 

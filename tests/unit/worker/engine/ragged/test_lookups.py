@@ -82,7 +82,7 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
 
     for each in rows(SEEDED):
         decoder.add(each)
-        while decoder.prefill(each.row_id, 100):
+        while decoder.prefill({each.row_id: 100})[each.row_id]:
             pass
     decode(4)
     decoder.suspend("loop")
@@ -101,7 +101,7 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     rest = replace(row("loop", PROMPTS["loop"], TOKENS, SEEDED), generated=tuple(whole[:17]))
     decoder = qwen.decoder(2, Lookup())
     decoder.add(rest)
-    while decoder.prefill("loop", 7):
+    while decoder.prefill({"loop": 7})["loop"]:
         pass
     got: list[int] = []
     while len(got) < TOKENS - 17:
@@ -115,7 +115,7 @@ def test_a_step_without_drafts_still_says_what_was_foretold(qwen: Loaded) -> Non
     decoder = qwen.decoder(0, Lookup())
     run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
     decoder.add(row("loop", PROMPTS["loop"], TOKENS))
-    while decoder.prefill("loop", 100):
+    while decoder.prefill({"loop": 100})["loop"]:
         pass
     tokens: list[int] = []
     foretold = 0

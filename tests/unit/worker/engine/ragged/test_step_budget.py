@@ -30,7 +30,7 @@ def decoding(decoder: RaggedDecoder, sampling: Sampling = GREEDY) -> RaggedDecod
     """A batch that is well under way."""
     for index in range(ROWS):
         decoder.add(row(str(index), [1 + index, 2, 3], 400, sampling))
-        decoder.prefill(str(index), 8)
+        decoder.prefill({str(index): 8})
     for _ in range(4):
         decoder.step()
     return decoder

@@ -41,7 +41,7 @@ class Player:
     def add(self, row: Row) -> None:
         self.tokens.setdefault(row.row_id, list(row.generated))
         self.decoder.add(row)
-        while self.decoder.prefill(row.row_id, 16):
+        while self.decoder.prefill({row.row_id: 16})[row.row_id]:
             pass
 
     def step(self, depths: Mapping[str, int] | None = None, times: int = 1) -> None:
@@ -166,7 +166,7 @@ def test_removing_one_suspended_row_leaves_the_others_tokens_to_be_read(qwen: Lo
 def test_a_row_that_is_still_being_read_cannot_be_suspended(qwen: Loaded) -> None:
     decoder = qwen.decoder()
     decoder.add(row("x", prompt(40), 60))
-    decoder.prefill("x", 8)
+    decoder.prefill({"x": 8})
 
     assert not decoder.suspend("x")
     assert not decoder.suspend("never there")

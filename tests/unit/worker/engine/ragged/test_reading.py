@@ -1,0 +1,107 @@
+"""Prompts of several rows are read in one forward, and each row is left as if it were alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+from unittest.mock import patch
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged import reading
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.reading import Reading, read
+from tests.helpers.decoding import Loaded, row
+from tests.helpers.families import SLIDING, tiny
+
+LENGTHS = (1, 2, 6, SLIDING - 1, SLIDING + 1, 2 * SLIDING + 3)
+CHUNKS = (5, SLIDING, 100)
+CLASSES = [
+    "llama",
+    "gemma3_text",
+    "lfm2",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("gpt_oss", "mamba", "mamba2", "nemotron_h", "granitemoehybrid", "falcon_h1")
+    ),
+]
+
+
+def readings(model: RaggedModel) -> list[Reading]:
+    made = []
+    for length in LENGTHS:
+        chance = random.Random(length)
+        history = [chance.randrange(256) for _ in range(length)]
+        made.append(Reading(row(str(length), history, 8), history, model.new_prompt_cache()))
+    return made
+
+
+def read_together(model: RaggedModel, rows: list[Reading]) -> None:
+    """Read all of each prompt; the chunks get longer, and shorter rows end in each of them."""
+    for chunk in CHUNKS:
+        left = [each for each in rows if each.left]
+        read(model, left, [min(chunk, each.left) for each in left])
+    assert not any(each.left for each in rows)
+
+
+def check_like_alone(model: RaggedModel) -> None:
+    together, alone = readings(model), readings(model)
+    read_together(model, together)
+    for each in alone:
+        read_together(model, [each])
+    for one, other in zip(together, alone, strict=True):
+        got, wanted = (chain(*model.prompt_arrays(each.caches)) for each in (one, other))
+        for left, right in zip(got, wanted, strict=True):
+            assert left.shape == right.shape
+            assert mx.allclose(left, right, rtol=1e-5, atol=1e-5), len(one.history)
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_a_prompt_leaves_the_same_caches_read_with_others_as_alone(family: str) -> None:
+    check_like_alone(as_ragged(tiny(family)))
+
+
+def test_so_does_one_of_a_gated_delta_net_and_its_head(qwen: Loaded) -> None:
+    check_like_alone(as_ragged(qwen.network))
+
+
+def test_a_state_that_runs_on_over_padding_is_found() -> None:
+    model = as_ragged(tiny("lfm2"))
+    with patch.object(reading, "ArraysCache", type("Other", (), {})), pytest.raises(Exception):  # noqa: B017, PT011
+        check_like_alone(model)
+
+
+def test_a_family_that_cannot_hold_its_state_reads_different_lengths_apart() -> None:
+    model = as_ragged(tiny("mamba"))
+    assert not model.pads
+    check_like_alone(model)
+
+
+def test_long_caches_are_put_side_by_side_a_few_at_a_time(qwen: Loaded) -> None:
+    model = as_ragged(qwen.network)
+    with patch.object(reading, "MOST_POSITIONS", 100):
+        check_like_alone(model)
+
+
+def test_rows_whose_prompts_are_read_together_join_with_mlx_lms_own_text() -> None:
+    model = tiny("gemma3_text")
+    decoder = RaggedDecoder(as_ragged(model))
+    prompts = {each.row.row_id: each.history for each in readings(as_ragged(model))}
+    for name, prompt in prompts.items():
+        decoder.add(row(name, prompt, 20))
+    left = decoder.prefill(dict.fromkeys(prompts, 10))
+    assert left == {"1": 0, "2": 0, "6": 0, "23": 12, "25": 14, "51": 40}
+    decoder.prefill({name: 100 for name, count in left.items() if count})
+
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    for _ in range(20):
+        for step in decoder.step():
+            tokens[step.row_id] += [sampled.token for sampled in step.tokens]
+
+    for name, prompt in prompts.items():
+        steps = generate_step(mx.array(prompt), model, max_tokens=19)
+        assert tokens[name] == [token for token, _ in steps], name

@@ -1,0 +1,50 @@
+"""Beginnings that prompts share, so that each is read once. Pure functions of tokens.
+
+A row stops reading where the prompt of another row parts from its own: there the engine can keep
+what has been read, and the other row goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from omlx_worker.decode.row import DecodeRow, Stage
+
+SHORTEST = 64
+"""Tokens of a beginning that is worth a stop and a wait: fewer are read in next to no time."""
+
+_BLOCK = 256  # tokens compared at once
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts have in common from their start."""
+    limit = min(len(one), len(other))
+    for start in range(0, limit, _BLOCK):
+        end = min(start + _BLOCK, limit)
+        if one[start:end] != other[start:end]:
+            return next(place for place in range(start, end) if one[place] != other[place])
+    return limit
+
+
+def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
+    """Note whose prompts begin as a new row's does; all of them stop where they part."""
+    if not row.request.cache:
+        return
+    last = len(row.request.prompt) - 1
+    row.stops |= {mark for mark in row.request.marks if SHORTEST <= mark <= last}
+    for other in others:
+        if other.request.cache and other.stage in (Stage.WAITING, Stage.READING):
+            part = common(row.request.prompt, other.request.prompt)
+            part = min(part, last, len(other.request.prompt) - 1)
+            if part >= SHORTEST:
+                for one, kin in ((row, other), (other, row)):
+                    one.stops.add(part)
+                    one.kin[kin] = part
+
+
+def awaits(row: DecodeRow) -> bool:
+    """Whether a row that is being read has yet to read a beginning that this row shares."""
+    return any(
+        other.stage is Stage.READING and part >= other.context + SHORTEST
+        for other, part in row.kin.items()
+    )
