@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -21,7 +22,7 @@ FORMAT = 1
 
 _NAME = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})-([0-9a-f]{64})\.safetensors")
 
-Tokens = array[int]
+Tokens: TypeAlias = "array[int]"
 """Token ids, 4 bytes each."""
 
 
