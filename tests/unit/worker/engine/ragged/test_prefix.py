@@ -44,7 +44,7 @@ def test_rows_are_exact_whatever_is_kept_and_dropped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(script=st.lists(ACTS, max_size=40), limit=st.sampled_from([300, 1000, 3000, AMPLE]))
 def test_many_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
@@ -59,7 +59,7 @@ def test_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, phases=[Phase.generate])
+@settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=20))
 def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
     play(network, script, lambda: PrefixCache(200_000), ROUNDING)

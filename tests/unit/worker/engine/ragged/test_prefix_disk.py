@@ -93,7 +93,7 @@ def test_rows_are_exact_across_restarts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     script=st.lists(ACTS, max_size=40),
     limit=st.sampled_from([3_000, 10_000, AMPLE]),
