@@ -23,6 +23,7 @@ from omlx_worker.engine.ragged.prefix_arrays import (
     copies,
     count,
     fill,
+    halves,
     pieces_of,
     size_of,
     states_of,
@@ -196,9 +197,10 @@ class PrefixCache:
     def _split(self, node: _Node, at: int) -> _Node:
         """Cut an edge in two; returns the upper one."""
         assert node.parent
+        above, below = halves(node.pieces, at)
         upper = _Node(
             node.tokens[:at],
-            copies(piece[..., :at, :] for piece in node.pieces),
+            above,
             [] if node.can_be_cut else None,
             node.parent,
             {node.tokens[at]: node},
@@ -206,8 +208,7 @@ class PrefixCache:
         )
         node.parent.children[node.tokens[0]] = upper
         node.parent = upper
-        node.tokens = node.tokens[at:]
-        node.pieces = copies(piece[..., at:, :] for piece in node.pieces)
+        node.tokens, node.pieces = node.tokens[at:], below
         return upper
 
     def _evict(self) -> None:

@@ -6,12 +6,15 @@ of neighbouring pieces join. All other layers have states, which are true of one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+AT_ONCE = 64 << 20
+"""Bytes that are copied before the next are begun."""
 
 
 def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
@@ -80,12 +83,35 @@ def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
 
 
 def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
-    """Arrays that keep no larger buffer alive; made one by one, to take little memory meanwhile."""
-    copied = []
+    """Arrays that keep no larger buffer alive.
+
+    They are made without waiting, but for `AT_ONCE` bytes at a time: if nothing else holds the
+    originals by then, no more is taken in passing.
+    """
+    copied: list[mx.array] = []
+    started = 0
     for part in arrays:
         copied.append(mx.contiguous(part))
-        mx.eval(copied[-1])
+        started += part.nbytes
+        if started > AT_ONCE:
+            del part
+            mx.eval(copied)
+            started = 0
+    mx.async_eval(copied)
     return copied
+
+
+def halves(pieces: list[mx.array], at: int) -> tuple[list[mx.array], list[mx.array]]:
+    """Copies of what is before a position and from it on; the list is emptied meanwhile."""
+
+    def cut() -> Iterator[mx.array]:
+        while pieces:
+            piece = pieces.pop(0)
+            yield piece[..., :at, :]
+            yield piece[..., at:, :]
+
+    copied = copies(cut())
+    return copied[::2], copied[1::2]
 
 
 def size_of(arrays: Iterable[mx.array]) -> int:

@@ -19,13 +19,12 @@ from uuid import uuid4
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.prefix_arrays import size_of
 from omlx_worker.engine.ragged.prefix_file import (
     FORMAT,
+    Contents,
     Span,
     Tokens,
     Unusable,
-    encode,
     name_of,
     read,
     short,
@@ -34,7 +33,7 @@ from omlx_worker.engine.ragged.prefix_file import (
 log = logging.getLogger("omlx_worker.engine.ragged.prefix_disk")
 
 QUEUED_BYTES = 256 << 20
-"""Host memory of files that wait to be written; a single file may be larger."""
+"""Of arrays that wait to be written and thus stay in memory; those of one file may be larger."""
 
 STALE_SECONDS = 3600.0
 """Age from which an unfinished file belongs to no running worker."""
@@ -69,7 +68,7 @@ class PrefixDisk:
         self._sizes: dict[Path, int] = {}
         self._paths: dict[Span, Path] = {}
         self._list(folder)
-        self._waiting: dict[Span, memoryview] = {}
+        self._waiting: dict[Span, Contents] = {}
         self._drafts: SimpleQueue[Span | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="prefixes", daemon=True)
         self._writer.start()
@@ -111,15 +110,14 @@ class PrefixDisk:
             pieces: keys and values of these positions, ``[1, H, end - start, D]`` each.
             states: at the end.
         """
-        size = size_of([*pieces, *states])
-        with self._lock:
-            waiting = sum(contents.nbytes for contents in self._waiting.values())
-        if size > self._limit or (waiting and waiting + size > QUEUED_BYTES):
-            return
-        # MLX copies here, so that the other thread never uses it.
-        contents = encode(self._identity, tokens, start, pieces, states)
+        contents = Contents(self._identity, tokens, start, pieces, states)
         span = Span.of(tokens, start)
         with self._lock:
+            waiting = sum(other.nbytes for other in self._waiting.values())
+            if contents.nbytes > self._limit or (
+                waiting and waiting + contents.nbytes > QUEUED_BYTES
+            ):
+                return
             self._waiting[span] = contents
         self._drafts.put(span)
 
@@ -214,13 +212,12 @@ class PrefixDisk:
             with self._lock:
                 del self._waiting[span]
 
-    def _save(self, span: Span, contents: memoryview) -> None:
-        if contents.nbytes > self._limit:
-            return
+    def _save(self, span: Span, contents: Contents) -> None:
         path = self._folder / name_of(span, contents)
         aside = self._folder / f"{uuid4().hex}.unfinished"
         try:
-            aside.write_bytes(contents)
+            with aside.open("wb") as file:
+                file.writelines(contents.parts)
             with self._lock:
                 self._make_room(contents.nbytes)
                 aside.replace(path)

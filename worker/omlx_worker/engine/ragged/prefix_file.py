@@ -8,19 +8,25 @@ file that is not what its name says is never used.
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 FORMAT = 1
 
 _NAME = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})-([0-9a-f]{64})\.safetensors")
+
+_DTYPES = {
+    **{mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.bool_: "BOOL"},
+    **{mx.uint8: "U8", mx.uint16: "U16", mx.uint32: "U32", mx.uint64: "U64"},
+    **{mx.int8: "I8", mx.int16: "I16", mx.int32: "I32", mx.int64: "I64"},
+}
 
 Tokens: TypeAlias = "array[int]"
 """Token ids, 4 bytes each."""
@@ -56,25 +62,42 @@ def short(hashed: hashlib._Hash) -> str:
     return hashed.hexdigest()[:32]
 
 
-def encode(
-    identity: str,
-    tokens: Tokens,
-    start: int,
-    pieces: Sequence[mx.array],
-    states: Sequence[mx.array],
-) -> memoryview:
-    """The contents of a file, in host memory."""
-    arrays = {f"piece.{i}": piece for i, piece in enumerate(pieces)}
-    arrays |= {f"state.{i}": state for i, state in enumerate(states)}
-    arrays["tokens"] = mx.array(tokens.tolist(), mx.uint32)
-    contents = io.BytesIO()
-    mx.save_safetensors(contents, arrays, _metadata(identity, start))
-    return contents.getbuffer()
+class Contents:
+    """What a file holds, as views of evaluated arrays: nothing is copied, so any thread may write.
+
+    Attributes:
+        parts: the file, in order. MLX is not needed to read them.
+        nbytes: of all parts.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        tokens: Tokens,
+        start: int,
+        pieces: Sequence[mx.array],
+        states: Sequence[mx.array],
+    ) -> None:
+        arrays = {f"piece.{i}": piece for i, piece in enumerate(pieces)}
+        arrays |= {f"state.{i}": state for i, state in enumerate(states)}
+        arrays["tokens"] = mx.array(tokens.tolist(), mx.uint32)
+        header: dict[str, Any] = {"__metadata__": _metadata(identity, start)}
+        end = 0
+        for name, part in arrays.items():
+            begin, end = end, end + part.nbytes
+            kind, shape = _DTYPES[part.dtype], list(part.shape)
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        views: list[Any] = [memoryview(part) for part in arrays.values()]  # type: ignore[arg-type]
+        self.parts = [len(text).to_bytes(8, "little"), text, *views]
+        self.nbytes = 8 + len(text) + end
 
 
-def name_of(span: Span, contents: memoryview) -> str:
-    digest = hashlib.sha256(contents).hexdigest()
-    return f"{span.start}-{span.end}-{span.tokens}-{digest}.safetensors"
+def name_of(span: Span, contents: Contents) -> str:
+    hashed = hashlib.sha256()
+    for part in contents.parts:
+        hashed.update(part)
+    return f"{span.start}-{span.end}-{span.tokens}-{hashed.hexdigest()}.safetensors"
 
 
 def read(

@@ -342,7 +342,7 @@ def test_a_full_disk_costs_one_log_line(
     start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = start()
-    with patch.object(Path, "write_bytes", side_effect=OSError(28, "No space left on device")):
+    with patch.object(Path, "replace", side_effect=OSError(28, "No space left on device")):
         put(cache, reader, PROMPT)
         start.end()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -352,13 +352,13 @@ def test_a_full_disk_costs_one_log_line(
 
 def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reader: Reader) -> None:
     cache, free = start(), threading.Event()
-    write_bytes = Path.write_bytes
+    replace = Path.replace
 
-    def wait(path: Path, contents: bytes) -> int:
+    def wait(path: Path, target: Path) -> Path:
         assert free.wait(60)
-        return write_bytes(path, contents)
+        return replace(path, target)
 
-    with patch.object(prefix_disk, "QUEUED_BYTES", 0), patch.object(Path, "write_bytes", wait):
+    with patch.object(prefix_disk, "QUEUED_BYTES", 0), patch.object(Path, "replace", wait):
         put(cache, reader, [1, 1])
         put(cache, reader, [2, 2])
         free.set()
