@@ -220,7 +220,8 @@ class PrefixDisk:
                 file.writelines(contents.parts)
             with self._lock:
                 self._make_room(contents.nbytes)
-                aside.replace(path)
+            aside.replace(path)
+            with self._lock:
                 self._enter(path, contents.nbytes)
         finally:
             aside.unlink(missing_ok=True)
