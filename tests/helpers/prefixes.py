@@ -1,0 +1,97 @@
+"""Scripts of reading, dropping and restarting, which a prefix cache must survive unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from hypothesis import strategies as st
+
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from tests.helpers.readers import Reader, read_all, read_on, read_through
+
+KINDS = {
+    "attention": ("all", "all"),
+    "sliding": ("sliding", "all"),
+    "recurrent": ("recurrent", "all", "recurrent"),
+    "recurrent alone": ("recurrent",),
+    "sliding alone": ("sliding",),
+}
+"""Layers of a `StandIn`, by what is tested with them."""
+
+AMPLE = 1 << 30
+
+_prompts = st.tuples(
+    st.integers(0, 99), st.integers(0, 40), st.lists(st.integers(0, 2), min_size=1, max_size=12)
+)
+"""Which earlier prompt to begin like, for how many tokens, and what follows."""
+
+READS = st.tuples(st.just("read"), _prompts, st.sampled_from([1, 2, 5, 1000]))
+DROPS = st.tuples(st.just("drop"), st.floats(0, 1), st.none())
+RESTARTS = st.tuples(st.just("restart"), st.none(), st.none())
+
+
+def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) -> bool:
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and bool(mx.allclose(a, b, rtol=tolerance, atol=tolerance))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def play(
+    reader: Reader, script: list[Any], start: Callable[[], PrefixCache], tolerance: float = 0
+) -> None:
+    """Read prompts, drop nodes, restart: every row is and stays what it is if read cold."""
+    cache = start()
+    asked: list[list[int]] = []
+    rows: list[list[Any]] = []
+    for act, what, chunk in script:
+        if act == "restart":
+            cache = start()
+        elif act == "drop":
+            with _poisoning(cache):
+                cache.give_up(int(what * cache.nbytes))
+        else:
+            like, length, rest = what
+            begin = asked[like % len(asked)] if asked else [0, 1, 2] * 3
+            asked.append([*begin[:length], *rest])
+            with _poisoning(cache):
+                rows.append(read_through(cache, reader, asked[-1], chunk))
+        check_tree(cache)
+    cold = {tuple(prompt): read_all(reader, prompt) for prompt in asked}
+    for prompt, caches in zip(asked, rows, strict=True):
+        wanted = reader.arrays(cold[tuple(prompt)])
+        assert equal(reader.arrays(caches), wanted, tolerance), prompt
+    # Rows write to their caches in place, which must not reach the tree.
+    for prompt, caches in zip(asked, rows, strict=True):
+        read_on(reader, [*prompt, 0, 1], len(prompt), caches, 1)
+    for prompt in asked:
+        caches = reader.caches()
+        if length := cache.take(prompt, caches):
+            wanted = reader.arrays(read_all(reader, prompt[:length]))
+            assert equal(reader.arrays(caches), wanted, tolerance), prompt[:length]
+
+
+def check_tree(cache: PrefixCache) -> None:
+    nodes = list(cache._nodes)
+    assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.limit
+    assert all(node.children or node.states is not None for node in nodes), "a useless node"
+    reachable, below = 0, [cache._root]
+    while below:
+        children = below.pop().children.values()
+        below += children
+        reachable += len(children)
+    assert reachable == len(nodes)
+
+
+@contextmanager
+def _poisoning(cache: PrefixCache) -> Iterator[None]:
+    """Fill what the block drops with NaN."""
+    before = list(cache._nodes)
+    yield
+    for node in before:
+        if node not in cache._nodes:
+            for array in [*node.pieces, *(node.states or [])]:
+                array[...] = mx.nan

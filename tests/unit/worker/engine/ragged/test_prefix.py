@@ -1,0 +1,229 @@
+"""A row that takes a beginning up is the row that read it, whatever is kept, split and dropped."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from tests.helpers.decoding import Loaded
+from tests.helpers.families import SLIDING, tiny
+from tests.helpers.prefixes import AMPLE, DROPS, KINDS, READS, equal, play
+from tests.helpers.readers import Network, StandIn, read_all, read_on
+
+FAMILIES = ("llama", "gemma3_text", "lfm2", "mamba", "qwen3_5")
+
+ROUNDING = 1e-4
+"""By which a network's arrays, of values up to 5, differ when it reads in other chunks."""
+
+ACTS = st.one_of(READS, DROPS)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def network(request: pytest.FixtureRequest) -> Network:
+    if request.param == "qwen3_5":
+        qwen: Loaded = request.getfixturevalue("qwen")
+        return Network(qwen.network)
+    return Network(tiny(request.param))
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+@settings(max_examples=25, deadline=None)
+@given(script=st.lists(ACTS, max_size=14), limit=st.sampled_from([300, 1000, AMPLE]))
+def test_rows_are_exact_whatever_is_kept_and_dropped(
+    kinds: tuple[str, ...], script: list[Any], limit: int
+) -> None:
+    play(StandIn(*kinds), script, lambda: PrefixCache(limit))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+@settings(max_examples=200, deadline=None)
+@given(script=st.lists(ACTS, max_size=40), limit=st.sampled_from([300, 1000, 3000, AMPLE]))
+def test_many_rows_are_exact_whatever_is_kept_and_dropped(
+    kinds: tuple[str, ...], script: list[Any], limit: int
+) -> None:
+    play(StandIn(*kinds), script, lambda: PrefixCache(limit))
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(script=st.lists(ACTS, min_size=6, max_size=8))
+def test_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
+    play(network, script, lambda: PrefixCache(100_000), ROUNDING)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, phases=[Phase.generate])
+@given(script=st.lists(ACTS, min_size=6, max_size=20))
+def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
+    play(network, script, lambda: PrefixCache(200_000), ROUNDING)
+
+
+@pytest.mark.parametrize("length", [SLIDING - 1, SLIDING, SLIDING + 1, 70])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_reading_on_from_a_beginning_changes_no_bit(
+    network: Network, length: int, chunk: int
+) -> None:
+    rng = random.Random(length)
+    prompt = [rng.randrange(256) for _ in range(length + 9)]
+    cache = PrefixCache(AMPLE)
+    cold = read_all(network, prompt[:length], 16)
+    cache.put(prompt[:length], cold)
+    read_on(network, prompt, length, cold, chunk)
+    taken = network.caches()
+
+    assert cache.find(prompt) == cache.take(prompt, taken) == length
+    read_on(network, prompt, length, taken, chunk)
+
+    assert equal(network.arrays(taken), network.arrays(cold))
+    for token in (3, 1, 4):
+        assert equal([network.logits(token, taken)], [network.logits(token, cold)])
+
+
+def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
+    reader, cache = StandIn("all", "all"), PrefixCache(AMPLE)
+    cache.put([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
+
+    assert cache.find([1, 2, 3, 7]) == 3
+    assert cache.find([1, 2]) == 2
+    assert cache.find([2, 2]) == cache.find([]) == 0
+
+
+@pytest.mark.parametrize("kind", ["sliding", "recurrent"])
+def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
+    reader, cache = StandIn("all", kind), PrefixCache(AMPLE)
+    prompt = [1, 2, 3, 4, 5]
+    cache.put(prompt, read_all(reader, prompt))
+
+    assert cache.find([1, 2, 3, 7]) == 0
+    assert cache.shared([1, 2, 3, 7]) == 3, "where the next one could be put"
+    assert cache.find([*prompt, 6]) == 5
+    cache.put(prompt[:3], read_all(reader, prompt[:3]))
+    assert cache.find([1, 2, 3, 7]) == 3
+    assert cache.find([*prompt, 6]) == 5
+
+
+def test_what_beginnings_share_is_kept_once() -> None:
+    reader, cache = StandIn("all"), PrefixCache(AMPLE)
+    for last in range(5):
+        prompt = [*range(100), last]
+        cache.put(prompt, read_all(reader, prompt))
+        cache.put(prompt, read_all(reader, prompt))
+
+    assert cache.nbytes == (100 + 5) * (1 + 2) * 4
+
+
+def test_nothing_is_kept_beyond_what_is_counted() -> None:
+    def put(tokens: list[int]) -> None:
+        caches = [KVCache(), RotatingKVCache(300), ArraysCache(1)]
+        for layer in caches[:2]:
+            layer.update_and_fetch(*mx.random.normal((2, 1, 4, len(tokens), 64)))
+        caches[2][0] = mx.random.normal((1, 4000, 64))[:, -500:]
+        cache.put(tokens, caches)
+
+    cache, before = PrefixCache(AMPLE), mx.get_active_memory()
+    put([0] * 2000)
+    put([0] * 1000 + [1] * 500)
+    assert len(cache._nodes) == 3
+    mx.synchronize()
+
+    arrays = 3 * 2 + 2 * 3
+    assert cache.nbytes <= mx.get_active_memory() - before <= cache.nbytes + arrays * 16_384
+    cache.give_up(cache.nbytes)
+    assert cache.nbytes == 0
+    assert mx.get_active_memory() <= before
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(3 * (3 * 4 * 2 + 8))
+    for first in (1, 2, 3):
+        cache.put([first, 0], read_all(reader, [first, 0]))
+    assert cache.nbytes == cache.limit
+    cache.take([1, 0], reader.caches())
+
+    cache.put([4, 0], read_all(reader, [4, 0]))
+
+    assert [cache.find([first, 0]) for first in (1, 2, 3, 4)] == [2, 0, 2, 2]
+    assert cache.evictions == 1
+
+
+def test_a_beginning_outlives_what_follows_it() -> None:
+    reader, cache = StandIn("all", "recurrent"), PrefixCache(AMPLE)
+    for prompt in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
+        cache.put(prompt, read_all(reader, prompt))
+
+    for length in (3, 2, 0):
+        assert cache.give_up(1) > 0
+        assert cache.find([1, 2, 3, 4]) == length
+
+
+def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
+    reader, cache = StandIn("all", "recurrent"), PrefixCache(AMPLE)
+    for prompt in ([1, 2, 3], [1, 2, 4]):
+        cache.put(prompt, read_all(reader, prompt))
+    assert cache.shared([1, 2]) == 2
+
+    cache.give_up(1)
+    assert cache.shared([1, 2]) == 2
+    cache.give_up(1)
+
+    assert cache.shared([1, 2]) == 0
+    assert cache.nbytes == 0
+
+
+def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
+    reader, cache = StandIn("all"), PrefixCache(120)
+    cache.put([1, 2], read_all(reader, [1, 2]))
+
+    cache.put([5] * 11, read_all(reader, [5] * 11))
+
+    assert cache.find([1, 2]) == 2
+    assert cache.find([5] * 11) == 0
+
+
+def test_a_limit_of_zero_keeps_nothing() -> None:
+    reader, cache = StandIn("all", "recurrent"), PrefixCache(0)
+    cache.put([1, 2], read_all(reader, [1, 2]))
+
+    assert cache.find([1, 2]) == cache.take([1, 2], reader.caches()) == cache.nbytes == 0
+    assert cache.give_up(10) == 0
+
+
+def test_fresh_caches_stay_fresh_where_nothing_is_found() -> None:
+    caches = StandIn("all", "sliding", "recurrent").caches()
+
+    assert PrefixCache(AMPLE).take([1, 2], caches) == 0
+
+    assert all(cache.empty() for cache in caches)
+
+
+def test_caches_that_read_something_else_are_refused() -> None:
+    reader = StandIn("all")
+    with pytest.raises(ValueError, match="did not read 2 tokens"):
+        PrefixCache(AMPLE).put([1, 2], read_all(reader, [1, 2, 3]))
+
+
+def test_what_was_found_is_counted() -> None:
+    reader, cache = StandIn("all"), PrefixCache(AMPLE)
+    cache.put([1, 2, 3], read_all(reader, [1, 2, 3]))
+    for prompt in ([1, 2, 3, 4], [1, 2], [9]):
+        cache.take(prompt, reader.caches())
+
+    assert (cache.hits, cache.tokens_found, cache.evictions) == (2, 5, 0)
+
+
+def test_a_taken_cache_has_room_to_read_on() -> None:
+    reader, cache = StandIn("all"), PrefixCache(AMPLE)
+    cache.put([1] * 300, read_all(reader, [1] * 300))
+    caches = reader.caches()
+    cache.take([1] * 300, caches)
+
+    assert isinstance(caches[0], KVCache)
+    assert caches[0].keys.shape[2] == 512

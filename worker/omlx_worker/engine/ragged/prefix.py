@@ -1,0 +1,297 @@
+"""Beginnings of prompts that have been read, in a radix tree over token ids.
+
+A node is an edge of tokens. Layers that keep the keys and values of every token can be cut
+anywhere; a node has those of its edge. Layers with a sliding window or a recurrent state are known
+only where they were put; a node has their arrays at its end, if it was. So a prompt takes up the
+longest path down to such an end, or of a model whose layers can all be cut, any path.
+
+What is put is copied, and what is taken is a copy: rows and nodes never share an array that one of
+them writes to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.ragged.prefix_arrays import (
+    copies,
+    count,
+    fill,
+    halves,
+    pieces_of,
+    size_of,
+    states_of,
+)
+from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
+from omlx_worker.engine.ragged.prefix_file import Span, Tokens
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """An edge, and what the layers hold.
+
+    Attributes:
+        pieces: keys and values of the edge, ``[1, H, T, D]``, of every layer that can be cut.
+        states: the arrays of all other layers after the edge; empty where there are no such layers,
+            None where they are not known.
+    """
+
+    tokens: Tokens
+    pieces: list[mx.array]
+    states: list[mx.array] | None
+    parent: _Node | None = None
+    children: dict[int, _Node] = field(default_factory=dict)
+    uses: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return size_of(self.pieces) + size_of(self.states or [])
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a prompt may take up only a part of the edge."""
+        return self.states is not None and not self.states
+
+
+class PrefixCache:
+    """What rows have read, for rows that begin alike. It belongs to the decode thread.
+
+    Args:
+        limit: bytes; 0 keeps nothing. The least recently used are dropped.
+        disk: where beginnings that were used twice are written.
+
+    Attributes:
+        nbytes: of all arrays kept.
+        hits: beginnings taken up.
+        tokens_found: tokens of them.
+        evictions: nodes dropped.
+    """
+
+    def __init__(self, limit: int, disk: PrefixDisk | None = None) -> None:
+        self.limit = limit
+        self.nbytes = self.hits = self.tokens_found = self.evictions = 0
+        self._disk = disk if limit else None
+        self._root = _Node(array("I"), [], None)
+        # Least recently used first. Every node is used later than those below it.
+        self._nodes: OrderedDict[_Node, None] = OrderedDict()
+
+    def find(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt `take` would find; less, if files turn out to be damaged."""
+        prompt = array("I", tokens)
+        path, covered = self._match(prompt)
+        held, _ = _held(path, covered)
+        if self._disk and held < len(prompt):
+            spans = self._disk.matching(prompt)
+            while spans and (span := _farthest(spans, covered)) and span.end > held:
+                held, covered = span.end, max(covered, span.end)
+        return held
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt agree with one that is kept, taken up or not.
+
+        A prompt that agrees further than `find` says can be put there for the next one: the tree
+        branches.
+        """
+        return self._match(array("I", tokens))[1]
+
+    def take(self, tokens: Sequence[int], caches: Sequence[Any]) -> int:
+        """Fill a prompt's caches with its longest known beginning.
+
+        Args:
+            caches: fresh ones, a layer each. They are left alone if nothing is known.
+
+        Returns:
+            The tokens of that beginning.
+        """
+        prompt = array("I", tokens)
+        if self._disk:
+            self._load(self._disk, prompt, caches)
+        path, covered = self._match(prompt)
+        length, depth = _held(path, covered)
+        if not length:
+            return 0
+        path = path[:depth]
+        fill(caches, [node.pieces for node in path], path[-1].states or [], length)
+        self._refresh(path)
+        whole = sum(len(node.tokens) for node in path) == length
+        self._count_use(path if whole else path[:-1])
+        self.hits += 1
+        self.tokens_found += length
+        return length
+
+    def put(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
+        """Keep what a prompt's caches hold after exactly these tokens.
+
+        Raises:
+            ValueError: if the caches have read another number of tokens.
+        """
+        prompt = array("I", tokens)
+        if not prompt or not self.limit:
+            return
+        if any(getattr(cache, "offset", len(prompt)) != len(prompt) for cache in caches):
+            raise ValueError(f"the caches did not read {len(prompt)} tokens")
+        self._add(prompt, 0, pieces_of(caches), states_of(caches))
+
+    def give_up(self, size: int) -> int:
+        """Drop the least recently used until that many bytes are free; returns how many are."""
+        before = self.nbytes
+        while self._nodes and before - self.nbytes < size:
+            self._evict()
+        return before - self.nbytes
+
+    # The tree.
+
+    def _match(self, prompt: Tokens) -> tuple[list[_Node], int]:
+        """The nodes that agree with a prompt, the last one perhaps in part, and for how long."""
+        path: list[_Node] = []
+        node, done = self._root, 0
+        while done < len(prompt) and (child := node.children.get(prompt[done])):
+            path.append(child)
+            agreeing = _agreeing(child.tokens, prompt[done : done + len(child.tokens)])
+            done += agreeing
+            if agreeing < len(child.tokens):
+                break
+            node = child
+        return path, done
+
+    def _add(
+        self, prompt: Tokens, start: int, pieces: list[mx.array], states: list[mx.array]
+    ) -> bool:
+        """Keep the end of a prompt, from ``start``, and its states; False if that is impossible."""
+        if size_of(pieces) + size_of(states) > self.limit:
+            return False
+        while True:
+            path, covered = self._match(prompt)
+            if covered < start:
+                return False
+            self._refresh(path)
+            within = covered - sum(len(node.tokens) for node in path[:-1])
+            new = [piece[..., covered - start :, :] for piece in pieces]
+            ends_here = path and covered == len(prompt) and within == len(path[-1].tokens)
+            size = size_of(new)
+            if not ends_here or path[-1].states is None:
+                size += size_of(states)
+            if self.nbytes + size <= self.limit:
+                break
+            self._evict()
+
+        if path and within < len(path[-1].tokens):
+            path[-1] = self._split(path[-1], within)
+        if covered < len(prompt):
+            parent = path[-1] if path else self._root
+            path.append(_Node(prompt[covered:], copies(new), None, parent))
+            parent.children[prompt[covered]] = path[-1]
+        if path[-1].states is None:
+            path[-1].states = copies(states)
+        self.nbytes += size
+        self._refresh(path)
+        self._count_use(path)
+        return True
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut an edge in two; returns the upper one."""
+        assert node.parent
+        above, below = halves(node.pieces, at)
+        upper = _Node(
+            node.tokens[:at],
+            above,
+            [] if node.can_be_cut else None,
+            node.parent,
+            {node.tokens[at]: node},
+            node.uses,
+        )
+        node.parent.children[node.tokens[0]] = upper
+        node.parent = upper
+        node.tokens, node.pieces = node.tokens[at:], below
+        return upper
+
+    def _evict(self) -> None:
+        """Drop the least recently used node, which is a leaf, and what is useless without it."""
+        node = next(iter(self._nodes))
+        while True:
+            assert node.parent
+            self.nbytes -= node.nbytes
+            self.evictions += 1
+            del self._nodes[node]
+            del node.parent.children[node.tokens[0]]
+            node = node.parent
+            if node is self._root or node.children or node.states is not None:
+                return
+
+    def _refresh(self, path: Sequence[_Node]) -> None:
+        for node in reversed(path):
+            self._nodes[node] = None
+            self._nodes.move_to_end(node)
+
+    # The disk.
+
+    def _count_use(self, path: Sequence[_Node]) -> None:
+        for node in path:
+            node.uses += 1
+        if self._disk:
+            self._write(self._disk, path)
+
+    def _write(self, disk: PrefixDisk, path: Sequence[_Node]) -> None:
+        """Write the nodes that were used twice; each from the end above that has its states."""
+        prompt, start, between = array("I"), 0, list[_Node]()
+        used = []
+        for node in path:
+            prompt = prompt + node.tokens
+            between.append(node)
+            if node.states is not None:
+                used.append((prompt, start, between))
+                start, between = len(prompt), []
+        # The longest first, so that files go before those that need them.
+        for prompt, start, nodes in reversed(used):
+            if nodes[-1].uses > 1 and not disk.touch(prompt, start):
+                columns = zip(*(node.pieces for node in nodes), strict=True)
+                pieces = [mx.concatenate(list(column), axis=2) for column in columns]
+                disk.write(prompt, start, pieces, nodes[-1].states or [])
+
+    def _load(self, disk: PrefixDisk, prompt: Tokens, caches: Sequence[Any]) -> None:
+        """Read files from which more can be taken than from the tree."""
+        path, covered = self._match(prompt)
+        if _held(path, covered)[0] == len(prompt):
+            return
+        spans = disk.matching(prompt)
+        counts = count(caches)
+        while spans and (span := _farthest(spans, covered)) and span.end > _held(path, covered)[0]:
+            spans.remove(span)
+            found = disk.load(span, prompt, counts)
+            if found and not self._add(prompt[: span.end], span.start, *found):
+                return
+            path, covered = self._match(prompt)
+
+
+def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:
+    """How much of a path can be taken up, if a prompt agrees for ``covered`` tokens.
+
+    Returns:
+        tokens, and the nodes that have them.
+    """
+    held = end = depth = 0
+    for at, node in enumerate(path, 1):
+        end += len(node.tokens)
+        if node.states is not None and (end <= covered or node.can_be_cut):
+            held, depth = min(end, covered), at
+    return held, depth
+
+
+def _agreeing(ours: Tokens, theirs: Tokens) -> int:
+    """How many tokens two texts have in common from their beginnings on."""
+    if ours == theirs:
+        return len(ours)
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def _farthest(spans: Iterable[Span], covered: int) -> Span | None:
+    """The span that leads farthest where the first ``covered`` tokens are known; the shortest."""
+    reachable = [span for span in spans if span.start <= covered]
+    return max(reachable, key=lambda span: (span.end, span.start), default=None)

@@ -1,0 +1,120 @@
+"""The arrays that a prompt's caches keep of its beginning, and caches made of them again.
+
+Layers that keep the keys and values of every token can be cut: their arrays are pieces, and those
+of neighbouring pieces join. All other layers have states, which are true of one position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+AT_ONCE = 64 << 20
+"""Bytes that are copied before the next are begun."""
+
+
+def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
+    """Keys and values, ``[1, H, T, D]``, of every layer that can be cut."""
+    return [
+        array[..., : cache.offset, :]
+        for cache in caches
+        if isinstance(cache, KVCache)
+        for array in (cache.keys, cache.values)
+    ]
+
+
+def states_of(caches: Sequence[Any]) -> list[mx.array]:
+    """The arrays of all other layers; a sliding window's in the order of their positions."""
+    states: list[mx.array] = []
+    for cache in caches:
+        if isinstance(cache, RotatingKVCache):
+            latest = min(cache.offset, cache.max_size)
+            ordered = map(cache._temporal_order, (cache.keys, cache.values))
+            states += [array[..., -latest:, :] for array in ordered]
+        elif not isinstance(cache, KVCache):
+            states += cache.cache
+    return states
+
+
+def count(caches: Sequence[Any]) -> tuple[int, int]:
+    """How many pieces and states caches have."""
+    pieces = 2 * sum(isinstance(cache, KVCache) for cache in caches)
+    rings = 2 * sum(isinstance(cache, RotatingKVCache) for cache in caches)
+    return pieces, rings + sum(len(getattr(cache, "cache", ())) for cache in caches)
+
+
+def fill(
+    caches: Sequence[Any],
+    pieces: Sequence[Sequence[mx.array]],
+    states: Sequence[mx.array],
+    length: int,
+) -> None:
+    """Make fresh caches those of a prompt of ``length`` tokens.
+
+    Args:
+        pieces: one or more after another; the last may be longer than need be.
+        states: after these tokens.
+    """
+    columns = zip(*pieces, strict=True)
+    # mlx-lm writes to a cache's arrays in place, so each cache gets objects of its own.
+    copied = map(copy, states)
+    for cache in caches:
+        if isinstance(cache, KVCache):
+            cache.keys, cache.values = (_joined(next(columns), length) for _ in range(2))
+            cache.offset = length
+        elif isinstance(cache, RotatingKVCache):
+            cache.keys, cache.values = next(copied), next(copied)
+            cache.offset, cache._idx = length, cache.keys.shape[2]
+        else:
+            cache.cache = [next(copied) for _ in cache.cache]
+
+
+def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
+    """The first ``length`` positions, and the room that mlx-lm leaves for more."""
+    *whole, last = pieces
+    heads, dims = last.shape[1], last.shape[3]
+    last = last[..., : length - sum(piece.shape[2] for piece in whole), :]
+    room = KVCache.step - length % KVCache.step
+    return mx.concatenate([*whole, last, mx.zeros((1, heads, room, dims), last.dtype)], axis=2)
+
+
+def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
+    """Arrays that keep no larger buffer alive.
+
+    They are made without waiting, but for `AT_ONCE` bytes at a time: if nothing else holds the
+    originals by then, no more is taken in passing.
+    """
+    copied: list[mx.array] = []
+    started = 0
+    for part in arrays:
+        copied.append(mx.contiguous(part))
+        started += part.nbytes
+        if started > AT_ONCE:
+            del part
+            mx.eval(copied)
+            started = 0
+    mx.async_eval(copied)
+    return copied
+
+
+def halves(pieces: list[mx.array], at: int) -> tuple[list[mx.array], list[mx.array]]:
+    """Copies of what is before a position and from it on; the list is emptied meanwhile."""
+
+    def cut() -> Iterator[mx.array]:
+        while pieces:
+            piece = pieces.pop(0)
+            yield piece[..., :at, :]
+            yield piece[..., at:, :]
+
+    copied = copies(cut())
+    return copied[::2], copied[1::2]
+
+
+def size_of(arrays: Iterable[mx.array]) -> int:
+    """Bytes of arrays."""
+    total: int = sum(part.nbytes for part in arrays)
+    return total

@@ -1,0 +1,135 @@
+"""A file with the beginning of a prompt: what layers keep of a span of its positions.
+
+It is named ``start-end-tokens-digest.safetensors``. ``tokens`` is a hash of the prompt from its
+first token to ``end``, ``digest`` one of the file. So a name tells what can be found there, and a
+file that is not what its name says is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+FORMAT = 1
+
+_NAME = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})-([0-9a-f]{64})\.safetensors")
+
+_DTYPES = {
+    **{mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.bool_: "BOOL"},
+    **{mx.uint8: "U8", mx.uint16: "U16", mx.uint32: "U32", mx.uint64: "U64"},
+    **{mx.int8: "I8", mx.int16: "I16", mx.int32: "I32", mx.int64: "I64"},
+}
+
+Tokens: TypeAlias = "array[int]"
+"""Token ids, 4 bytes each."""
+
+
+class Unusable(Exception):
+    """Why a file is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions ``start`` to ``end`` of a prompt, whose tokens up to ``end`` have this hash."""
+
+    start: int
+    end: int
+    tokens: str
+
+    @classmethod
+    def of(cls, tokens: Tokens, start: int) -> Span:
+        """From ``start`` to the end of ``tokens``."""
+        return cls(start, len(tokens), short(hashlib.sha256(tokens)))
+
+    @classmethod
+    def named(cls, path: Path) -> Span | None:
+        """What a file's name says; None if it is not one of these files."""
+        if not (name := _NAME.fullmatch(path.name)):
+            return None
+        return cls(int(name[1]), int(name[2]), name[3])
+
+
+def short(hashed: hashlib._Hash) -> str:
+    """The hash of tokens in a name."""
+    return hashed.hexdigest()[:32]
+
+
+class Contents:
+    """What a file holds, as views of evaluated arrays: nothing is copied, so any thread may write.
+
+    Attributes:
+        parts: the file, in order. MLX is not needed to read them.
+        nbytes: of all parts.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        tokens: Tokens,
+        start: int,
+        pieces: Sequence[mx.array],
+        states: Sequence[mx.array],
+    ) -> None:
+        arrays = {f"piece.{i}": piece for i, piece in enumerate(pieces)}
+        arrays |= {f"state.{i}": state for i, state in enumerate(states)}
+        arrays["tokens"] = mx.array(tokens.tolist(), mx.uint32)
+        header: dict[str, Any] = {"__metadata__": _metadata(identity, start)}
+        end = 0
+        for name, part in arrays.items():
+            begin, end = end, end + part.nbytes
+            kind, shape = _DTYPES[part.dtype], list(part.shape)
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        views: list[Any] = [memoryview(part) for part in arrays.values()]  # type: ignore[arg-type]
+        self.parts = [len(text).to_bytes(8, "little"), text, *views]
+        self.nbytes = 8 + len(text) + end
+
+
+def name_of(span: Span, contents: Contents) -> str:
+    hashed = hashlib.sha256()
+    for part in contents.parts:
+        hashed.update(part)
+    return f"{span.start}-{span.end}-{span.tokens}-{hashed.hexdigest()}.safetensors"
+
+
+def read(
+    path: Path, identity: str, span: Span, tokens: Tokens, counts: tuple[int, int]
+) -> tuple[list[mx.array], list[mx.array]]:
+    """Pieces and states.
+
+    Args:
+        tokens: of a prompt, which the file's have to be.
+        counts: of pieces and of states that the model's layers have.
+
+    Raises:
+        Unusable: if it holds something else.
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.name.endswith(f"-{digest}.safetensors"):
+        raise Unusable("it is damaged")
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    assert isinstance(arrays, dict)
+    if metadata != _metadata(identity, span.start):
+        raise Unusable("it belongs to another model or version")
+    mx.eval(arrays)
+    if arrays.pop("tokens").tolist() != tokens[: span.end].tolist():
+        raise Unusable("it holds other tokens")
+    cut, known = counts
+    if len(arrays) != cut + known:
+        raise Unusable("it belongs to other layers")
+    pieces = [arrays[f"piece.{i}"] for i in range(cut)]
+    return pieces, [arrays[f"state.{i}"] for i in range(known)]
+
+
+def _metadata(identity: str, start: int) -> dict[str, str]:
+    return {"format": str(FORMAT), "identity": identity, "start": str(start)}
