@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.bench.sides import CHUNK, FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -98,10 +98,10 @@ class GivenDecoder(RaggedDecoder):
         super().__init__(model, depth, lookup)
         self._given = caches
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         caches = self._given.of(row.prompt, head=self._model.drafts)
         self.join([(row, self._model.prompt_arrays(caches))])
-        return 0
+        return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
         return dict.fromkeys(tokens, 0)

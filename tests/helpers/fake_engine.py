@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.interface import Emission, Known, Row, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
@@ -73,7 +73,7 @@ class FakeEngine:
         produced = len(row.generated)
         return produced if produced == row.max_tokens else max(0, produced - 1)
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         assert row.row_id not in self.states
         assert len(self._present) < self.max_rows
         produced = len(row.generated)
@@ -81,7 +81,7 @@ class FakeEngine:
         assert list(row.generated) == tokens[:produced]
         self.states[row.row_id] = _State(row, row.length, produced, self._said(row))
         self.most_rows = max(self.most_rows, len(self._present))
-        return 0
+        return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         states = {row_id: self.states[row_id] for row_id in tokens}

@@ -26,10 +26,11 @@ from omlx_worker.decode.actions import (
     Prefill,
     Resume,
 )
-from omlx_worker.decode.beginnings import awaits, note
+from omlx_worker.decode.beginnings import SHORTEST, awaits, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
+from omlx_worker.engine.interface import Known
 
 PATIENCE_SECONDS = 30.0
 
@@ -127,10 +128,12 @@ class Scheduler:
         if self._rows.get(row.row_id) is row:
             del self._rows[row.row_id]
 
-    def took(self, row: DecodeRow, held: int) -> None:
-        """Report a `Join`: how many tokens of the row the prefix cache held."""
-        row.context, row.left = held, row.length - held
-        row.cached = max(row.cached, min(held, len(row.request.prompt)))
+    def took(self, row: DecodeRow, known: Known) -> None:
+        """Report a `Join`: what the prefix cache knows of the row."""
+        row.context, row.left = known.held, row.length - known.held
+        row.cached = max(row.cached, min(known.held, len(row.request.prompt)))
+        if known.shared >= known.held + SHORTEST:
+            row.stops.add(known.shared)
 
     def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:
         """Report a `Prefill`: how many tokens are left of each row, and how long it took."""

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.footprint import RowBytes, budget, keep_within
-from omlx_worker.engine.interface import Emission, Row, Rows
+from omlx_worker.engine.interface import Emission, Known, Row, Rows
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
@@ -117,14 +117,14 @@ class DecodingEngine:
     def shares(self) -> bool:
         return self._decoder.shares
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)
         for token in row.generated:
             finish_reason = text.feed(token).finish_reason
             if finish_reason is not None:
                 logprobs = self._describe(row, [])
                 self._ended[row.row_id] = Emission(row.row_id, [], "", logprobs, finish_reason)
-                return 0
+                return Known()
         self._rows[row.row_id] = (row, text)
         return self._decoder.add(row)
 

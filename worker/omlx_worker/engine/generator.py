@@ -11,7 +11,7 @@ from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.footprint import GeneratorFootprint, RowBytes
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
 
@@ -90,9 +90,9 @@ class GeneratorDecoder:
         """None: mlx-lm's generator traces nothing."""
         return 0
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         self._waiting[row.row_id] = row
-        return 0
+        return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
         for row_id in tokens:

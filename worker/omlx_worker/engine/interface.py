@@ -127,6 +127,19 @@ class Emission:
     found: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the prefix cache knows of a row's prompt.
+
+    Attributes:
+        held: tokens that need not be read, less than `Row.length`.
+        shared: tokens that another prompt has begun with, kept or not.
+    """
+
+    held: int = 0
+    shared: int = 0
+
+
 class Rows(Protocol):
     """The part of the interface that an engine shares with its decoder.
 
@@ -148,15 +161,12 @@ class Rows(Protocol):
         """Whether beginnings of prompts are kept for other rows: there is a prefix cache."""
         ...
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         """Take a row in; its prompt is not yet read.
 
         An interrupted row continues after its ``generated`` tokens. Text that they left
         incomplete is emitted with the tokens that complete it. If they already end the row, the
         next `step` emits its finish reason and no token.
-
-        Returns:
-            How many of the row's `Row.length` tokens the prefix cache holds, less than all.
         """
         ...
 

@@ -19,7 +19,7 @@ from omlx_worker.decode.chunk_size import (
 )
 from omlx_worker.decode.row import DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.interface import Known, Row, Sampling
 
 Cost = Callable[[int, int], float]
 
@@ -55,7 +55,7 @@ def test_a_32k_prompt_holds_running_rows_up_for_less_than_three_steps(device: st
                 gaps.append(now - token_at)
             token_at = now
         elif isinstance(action, Join):
-            scheduler.took(action.row, 0)
+            scheduler.took(action.row, Known())
         elif isinstance(action, Prefill):
             seconds = DEVICES[device](action.computed, action.rows[0].context)
             # What is left of the step in flight is waited for too.

@@ -19,7 +19,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.interface import Known, Row, Sampling
 
 
 class Clock:
@@ -79,7 +79,7 @@ class Rows:
     def drive(self, *, keeps: bool = True) -> Action:
         action = self.scheduler.next()
         if isinstance(action, Join):
-            self.scheduler.took(action.row, self.held.get(action.row.row_id, 0))
+            self.scheduler.took(action.row, Known(self.held.get(action.row.row_id, 0)))
         elif isinstance(action, Prefill):
             left = {row.row_id: row.left - count for row, count in action.tokens.items()}
             self.scheduler.read(action, left)
@@ -327,7 +327,7 @@ class _Model:
             case Join(row):
                 assert row not in self.batch
                 self.batch.add(row)
-                self.scheduler.took(row, 0)
+                self.scheduler.took(row, Known())
             case Prefill(tokens):
                 assert self.batch >= set(tokens)
                 assert len({(row.context, row.rank[0]) for row in tokens}) == 1

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
@@ -38,12 +38,14 @@ class RaggedDecoder(Batch):
     def shares(self) -> bool:
         return self._prefixes is not None
 
-    def add(self, row: Row) -> int:
+    def add(self, row: Row) -> Known:
         reading = Reading(row, row.history, self._model.new_prompt_cache())
-        if self._prefixes and row.cache:
-            reading.done = self._prefixes.take(reading.history[:-1], reading.caches)
         self._reading[row.row_id] = reading
-        return reading.done
+        if not (self._prefixes and row.cache):
+            return Known()
+        unread = reading.history[:-1]
+        reading.done = self._prefixes.take(unread, reading.caches)
+        return Known(reading.done, self._prefixes.shared(unread))
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]

@@ -63,20 +63,21 @@ class PrefixCache:
     """What rows have read, for rows that begin alike. It belongs to the decode thread.
 
     Args:
-        limit: bytes; 0 keeps nothing. The least recently used are dropped.
+        most: bytes; 0 keeps nothing. The least recently used are dropped.
         disk: where beginnings that were used twice are written.
 
     Attributes:
+        limit: bytes, at present.
         nbytes: of all arrays kept.
         hits: beginnings taken up.
         tokens_found: tokens of them.
         evictions: nodes dropped.
     """
 
-    def __init__(self, limit: int, disk: PrefixDisk | None = None) -> None:
-        self.limit = limit
+    def __init__(self, most: int, disk: PrefixDisk | None = None) -> None:
+        self._most = self.limit = most
         self.nbytes = self.hits = self.tokens_found = self.evictions = 0
-        self._disk = disk if limit else None
+        self._disk = disk if most else None
         self._root = _Node(array("I"), [], None)
         # Least recently used first. Every node is used later than those below it.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
@@ -95,7 +96,7 @@ class PrefixCache:
     def shared(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt agree with one that is kept, taken up or not.
 
-        A prompt that agrees further than `find` says can be put there for the next one: the tree
+        A prompt that agrees further than `take` finds can be put there for the next one: the tree
         branches.
         """
         return self._match(array("I", tokens))[1]
@@ -138,12 +139,11 @@ class PrefixCache:
             raise ValueError(f"the caches did not read {len(prompt)} tokens")
         self._add(prompt, 0, pieces_of(caches), states_of(caches))
 
-    def give_up(self, size: int) -> int:
-        """Drop the least recently used until that many bytes are free; returns how many are."""
-        before = self.nbytes
-        while self._nodes and before - self.nbytes < size:
+    def limit_to(self, room: int) -> None:
+        """Take no more than ``room`` bytes: others need the rest."""
+        self.limit = max(0, min(self._most, room))
+        while self.nbytes > self.limit:
             self._evict()
-        return before - self.nbytes
 
     # The tree.
 

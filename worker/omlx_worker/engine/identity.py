@@ -1,0 +1,45 @@
+"""What kept keys and values depend on, as one text: weights, layout, precision and software."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.window import TAIL
+
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+
+
+def identity_of(paths: list[Path], model: RaggedModel) -> str:
+    """The identity of a model's caches.
+
+    Args:
+        paths: of the checkpoints that fill them: the model's, and a draft model's.
+    """
+    caches = model.new_caches(1, TAIL)  # never evaluated: only the shapes are wanted
+    layout = [(str(array.dtype), array.shape[1:]) for cache in caches for array in cache.arrays]
+    layers = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
+    weights = " ".join(_digest(path) for path in paths)
+    software = " ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "omlx-queue"))
+    return f"weights {weights}, layers {layers}, {software}"
+
+
+def _digest(path: Path) -> str:
+    """A hash of a checkpoint: of its config, and of samples from all over its weights.
+
+    Every file's size and header, which names the tensors, and 256 blocks of 4 KiB at equal
+    distances: any training changes some of them, and gigabytes need not be read at each start.
+    """
+    hashed = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        hashed.update(f"{file.name} {size}".encode())
+        with file.open("rb") as weights:
+            header = int.from_bytes(weights.read(8), "little")
+            hashed.update(weights.read(min(header, size)))
+            for sample in range(_SAMPLES):
+                weights.seek(size * sample // _SAMPLES)
+                hashed.update(weights.read(_SAMPLE_BYTES))
+    return hashed.hexdigest()[:16]
