@@ -56,7 +56,9 @@ class Row:
         prompt = self.request.prompt
         if isinstance(prompt, list):
             return TOKEN_CHARACTERS * len(prompt)
-        return len(beginning_of(self.request)) if prompt is None else len(prompt)
+        if prompt is not None:
+            return len(prompt)
+        return sum(len(message.text) for message in self.request.messages or ())
 
     @property
     def work(self) -> int:

@@ -95,6 +95,7 @@ def test_the_cached_share_is_that_of_the_latest_prompts(
     assert shown(0, 0) == 0.75, "nothing was read meanwhile"
     assert shown(50, 50) == 0.5
     assert shown(10, 0) == 0.0
+    assert shown(0, 30) == 1.0, "the rest of its prompt is yet to be read"
 
 
 def test_the_log_tells_the_cached_share(
