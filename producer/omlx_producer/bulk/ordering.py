@@ -2,11 +2,16 @@
 
 Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
 memory is bounded and results come roughly in the order of the input.
+
+Rows of a group name their beginning. Workers that share a queue then share out the groups; see
+`omlx_worker.queue`'s claim.lua.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from omlx_producer.bulk.row import BadRow, Row, beginning_of
 
@@ -33,7 +38,9 @@ def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
     yield from arrange(buffer)
 
 
-def arrange(rows: list[Row], characters: int = BEGINNING_CHARACTERS) -> list[Row]:
+def arrange(
+    rows: list[Row], characters: int = BEGINNING_CHARACTERS, beginning: str = ""
+) -> list[Row]:
     """Order rows by groups with a common beginning, the group with the most work first.
 
     A group is ordered alike, by longer beginnings. Rows that share their beginning with no other
@@ -41,6 +48,10 @@ def arrange(rows: list[Row], characters: int = BEGINNING_CHARACTERS) -> list[Row
 
     Args:
         characters: that rows of a group have in common.
+        beginning: the name of what all rows have in common.
+
+    Returns:
+        The rows, each with the name of the longest beginning that it shares.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -50,8 +61,14 @@ def arrange(rows: list[Row], characters: int = BEGINNING_CHARACTERS) -> list[Row
     ordered = []
     for text, group in shared:
         whole = len(text) < characters
-        ordered += deal(group) if whole else arrange(group, LONGER * characters)
-    return ordered + deal([group[0] for group in groups.values() if len(group) == 1])
+        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        ordered += _named(group, name) if whole else arrange(group, LONGER * characters, name)
+    alone = [group[0] for group in groups.values() if len(group) == 1]
+    return ordered + _named(alone, beginning)
+
+
+def _named(rows: list[Row], beginning: str) -> list[Row]:
+    return [replace(row, beginning=beginning) for row in deal(rows)]
 
 
 def deal(rows: list[Row]) -> list[Row]:
