@@ -18,7 +18,7 @@ def main() -> None:
             elif isinstance(event, FailedEvent):
                 sys.exit(f"\njob {job.id} failed: {event.error}")
         usage = job.result().usage
-        print(f"\n{usage.prompt_tokens} tokens read, {usage.completion_tokens} generated")
+        print(f"\n{usage.prompt_tokens} tokens of prompt, {usage.completion_tokens} generated")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,19 @@ class Speculation(Wire):
     accepted: list[int] = []
 
 
+class PromptTokensDetails(Wire):
+    """How a prompt was read.
+
+    Attributes:
+        cached_tokens: tokens that no choice had to read: the worker had kept them from earlier
+            prompts with the same beginning. Of an interrupted job, those of its last run.
+    """
+
+    cached_tokens: int = Field(default=0, ge=0)
+
+
 class Usage(Wire):
-    """The token counts of a finished job, all choices together.
+    """The token counts of a finished job, all choices together; the prompt counts once.
 
     >>> producer.submit(prompt="def f(x):").result().usage.prompt_tokens
     9
@@ -67,6 +78,7 @@ class Usage(Wire):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     speculation: Speculation = Speculation()
 
 

@@ -32,6 +32,7 @@ class RequestFields(TypedDict, total=False):
     stop_token_ids: list[int] | None
     draft: bool
     draft_depth: int | None
+    cache: bool
     ignore_eos: bool
     seed: int | None
     n: int

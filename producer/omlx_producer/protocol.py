@@ -34,7 +34,8 @@ The result (``job.return_value()``) is an OpenAI response body: a ``chat.complet
 Jobs of a bulk run have ids from ``bulk_job_id``. Whoever ends one also adds its id (field ``job``)
 to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so a client with a
 million rows follows one key. An entry is only a hint to look at the job. It may come twice, or
-late.
+late. Under ``BEGINNING`` their ``meta`` may name what their prompt shares with others: a worker
+prefers jobs whose beginning it has read. A job without a name is never overtaken.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from omlx_producer.events import (
     FailedEvent,
     FinishReason,
     ModelInfo,
+    PromptTokensDetails,
     Speculation,
     TerminalEvent,
     TokenEvent,
@@ -76,6 +78,8 @@ from omlx_producer.request import (
 )
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
+BEGINNING = "beginning"
+"""The key in RQ's ``meta`` under which jobs name the beginning of their prompts, if they do."""
 MODELS_KEY = "omlx:models"
 # The stream of a bulk run expires this long after its last entry.
 ENDED_SECONDS = 7 * 24 * 3600
@@ -116,6 +120,7 @@ def ended_stream(job_id: str) -> str | None:
 
 
 __all__ = [
+    "BEGINNING",
     "DEFAULT_MAX_TOKENS",
     "ENDED_SECONDS",
     "JOB_FUNCTION",
@@ -138,6 +143,7 @@ __all__ = [
     "ModelAlias",
     "ModelInfo",
     "Priority",
+    "PromptTokensDetails",
     "ResponseFormat",
     "Speculation",
     "StopString",

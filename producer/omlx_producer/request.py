@@ -95,8 +95,9 @@ class GenerationRequest(_Request):
 
     The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
-    text of a seeded request. A job that is not finished ``completion_window`` after its submission
-    fails.
+    text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
+    prompts with the same beginning. A job that is not finished ``completion_window`` after its
+    submission fails.
 
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue
@@ -161,6 +162,7 @@ class GenerationRequest(_Request):
         le=MAX_DRAFT_DEPTH,
         description=f"a whole number from 0 to {MAX_DRAFT_DEPTH}",
     )
+    cache: bool = Field(default=True, description="true or false")
     ignore_eos: bool = Field(default=False, description="true or false")
     seed: int | None = Field(
         default=None, ge=-(2**63), lt=2**63, description="a whole number that fits 64 bits"

@@ -30,6 +30,8 @@ class WorkerFigures(BaseModel):
         depth: the most drafts per row and step now.
         reason: why this depth.
         acceptance: the accepted share of recent drafts; None without drafts.
+        cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
+            None before any, and from older workers.
         mode_changes: how often drafting began or ended while rows were decoded.
         pauses: rows paused for more urgent ones, since the start.
         cache_bytes: the most that the caches of the held rows may take.
@@ -50,6 +52,7 @@ class WorkerFigures(BaseModel):
     depth: int
     reason: str
     acceptance: float | None
+    cached: float | None = None
     tokens_per_second: float
     prompt_tokens_per_second: float
     tokens: int

@@ -2,6 +2,7 @@
 
     python -m scripts.bench.bulk_million                  about 20 minutes on two idle CPU cores
     python -m scripts.bench.bulk_million --rows 20000     a quick look
+    python -m scripts.bench.bulk_million --rows 50000 --shared 8000    prompts of 2,000 tokens
 
 The client, the server, and the Lua that claims and ends jobs are the real ones. A stub takes the
 engine's place: it ends claimed jobs at once with the same short text. Memory is the client's
@@ -28,7 +29,8 @@ from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
 
-CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 128, 32
+# 100 MB for the client.
+CLIENT_MEBIBYTES, REDIS_MEBIBYTES = 95, 32
 ALIAS = "stub"
 CLAIM = 256
 SAMPLE_SECONDS = 0.5
@@ -47,6 +49,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--window", type=int, default=1024)
+    options.add_argument("--shared", type=int, default=0, help="characters that prompts share")
     options.add_argument("--stub-worker", metavar="URL", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.stub_worker:
@@ -54,7 +57,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="omlx-bulk-") as name:
         folder = Path(name)
-        write_rows(folder / "rows.jsonl", chosen.rows)
+        write_rows(folder / "rows.jsonl", chosen.rows, "# " * (chosen.shared // 2))
         with EmbeddedRedis(folder / "redis") as server:
             measure(folder, server.url, chosen.rows, chosen.window)
 
@@ -117,10 +120,11 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(found.stdout.strip() or 0)
 
 
-def write_rows(path: Path, rows: int) -> None:
+def write_rows(path: Path, rows: int, beginning: str) -> None:
     with path.open("w") as stream:
         for row in range(rows):
-            body = {"model": ALIAS, "prompt": f"def function_{row}(x):\n", "max_tokens": 16}
+            prompt = f"{beginning}def function_{row}(x):\n"
+            body = {"model": ALIAS, "prompt": prompt, "max_tokens": 16}
             line = {"custom_id": f"request-{row}", "method": "POST"}
             stream.write(json.dumps({**line, "url": "/v1/completions", "body": body}) + "\n")
 

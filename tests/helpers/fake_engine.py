@@ -57,7 +57,13 @@ class FakeEngine:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
         return [
-            Row(f"{job_id}:{choice}", list(map(int, tokens)), length, Sampling(seed=seed + choice))
+            Row(
+                f"{job_id}:{choice}",
+                list(map(int, tokens)),
+                length,
+                Sampling(seed=seed + choice),
+                cache=request.cache,
+            )
             for choice in range(request.n)
         ]
 

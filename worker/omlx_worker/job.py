@@ -12,6 +12,7 @@ from omlx_producer.protocol import (
     ChoiceDelta,
     FinishReason,
     GenerationRequest,
+    PromptTokensDetails,
     TokenLogprob,
     TokensEvent,
     Usage,
@@ -151,6 +152,14 @@ class ActiveJob:
         return len(self.choices[0].row.request.prompt)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that no row has read.
+
+        A row that goes on with its text may find a part of that kept too, which does not count.
+        """
+        return min(self.prompt_tokens, *(row.cached for row in self.rows))
+
+    @property
     def finish_reasons(self) -> list[FinishReason]:
         """Those of the choices that have finished."""
         return [choice.finish_reason for choice in self.choices if choice.finish_reason]
@@ -242,5 +251,6 @@ class ActiveJob:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
             speculation=self.drafts.to_wire(),
         )

@@ -6,15 +6,16 @@ import shlex
 from collections.abc import Callable, Container, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from pydantic import ValidationError
+from pydantic import ByteSize, ValidationError
 
 from omlx_producer.cli.common import fail
 from omlx_producer.cli.sections import option
 from omlx_producer.environment import PREFIX
-from omlx_worker.settings import WorkerSettings
+from omlx_worker.settings import REMEDY, WorkerSettings
 
 USAGE = 2
 
@@ -28,18 +29,20 @@ SECTIONS = {
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace"),
         *("lease_seconds", "patience", "stream_ttl", "allow_webhooks"),
     ),
-    "Memory": ("memory_limit",),
+    "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": ("name", "burst", "drain_timeout"),
     "Logging": ("log_level", "log_format"),
 }
 
 _METAVARS: dict[Any, str] = {
-    **{"redis_url": "URL", "memory_limit": "SIZE", "allow_webhooks": "HOST"},
-    **{int: "N", float: "SECONDS", Path: "FOLDER"},
+    **{"redis_url": "URL", "allow_webhooks": "HOST"},
+    **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}
 _REMEDIES = {
     "memory_limit": "a size such as 24GB",
+    "prefix_cache": "a size such as 2GB, or 0",
+    "prefix_dir_limit": "a size such as 16GB",
     "model_alias": "letters, digits and . _ @ / -",
     "name": "letters, digits and . _ -",
 }
@@ -81,7 +84,7 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
     source = _flag(name) if name in given else PREFIX + name.upper()
-    remedy = problem["msg"] if problem["type"] == "alias" else f"give {_expected(name)}"
+    remedy = problem["msg"] if problem["type"] == REMEDY else f"give {_expected(name)}"
     return f"{source}: got {shlex.quote(str(problem['input']))}; {remedy}"
 
 
@@ -95,7 +98,7 @@ def require_mlx() -> None:
 
 def _option(name: str, section: str) -> Callable[..., Any]:
     field = WorkerSettings.model_fields[name]
-    kind, default = field.annotation, field.get_default(call_default_factory=True)
+    kind, default = _kind(field.annotation), field.get_default(call_default_factory=True)
     flags, attributes = [_flag(name), *_SHORT.get(name, ())], dict[str, Any]()
     if kind is bool:
         attributes["is_flag"] = True
@@ -108,10 +111,26 @@ def _option(name: str, section: str) -> Callable[..., Any]:
         attributes["metavar"] = _METAVARS.get(name) or _METAVARS.get(kind, "NAME")
     help_text = field.description
     if default:
-        text = f"{default:g}" if kind is float else str(default).replace(str(Path.home()), "~")
-        shown = name if default is True else text
-        help_text = f"{field.description}  [default: {shown}]"
+        help_text = f"{field.description}  [default: {_shown(name, default)}]"
     return option(*flags, name, section=section, default=None, help=help_text, **attributes)
+
+
+def _kind(annotation: Any) -> Any:
+    """The type of a setting, without the None of one that may be left out."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return kinds[0] if isinstance(annotation, UnionType) else annotation
+
+
+def _shown(name: str, default: Any) -> str:
+    """A default as the help shows it."""
+    match default:
+        case True:
+            return name
+        case ByteSize():
+            return default.human_readable()
+        case float():
+            return f"{default:g}"
+    return str(default).replace(str(Path.home()), "~")
 
 
 def _flag(name: str) -> str:

@@ -25,6 +25,9 @@ from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
+REMEDY = "remedy"
+"""The type of an error whose message says what to do."""
+
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
 
 
@@ -104,6 +107,15 @@ class WorkerSettings(BaseSettings):
     memory_limit: ByteSize | None = Field(
         default=None, description="For model and caches; else what the device allows."
     )
+    prefix_cache: ByteSize | None = Field(
+        default=None, description="For shared prefixes; 0 for none, else 1/8 of the limit."
+    )
+    prefix_dir: Path | None = Field(
+        default=None, description="Keep shared prefixes here too, for the next start."
+    )
+    prefix_dir_limit: ByteSize = Field(
+        default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
+    )
     allow_webhooks: Annotated[frozenset[str], NoDecode] = Field(
         default=frozenset(), description="A host that webhooks of jobs may call; repeatable."
     )
@@ -137,11 +149,20 @@ class WorkerSettings(BaseSettings):
                 _ALIAS.validate_python(_last_part(model))
             except ValidationError:
                 raise PydanticCustomError(
-                    "alias",
+                    REMEDY,
                     "its name holds more than letters, digits and . _ @ / -; "
                     "give it another with --model-alias",
                 ) from None
         return model
+
+    @field_validator("prefix_dir")
+    @classmethod
+    def _has_a_cache(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
+        if folder is not None and info.data.get("prefix_cache") == 0:
+            raise PydanticCustomError(
+                REMEDY, "--prefix-cache 0 keeps nothing to put there; leave one of the two out"
+            )
+        return folder
 
     @property
     def depth(self) -> int:

@@ -40,6 +40,7 @@ UPLOAD_SECONDS = 3600
 CHUNK = 200
 OPEN, CANCELLING = "open", "cancelling"
 OVER = ("done", "cancelled")
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "drafted", "accepted")
 
 # A hash without `created_at` is what a late write made of an expired batch.
 _OPEN = """
@@ -70,6 +71,7 @@ class BatchState:
     ok: int
     failures: dict[str, int]
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     drafted: int
     accepted: int
@@ -236,6 +238,7 @@ class Batch:
             return int(fields.get(name, 0))
 
         priority: Any = fields["priority"]
+        counts: dict[str, Any] = {name: number(name) for name in COUNTS}
         return BatchState(
             id=self.id,
             state=fields["state"],
@@ -246,10 +249,7 @@ class Batch:
                 for name, value in sorted(fields.items())
                 if name.startswith("failed:")
             },
-            prompt_tokens=number("prompt_tokens"),
-            completion_tokens=number("completion_tokens"),
-            drafted=number("drafted"),
-            accepted=number("accepted"),
+            **counts,
             priority=priority,
             window=number("window"),
             job_timeout=number("job_timeout"),

@@ -19,6 +19,7 @@ from omlx_producer.bulk.batch import (
     BATCHES_KEY,
     CANCELLING,
     CHUNK,
+    COUNTS,
     Batch,
     BatchState,
     open_batches,
@@ -37,14 +38,14 @@ WAIT_SECONDS = 0.5
 
 # A result replaces its row. A row that is gone has its result: the call was repeated after a lost
 # answer, or another feeder took over.
-_SETTLE = """
+_SETTLE = f"""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-for i = 2, #ARGV, 7 do
+for i = 2, #ARGV, {3 + len(COUNTS)} do
   local entry = ARGV[i] .. '-0'
   if #redis.call('XRANGE', KEYS[2], entry, entry) == 1 then
     redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
     redis.call('HINCRBY', KEYS[4], ARGV[i + 2], 1)
-    for k, name in ipairs({'prompt_tokens', 'completion_tokens', 'drafted', 'accepted'}) do
+    for k, name in ipairs({{{", ".join(map(repr, COUNTS))}}}) do
       redis.call('HINCRBY', KEYS[4], name, ARGV[i + 2 + k])
     end
     redis.call('XDEL', KEYS[2], entry)
@@ -84,10 +85,7 @@ class BatchSink:
                 result.row.line,
                 zlib.compress(write_line(result)),
                 "ok" if result.ok else f"failed:{result.code}",
-                meter.prompt_tokens,
-                meter.completion_tokens,
-                meter.drafted,
-                meter.accepted,
+                *(getattr(meter, name) for name in COUNTS),
             ]
         if not self._settle(keys=self._keys, args=args):
             raise LockLost("another feeder has taken over")

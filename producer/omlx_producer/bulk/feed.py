@@ -30,7 +30,7 @@ from omlx_producer.bulk.jobs import (
 )
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.bulk.window import DEFAULT_WINDOW, InFlight, Window
-from omlx_producer.enqueue import JOB_SECONDS, Limits, NewJob, enqueue
+from omlx_producer.enqueue import JOB_SECONDS, Limits, enqueue
 from omlx_producer.outcome import ENDINGS
 from omlx_producer.protocol import ENDED_SECONDS, Priority, queue_name
 
@@ -203,8 +203,7 @@ class Feed:
     def _enqueue(self, flights: list[InFlight]) -> None:
         for start in range(0, len(flights), CHUNK):
             chunk = flights[start : start + CHUNK]
-            # Once: another feeder may have enqueued them while this process slept.
-            jobs = [NewJob(f.job_id, f.row.request, self._priority, once=True) for f in chunk]
+            jobs = [flight.as_job(self._priority) for flight in chunk]
             enqueue(self._connection, jobs, self._limits, self._queue)
             for flight in chunk:
                 flight.enqueued = True

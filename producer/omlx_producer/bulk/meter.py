@@ -35,6 +35,7 @@ class Meter:
     Attributes:
         total: rows of the input, None if not known.
         before: rows that were done before this run.
+        cached_tokens: those of ``prompt_tokens`` that were not read.
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
         now: what the workers do, None if not known.
@@ -45,6 +46,7 @@ class Meter:
     ok: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -90,6 +92,7 @@ class Meter:
         self.total, self.ok = state.rows, state.ok
         self.reasons = Counter(state.failures)
         self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
+        self.cached_tokens = state.cached_tokens
         self.drafted, self.accepted = state.drafted, state.accepted
         self.mark()
 
@@ -153,6 +156,7 @@ class Meter:
             "done_before": self.before,
             "ignored_fields": dict(self.ignored),
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_per_second": round(self.prompt_tokens / seconds, 1),
             "completion_tokens_per_second": round(self.completion_tokens / seconds, 1),
@@ -163,6 +167,8 @@ class Meter:
     def _count_usage(self, usage: dict[str, Any]) -> None:
         self.prompt_tokens += usage.get("prompt_tokens", 0)
         self.completion_tokens += usage.get("completion_tokens", 0)
+        details = usage.get("prompt_tokens_details") or {}
+        self.cached_tokens += details.get("cached_tokens", 0)
         speculation = usage.get("speculation") or {}
         self.drafted += speculation.get("drafted", 0)
         self.accepted += sum(speculation.get("accepted", ()))

@@ -2,18 +2,24 @@
 
 Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
 memory is bounded and results come roughly in the order of the input.
+
+Rows of a group name their beginning. Workers that share a queue then share out the groups; see
+`omlx_worker.queue`'s claim.lua.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from omlx_producer.bulk.row import BadRow, Row, beginning_of
 
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
-# Rows with this many characters in common form a group.
+# Rows with this many characters in common form a group; those with this many times as many, again.
 BEGINNING_CHARACTERS = 256
+LONGER = 4
 
 
 def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
@@ -32,19 +38,37 @@ def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
     yield from arrange(buffer)
 
 
-def arrange(rows: list[Row]) -> list[Row]:
+def arrange(
+    rows: list[Row], characters: int = BEGINNING_CHARACTERS, beginning: str = ""
+) -> list[Row]:
     """Order rows by groups with a common beginning, the group with the most work first.
 
-    Rows that share their beginning with no other form the last group, in which short rows fill the
-    gaps that the groups leave.
+    A group is ordered alike, by longer beginnings. Rows that share their beginning with no other
+    form the last group, in which short rows fill the gaps that the groups leave.
+
+    Args:
+        characters: that rows of a group have in common.
+        beginning: the name of what all rows have in common.
+
+    Returns:
+        The rows, each with the name of the longest beginning that it shares.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(beginning_of(row.request)[:BEGINNING_CHARACTERS], []).append(row)
-    shared = [group for group in groups.values() if len(group) > 1]
+        groups.setdefault(beginning_of(row.request)[:characters], []).append(row)
+    shared = [(text, group) for text, group in groups.items() if len(group) > 1]
+    shared.sort(key=lambda entry: sum(row.work for row in entry[1]), reverse=True)
+    ordered = []
+    for text, group in shared:
+        whole = len(text) < characters
+        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        ordered += _named(group, name) if whole else arrange(group, LONGER * characters, name)
     alone = [group[0] for group in groups.values() if len(group) == 1]
-    shared.sort(key=lambda group: sum(row.work for row in group), reverse=True)
-    return [row for group in [*shared, alone] for row in deal(group)]
+    return ordered + _named(alone, beginning)
+
+
+def _named(rows: list[Row], beginning: str) -> list[Row]:
+    return [replace(row, beginning=beginning) for row in deal(rows)]
 
 
 def deal(rows: list[Row]) -> list[Row]:

@@ -38,12 +38,14 @@ class Row:
     Attributes:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
+        beginning: names what its prompt shares with other rows; see `omlx_producer.bulk.ordering`.
     """
 
     custom_id: str
     line: int
     request: GenerationRequest
     digest: str
+    beginning: str = ""
 
     @property
     def key(self) -> str:
@@ -56,7 +58,9 @@ class Row:
         prompt = self.request.prompt
         if isinstance(prompt, list):
             return TOKEN_CHARACTERS * len(prompt)
-        return len(beginning_of(self.request)) if prompt is None else len(prompt)
+        if prompt is not None:
+            return len(prompt)
+        return sum(len(message.text) for message in self.request.messages or ())
 
     @property
     def work(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omlx_producer.bulk.row import Row
+from omlx_producer.enqueue import NewJob
+from omlx_producer.protocol import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 # At 2 KB a job it takes 2 MB of Redis, prompts and results aside.
@@ -26,6 +28,11 @@ class InFlight:
     row: Row
     enqueued: bool = False
     losses: int = 0
+
+    def as_job(self, priority: Priority) -> NewJob:
+        """Its job. Enqueued once: another feeder may do so while this process sleeps."""
+        row = self.row
+        return NewJob(self.job_id, row.request, priority, once=True, beginning=row.beginning)
 
 
 class Window:

@@ -138,25 +138,30 @@ def _workers(model: dict[str, Any]) -> Table:
     """The workers of a model in at most 80 columns; long names are folded."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(*_texts(f"workers of {model['alias']}"), overflow="fold")
-    for name in ("state", "rows", "wait", "depth", "accept", "tok/s", "memory"):
+    workers = [WorkerFigures.model_validate(figures) for figures in model["workers"]]
+    rows = [_cells(worker) for worker in workers]
+    unused = set() if any(worker.cached for worker in workers) else {"cached"}
+    names = [name for name in rows[0] if name not in unused]
+    for name in names:
         table.add_column(name, no_wrap=True)
-    for figures in model["workers"]:
-        table.add_row(*_texts(*_cells(WorkerFigures.model_validate(figures))))
+    for worker, cells in zip(workers, rows, strict=True):
+        table.add_row(*_texts(worker.name, *(cells[name] for name in names)))
     return table
 
 
-def _cells(worker: WorkerFigures) -> list[str]:
+def _cells(worker: WorkerFigures) -> dict[str, str]:
+    """What the table says of a worker, by column."""
     used = worker.weight_bytes + worker.cache_bytes
-    return [
-        worker.name,
-        worker.state,
-        _share(worker.rows, worker.max_rows),
-        str(worker.waiting),
-        f"{worker.depth} ({worker.mode})",
-        "-" if worker.acceptance is None else f"{worker.acceptance:.0%}",
-        f"{worker.tokens_per_second:.0f}",
-        f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} G",
-    ]
+    return {
+        "state": worker.state,
+        "rows": _share(worker.rows, worker.max_rows),
+        "wait": str(worker.waiting),
+        "depth": f"{worker.depth} ({worker.mode})",
+        "accept": _percent(worker.acceptance),
+        "cached": _percent(worker.cached),
+        "tok/s": f"{worker.tokens_per_second:.0f}",
+        "memory": f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} G",
+    }
 
 
 def _table(*columns: str) -> Table:
@@ -168,6 +173,10 @@ def _table(*columns: str) -> Table:
 
 def _share(part: int, whole: int) -> str:
     return f"{part}/{whole}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _texts(*texts: str) -> list[Text]:

@@ -9,7 +9,7 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer import Producer
-from omlx_producer.protocol import events_key, parse_event, tokens_channel
+from omlx_producer.protocol import DoneEvent, events_key, parse_event, tokens_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import LeaseTable
@@ -44,6 +44,20 @@ def test_tokens_that_redis_has_lost_are_written_again_as_they_were(connection: R
         traffic.step()
     assert connection.xrange(events_key(job.id))[:4] == written
     assert told(connection, job) == told(connection, other) == [("tokens", n) for n in range(1, 6)]
+
+
+def test_result_and_last_event_say_what_of_the_prompt_was_not_read(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases)) as traffic:
+        traffic.jobs[0].rows[0].cached = 4
+        traffic.step("length")
+    with Producer(connection) as producer:
+        usage = producer.result(job.id).usage
+        *_, last = producer.stream(job.id)
+    assert isinstance(last, DoneEvent)
+    assert last.usage == usage
+    assert (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens) == (5, 4)
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])

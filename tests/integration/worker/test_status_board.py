@@ -79,6 +79,36 @@ def test_rates_are_those_since_the_last_look(
     assert (figures.tokens_per_second, figures.acceptance) == (0.0, None)
 
 
+def test_the_cached_share_is_that_of_the_latest_prompts(
+    board: StatusBoard, clock: Clock, counters: Counters
+) -> None:
+    def shown(read: int, cached: int) -> float | None:
+        counters.prompt_tokens += read
+        counters.cached_tokens += cached
+        clock.now += 2.5
+        board.show("busy")
+        [figures] = read_workers(board._connection, ALIAS)
+        return figures.cached
+
+    assert shown(0, 0) is None
+    assert shown(100, 300) == 0.75
+    assert shown(0, 0) == 0.75, "nothing was read meanwhile"
+    assert shown(50, 50) == 0.5
+    assert shown(10, 0) == 0.0
+    assert shown(0, 30) == 1.0, "the rest of its prompt is yet to be read"
+
+
+def test_the_log_tells_the_cached_share(
+    board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    counters.batch, counters.prompt_tokens, counters.cached_tokens = 3, 62, 38
+    clock.now += 11
+    board.show("busy")
+    [record] = caplog.records
+    assert "depth 0, 38% of prompts cached, 0 tokens/s" in record.message
+
+
 def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from redis import Redis
 
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.ordering import BEGINNING_CHARACTERS
 from omlx_producer.bulk.run import RunOptions, detach
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.protocol import PRIORITIES
@@ -25,7 +26,7 @@ OUTPUT = "out.jsonl"
 
 
 class BulkRows:
-    """Rows with known texts, in a file."""
+    """Rows with known texts, in a file. Their prompts have one of two beginnings."""
 
     def __init__(self, path: Path, random: Random) -> None:
         self.path = path
@@ -34,7 +35,11 @@ class BulkRows:
             for _ in range(random.randint(4, 14))
         ]
         documents = [
-            batch_line(f"{path.stem}-{number}", f"row {number}", **body)
+            batch_line(
+                f"{path.stem}-{number}",
+                f"{random.choice('ab') * BEGINNING_CHARACTERS} row {number}",
+                **body,
+            )
             for number, body in enumerate(bodies)
         ]
         write_jsonl(path, documents)

@@ -14,7 +14,12 @@ from openai.types.chat import ChatCompletion
 from omlx_producer import Completion, MalformedResult
 from omlx_producer.outcome import Outcome
 
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "total_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
 HEAD = {"id": "x", "created": 1, "model": "demo", "usage": USAGE}
 TEXT = {
     **HEAD,
@@ -73,6 +78,9 @@ def test_the_attributes_have_the_names_of_openai() -> None:
     assert theirs.choices[1].text == read(TEXT).choices[1].text
     assert theirs.usage is not None
     assert theirs.usage.total_tokens == read(TEXT).usage.total_tokens
+    assert theirs.usage.prompt_tokens_details is not None
+    assert theirs.usage.prompt_tokens_details.cached_tokens == 2
+    assert read(TEXT).usage.prompt_tokens_details.cached_tokens == 2
     chat = ChatCompletion.model_validate(CHAT)
     message = read(CHAT).choices[0].message
     assert message is not None
@@ -80,6 +88,11 @@ def test_the_attributes_have_the_names_of_openai() -> None:
         message.content,
         message.role,
     )
+
+
+def test_a_result_of_an_older_worker_has_no_cached_tokens() -> None:
+    usage = {name: count for name, count in USAGE.items() if name != "prompt_tokens_details"}
+    assert read({**TEXT, "usage": usage}).usage.prompt_tokens_details.cached_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def enqueued(connection: redis.Redis, job_id: str, seconds_ago: float, priority:
     connection.rpush(f"rq:queue:{queue_name('demo', priority)}", job_id)
 
 
-def sign_on(connection: redis.Redis, name: str, model: str = "demo") -> None:
+def sign_on(
+    connection: redis.Redis, name: str, model: str = "demo", cached: float | None = None
+) -> None:
     """Write the figures of a worker, as it does."""
     figures = WorkerFigures(
         name=name,
@@ -49,6 +51,7 @@ def sign_on(connection: redis.Redis, name: str, model: str = "demo") -> None:
         depth=2,
         reason="",
         acceptance=0.75,
+        cached=cached,
         tokens_per_second=123.4,
         prompt_tokens_per_second=0,
         tokens=9,
@@ -98,6 +101,28 @@ def test_the_tables_show_queues_and_workers(connection: redis.Redis) -> None:
     assert ["mac-1", "busy", "3/8", "2", "2", "(auto)", "75%", "123", "2.0/8.0", "G"] in lines
     lines = [line.split() for line in drawn(draw_models(read_overview(connection))).splitlines()]
     assert ["demo", "models/demo", "1024", "?", "1", "3/8"] in lines
+
+
+def test_the_cached_share_has_a_column_once_there_is_any(connection: redis.Redis) -> None:
+    announce(connection)
+    sign_on(connection, "mac-1", cached=0.0)
+    assert "cached" not in drawn(draw_overview(read_overview(connection)))
+    sign_on(connection, "mac-2", cached=0.38)
+    sign_on(connection, "mac-3")
+    lines = [line.split() for line in drawn(draw_overview(read_overview(connection))).splitlines()]
+    assert [line[6:8] for line in lines if line[:1] == ["mac-1"]] == [["75%", "0%"]]
+    assert [line[6:8] for line in lines if line[:1] == ["mac-2"]] == [["75%", "38%"]]
+    assert [line[6:8] for line in lines if line[:1] == ["mac-3"]] == [["75%", "-"]]
+
+
+def test_the_figures_of_an_older_worker_have_no_cached_share(connection: redis.Redis) -> None:
+    announce(connection)
+    sign_on(connection, "mac-1")
+    [(name, document)] = connection.hgetall(workers_key("demo")).items()
+    older = {key: value for key, value in json.loads(document).items() if key != "cached"}
+    connection.hset(workers_key("demo"), name, json.dumps(older))
+    [model] = read_overview(connection)
+    assert [worker["cached"] for worker in model["workers"]] == [None]
 
 
 def test_names_are_neither_markup_nor_commands_of_the_terminal(connection: redis.Redis) -> None:

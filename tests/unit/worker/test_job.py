@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.protocol import GenerationRequest, TokenLogprob, TokensEvent
+from omlx_producer.protocol import DoneEvent, GenerationRequest, TokenLogprob, TokensEvent
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
@@ -188,6 +188,7 @@ def test_a_finished_chat_job_answers_as_openai_does() -> None:
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
         "speculation": {"steps": 1, "drafted": 0, "accepted": []},
     }
 
@@ -201,6 +202,24 @@ def test_usage_says_how_drafts_fared_by_position() -> None:
     speculation = job.usage().speculation
     assert (speculation.steps, speculation.drafted) == (4, 7)
     assert speculation.accepted == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cached", "told"),
+    [([2], 2), ([2, 3, 1], 1), ([0, 3, 3], 0), ([4], 3)],
+    ids=["one row", "the least of the rows", "read for the first row", "a part of its text too"],
+)
+def test_usage_says_how_much_of_the_prompt_no_row_has_read(cached: list[int], told: int) -> None:
+    job = active(n=len(cached))
+    for choice, tokens in enumerate(cached):
+        job.rows[choice].cached = tokens
+        emit(job, "x", 1, choice=choice, reason="length")
+    ending = finished(job)
+    assert isinstance(ending.event, DoneEvent)
+    assert ending.event.usage.prompt_tokens_details.cached_tokens == told
+    assert ending.result is not None
+    assert ending.result["usage"]["prompt_tokens_details"] == {"cached_tokens": told}
+    assert ending.result["usage"]["prompt_tokens"] == 3
 
 
 @pytest.mark.parametrize("chat", [True, False])

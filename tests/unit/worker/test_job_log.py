@@ -50,6 +50,17 @@ def test_the_accepted_share_is_told_where_drafts_were_made(
     assert "accepted" not in logged(caplog, plain)
 
 
+def test_the_tokens_that_were_not_read_are_told_where_there_are_any(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = active()
+    assert "cached" not in logged(caplog, job)["message"]
+    job.rows[0].cached = 2
+    line = logged(caplog, job)
+    assert line["cached_tokens"] == 2
+    assert "prompt tokens 3, cached tokens 2, tokens 0" in line["message"]
+
+
 def test_the_speed_does_not_count_the_tokens_of_an_interrupted_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -57,8 +57,9 @@ class StatusBoard:
         self._started_at = self._told_at = clock()
         self._told_jobs = 0
         self._written_at = float("-inf")
-        self._seen = (self._started_at, 0, 0, 0, 0)
+        self._seen = (self._started_at, 0, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
+        self._cached: float | None = None
 
     def announce(self, info: ModelInfo) -> None:
         """Make the model known to producers."""
@@ -107,6 +108,7 @@ class StatusBoard:
             depth=driver.depth,
             reason=driver.reason,
             acceptance=acceptance,
+            cached=self._cached,
             tokens_per_second=tokens,
             prompt_tokens_per_second=prompt_tokens,
             tokens=counters.tokens,
@@ -120,22 +122,28 @@ class StatusBoard:
     def _measure(self, now: float) -> None:
         counters = self._counters
         drafts = counters.drafts
-        seen = (now, counters.tokens, counters.prompt_tokens, drafts.drafted, sum(drafts.accepted))
-        seconds, tokens, prompt_tokens, drafted, accepted = (
+        seen = (
+            *(now, counters.tokens, counters.prompt_tokens, counters.cached_tokens),
+            *(drafts.drafted, sum(drafts.accepted)),
+        )
+        seconds, tokens, prompt_tokens, cached, drafted, accepted = (
             late - early for late, early in zip(seen, self._seen, strict=True)
         )
         self._seen = seen
         if seconds > 0:
             share = accepted / drafted if drafted else None
             self._rates = (tokens / seconds, prompt_tokens / seconds, share)
+        if prompt_tokens + cached:
+            self._cached = cached / (prompt_tokens + cached)
 
 
 def line(figures: WorkerFigures) -> str:
     """The figures as one line of a log."""
     accepted = "" if figures.acceptance is None else f", {figures.acceptance:.0%} accepted"
+    cached = f", {figures.cached:.0%} of prompts cached" if figures.cached else ""
     return (
         f"{figures.rows} rows, {figures.waiting} waiting, {figures.mode}, depth {figures.depth}"
-        f"{accepted}, {figures.tokens_per_second:.0f} tokens/s, "
+        f"{accepted}{cached}, {figures.tokens_per_second:.0f} tokens/s, "
         f"caches {in_units(figures.cache_bytes)} of "
         f"{in_units(max(0, figures.memory_limit - figures.weight_bytes))}"
     )

@@ -50,6 +50,7 @@ class Counters:
         rows: rows summed over the steps.
         tokens: generated tokens.
         prompt_tokens: tokens read, including those read again.
+        cached_tokens: tokens not read, because a prefix was kept.
         pauses: how often a row made place for a more urgent one.
         jobs: those whose rows have all produced their last token.
     """
@@ -60,6 +61,7 @@ class Counters:
     rows: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     pauses: int = 0
     jobs: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -34,6 +34,8 @@ def log_end(claim: Claim, job: ActiveJob | None, outcome: str, error: str = "") 
         error = error.partition(": ")[0]
     else:
         figures["prompt_tokens"] = job.prompt_tokens
+        if job.cached_tokens:
+            figures["cached_tokens"] = job.cached_tokens
         figures["tokens"] = job.tokens
         figures["tokens_per_second"] = round((job.tokens - job.resumed_tokens) / seconds, 1)
         if job.drafts.drafted:

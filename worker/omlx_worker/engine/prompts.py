@@ -80,6 +80,7 @@ class Prompter:
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
                 depth=request.draft_depth if request.draft else 0,
+                cache=request.cache,
             )
             for choice in range(request.n)
         ]

@@ -121,12 +121,18 @@ def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -
     batch = batch_of(connection, 2)
     connection.set(batch.lock_key, "token")
     sink = BatchSink(batch, b"token")
-    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "speculation": {"drafted": 6, "accepted": [3, 2]},
+    }
     result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": usage})
     sink.commit([result])
     sink.commit([result])
     state = batch.read()
     assert (state.ok, state.prompt_tokens, state.completion_tokens) == (1, 3, 4)
+    assert (state.cached_tokens, state.drafted, state.accepted) == (2, 6, 5)
     assert [row.custom_id for row in batch.unfinished()] == ["r1"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -30,9 +31,15 @@ class Clock:
         return self.now
 
 
-def result(prompt: int, completion: int, drafted: int = 0, accepted: Any = ()) -> RowResult:
-    speculation = {"steps": 1, "drafted": drafted, "accepted": list(accepted)}
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "speculation": speculation}
+def result(
+    prompt: int, completion: int, drafted: int = 0, accepted: Any = (), cached: int = 0
+) -> RowResult:
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "speculation": {"steps": 1, "drafted": drafted, "accepted": list(accepted)},
+    }
     return RowResult(row("a"), "bulk-1-1", body={"usage": usage})
 
 
@@ -44,6 +51,17 @@ def test_rows_tokens_and_drafts_are_counted() -> None:
     assert end["failures"] == {"failed": 2}
     assert (end["prompt_tokens"], end["completion_tokens"]) == (11, 12)
     assert end["acceptance"] == pytest.approx(5 / 8, abs=1e-3)
+
+
+def test_prompt_tokens_that_were_not_read_are_counted() -> None:
+    meter = Meter()
+    meter.count([result(30, 5), ok("of an older worker")])
+    assert meter.summary()["cached_tokens"] == 0
+    assert "cached" not in summary_text(meter)
+    meter.count([result(70, 5, cached=49)])
+    assert meter.summary()["cached_tokens"] == 49
+    shown = re.sub("[0-9]+/s", "N/s", summary_text(meter)).splitlines()[-1]
+    assert shown == "tokens: 101 in (N/s, 49% cached), 12 out (N/s)"
 
 
 def test_without_drafts_there_is_no_acceptance() -> None:

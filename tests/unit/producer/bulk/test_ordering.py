@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,27 @@ def test_a_beginning_is_common_only_as_far_as_it_counts() -> None:
     shared = "x" * ordering.BEGINNING_CHARACTERS
     rows = [row(0, shared + "a"), row(1, "alone"), row(2, shared + "b")]
     assert {r.line for r in arrange(rows)[:2]} == {0, 2}
+
+
+def test_within_a_group_longer_common_beginnings_come_together() -> None:
+    """Questions about documents, after the same instructions."""
+    instructions = "i" * ordering.BEGINNING_CHARACTERS
+    documents = [name * 8 * ordering.BEGINNING_CHARACTERS for name in "abc"]
+    prompts = [instructions + documents[n % 3] + f"question {n}" for n in range(30)]
+    alone = [f"{n}, alone" for n in range(9)]
+    rows = [row(n, text, 1 + n) for n, text in enumerate([*prompts, *alone])]
+    fed = [r.line for r in arrange(rows)]
+    assert fed[30:] != sorted(fed[30:]), "those alone are dealt"
+    assert sorted(fed[30:]) == list(range(30, 39))
+    for start in (0, 10, 20):
+        assert len({line % 3 for line in fed[start : start + 10]}) == 1
+
+
+def test_the_same_prompt_many_times_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "deal", list)
+    text = "x" * 100 * ordering.BEGINNING_CHARACTERS
+    rows = [row(n, text) for n in range(5)]
+    assert [r.line for r in arrange(rows)] == [0, 1, 2, 3, 4]
 
 
 def test_any_stretch_of_a_group_holds_about_the_same_work() -> None:

@@ -97,6 +97,14 @@ def test_template_arguments_that_clash_with_the_templates_own_are_refused(
         prompter.rows(request, "job")
 
 
+def test_every_choice_reads_its_prompt_cold_on_request(prompter: Prompter) -> None:
+    assert [row.cache for row in prompter.rows(ask(prompt="a", n=2, cache=False), "job")] == [
+        False,
+        False,
+    ]
+    assert [row.cache for row in prompter.rows(ask(prompt="a"), "job")] == [True]
+
+
 def test_fields_left_out_take_the_models_wishes_then_openais_defaults(qwen: Loaded) -> None:
     wishes = sampling_defaults({"temperature": 0.6, "top_k": 20, "do_sample": True})
     prompter = Prompter(qwen.tokenizer, INFO, 257, wishes)

@@ -5,6 +5,12 @@
 -- takes no more until they end. Other workers that hold jobs pass over a reserved suspect. A
 -- reservation expires if its worker does not claim again.
 --
+-- Jobs of a bulk run whose prompts begin alike name that beginning in RQ's `meta`. A worker that
+-- takes one of them reads the beginning and keeps it, so it owns the name for a while. When the next
+-- job has a beginning of another worker, a worker takes from the jobs behind it one with a beginning
+-- of its own, else one with a beginning that nobody owns, else that job after all. A job is passed
+-- over a limited number of times, and one that names no beginning never.
+--
 -- KEYS       names of queues, best first (names, not keys)
 -- ARGV[1]    limit
 -- ARGV[2]    worker name
@@ -30,8 +36,12 @@ local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local longest, suspicious, convicting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local held, alone = tonumber(ARGV[9]), ARGV[10]
 local time, date = now()
-local looks_left, bytes_left = 1000, longest
+local looks_left, looks_ahead_left, bytes_left = 1000, 1000, longest
 local claimed = {}
+
+local AHEAD = 64          -- jobs that are looked at behind the next one
+local PASSES = 64         -- how often a job is passed over, at most
+local OWNED_SECONDS = 300 -- since its owner has last taken a job with the beginning
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
@@ -59,7 +69,13 @@ local function filled(value) return value and value ~= '' and value ~= '0' and v
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP,
     'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-    'webhooks', 'retries_left', 'repeats_left', 'rate_limit_key', 'data', 'enqueued_at')
+    'webhooks', 'retries_left', 'repeats_left', 'rate_limit_key', 'data', 'enqueued_at', 'meta')
+end
+
+-- The key that names the owner of a job's beginning; nil for a job that names none.
+local function owner_key(queue, meta)
+  local beginning = type(meta) == 'string' and string.match(meta, '"beginning": ?"(%x+)"')
+  return beginning and 'omlx:beginning:' .. queue .. ':' .. beginning
 end
 
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
@@ -125,6 +141,10 @@ local function take(queue, job, fields, index)
   start(queue, job, fields)
   if index == 0 then redis.call('LPOP', queue_key(queue))
   else redis.call('LREM', queue_key(queue), 1, job) end
+  local key = owner_key(queue, fields[15])
+  if key and (write('GET', key) or worker) == worker then
+    redis.call('SET', key, worker, 'EX', OWNED_SECONDS)
+  end
 end
 
 local function reserve(job)
@@ -138,6 +158,38 @@ local function take_alone(queue, job, fields, index)
   take(queue, job, fields, index)
   redis.call('DEL', reservation_key(job))
   return answer({'', '', claimed})
+end
+
+-- The job behind the one at `index` that the worker should take in its place; nil if there is none.
+local function better(queue, job, fields, index)
+  local key = owner_key(queue, fields[15])
+  local owner = key and write('GET', key)
+  if not owner or owner == worker then return nil end
+  local passed = as_count(redis.call('HGET', job_key(job), PASSED))
+  if passed >= PASSES then return nil end
+  local owners, found = {[key] = owner}, nil
+  for place, other in ipairs(redis.call('LRANGE', queue_key(queue), index + 1, index + AHEAD)) do
+    looks_ahead_left = looks_ahead_left - 1
+    local other_key = owner_key(queue, redis.pcall('HGET', job_key(other), 'meta'))
+    if not other_key or looks_ahead_left < 0 then break end
+    if owners[other_key] == nil then owners[other_key] = write('GET', other_key) end
+    if owners[other_key] == worker then found = {other, index + place} break end
+    if not owners[other_key] and not found then found = {other, index + place} end
+  end
+  if found then redis.call('HSET', job_key(job), PASSED, passed + 1) end
+  return found
+end
+
+-- Take a job, or a better one.
+local function take_best(queue, job, fields, index)
+  local found = better(queue, job, fields, index)
+  if found then
+    local others = read(found[1])
+    if not is_stale(found[1], others) and treatment(others) == 'run' then
+      return take(queue, found[1], others, found[2])
+    end
+  end
+  take(queue, job, fields, index)
 end
 
 -- Whether jobs can be taken from a queue and started.
@@ -168,7 +220,7 @@ for _, queue in ipairs(KEYS) do
       looks_left = looks_left - 1
       redis.call('LREM', queue_key(queue), 1, job)
     elseif treatment(fields) ~= 'alone' then
-      take(queue, job, fields, index)
+      take_best(queue, job, fields, index)
     elseif held + #claimed == 0 then
       return take_alone(queue, job, fields, index)
     elseif reserve(job) then

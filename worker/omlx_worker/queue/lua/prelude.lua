@@ -21,6 +21,7 @@ local LONE = 'omlx_lone'        -- how many of them held no other job
 local ALONE = 'omlx_alone'      -- '1': it is its worker's only job, or was when the worker died
 local STOP = 'omlx_stop'        -- '1': it is to be stopped
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
+local PASSED = 'omlx_passed'    -- how many jobs behind it were taken in its place
 
 -- The time: seconds since 1970, and RQ's format of it in job hashes.
 local function now()
