@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import ByteSize
 from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -19,6 +20,7 @@ from omlx_worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from omlx_worker.engine.drafts.lookup import Lookup
     from omlx_worker.engine.engine import DecodingEngine
+    from omlx_worker.engine.loader import Prefixes
 
 
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
@@ -29,6 +31,10 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         connection=connection,
         make_driver=lambda engine, budget: make_driver(settings, engine, budget),
     )
+
+
+_PREFIX_SHARE = 8
+"""Of the memory limit one in so many bytes is for beginnings of prompts, unless a size is given."""
 
 
 class ModelNotLoaded(Exception):
@@ -51,6 +57,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             ratio=settings.acceptance == "ratio",
             draft_model=settings.draft_model,
             lookup=_lookup(settings),
+            prefixes=_prefixes(settings),
         )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error
@@ -71,6 +78,17 @@ def _lookup(settings: WorkerSettings) -> Lookup | None:
     if settings.mode == "auto":
         return Lookup(ring=settings.lookup_ring)
     return Lookup(settings.depth, settings.lookup_ring)
+
+
+def _prefixes(settings: WorkerSettings) -> Prefixes | None:
+    """How beginnings of prompts are kept; None for not at all."""
+    from omlx_worker.engine.footprint import budget
+    from omlx_worker.engine.loader import Prefixes
+
+    size = settings.prefix_cache
+    if size is None:
+        size = ByteSize((settings.memory_limit or budget()) // _PREFIX_SHARE)
+    return Prefixes(size, settings.prefix_dir, settings.prefix_dir_limit) if size else None
 
 
 def connect(url: str) -> Redis:

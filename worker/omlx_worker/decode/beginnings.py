@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omlx_worker.decode.row import DecodeRow, Stage
+from omlx_worker.decode.row import BULK, DecodeRow, Stage
 
 SHORTEST = 64
 """Tokens of a beginning that is worth a stop and a wait: fewer are read in next to no time."""
@@ -32,6 +32,8 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
         return
     last = len(row.request.prompt) - 1
     row.stops |= {mark for mark in row.request.marks if SHORTEST <= mark <= last}
+    if row.level < BULK and last >= SHORTEST:
+        row.stops.add(last)  # the conversation may go on, or the prompt come again
     for other in others:
         if other.request.cache and other.stage in (Stage.WAITING, Stage.READING):
             part = common(row.request.prompt, other.request.prompt)

@@ -129,7 +129,9 @@ class DecodeLoop:
     def _join(self, row: DecodeRow, room: int) -> None:
         self._driver.give_way()
         self._engine.limit_prefixes(room)
-        self._scheduler.took(row, self._engine.add(row.resumed))
+        known = self._engine.add(row.resumed)
+        self.counters.cached_tokens += known.held
+        self._scheduler.took(row, known)
 
     def _prefill(self, action: Prefill) -> None:
         began = time.monotonic()

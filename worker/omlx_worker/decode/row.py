@@ -43,7 +43,6 @@ class DecodeRow:
         since: when it began to wait, in seconds of the scheduler's clock.
         aged: it has waited so long that it goes first and is not paused again.
         kept_bytes: what its cache takes while it is paused.
-        cached: tokens of its prompt that were not read, because a prefix was kept.
     """
 
     request: Row
@@ -60,7 +59,6 @@ class DecodeRow:
     since: float = 0.0
     aged: bool = False
     kept_bytes: int = 0
-    cached: int = 0
 
     @property
     def row_id(self) -> str:

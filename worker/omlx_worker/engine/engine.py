@@ -48,6 +48,10 @@ class Decoder(Rows, Protocol):
         """Like `Engine.step`, in tokens."""
         ...
 
+    def close(self) -> None:
+        """Write what waits to be written to files."""
+        ...
+
 
 class DecodingEngine:
     """An `omlx_worker.engine.interface.Engine` over a decoder.
@@ -166,6 +170,7 @@ class DecodingEngine:
             self._decoder.remove(row_id)
 
     def close(self) -> None:
+        self._decoder.close()
         del self._decoder
         self._rows.clear()
         self._ended.clear()

@@ -99,6 +99,9 @@ class GeneratorDecoder:
             self._insert(self._waiting.pop(row_id))
         return dict.fromkeys(tokens, 0)
 
+    def close(self) -> None:
+        """There are no files."""
+
     def limit_prefixes(self, room: int) -> None:
         """There are none."""
 

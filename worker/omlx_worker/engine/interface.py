@@ -63,7 +63,6 @@ class Row:
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
         depth: most drafts a step; 0 for none, None for the engine's own limit.
-        cache: whether kept prefixes of its prompt may be used instead of reading them.
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
@@ -78,7 +77,6 @@ class Row:
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     depth: int | None = None
-    cache: bool = True
     generated: tuple[int, ...] = ()
     cache: bool = True
     marks: tuple[int, ...] = ()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,16 @@ from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.identity import identity_of
 from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +52,37 @@ class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """How beginnings of prompts are kept for other prompts.
+
+    Attributes:
+        size: bytes of memory, at most.
+        folder: where they are kept for the next start; None for nowhere.
+        folder_limit: bytes of files, at most.
+    """
+
+    size: int
+    folder: Path | None = None
+    folder_limit: int = 0
+
+    def cache(self, model: RaggedModel, paths: list[Path]) -> PrefixCache:
+        """The cache of a model from these checkpoints.
+
+        Raises:
+            ModelError: if the folder cannot be used.
+        """
+        if self.folder is None:
+            return PrefixCache(self.size)
+        try:
+            disk = PrefixDisk(self.folder, identity_of(paths, model), self.folder_limit)
+        except OSError as error:
+            raise ModelError(
+                f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
+            ) from None
+        return PrefixCache(self.size, disk)
+
+
 def load_engine(
     model: str,
     *,
@@ -53,6 +91,7 @@ def load_engine(
     ratio: bool = False,
     draft_model: str | None = None,
     lookup: Lookup | None = None,
+    prefixes: Prefixes | None = None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -63,6 +102,7 @@ def load_engine(
         ratio: judge the drafts of requests without a seed by the ratio rule.
         draft_model: named like ``model``; not loaded at depth 0.
         lookup: how drafts are looked up; None for not at all.
+        prefixes: how beginnings of prompts are kept; None for not at all.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
@@ -74,8 +114,12 @@ def load_engine(
     vocabulary = text_config.get("vocab_size") or len(tokenizer)
     if not depth:
         draft_model = None
-    draft = load_draft_model(draft_model, tokenizer) if draft_model else None
-    decoder = decoder_of(network, max_rows, depth, draft, lookup)
+    draft, paths = None, [path]
+    if draft_model:
+        paths.append(resolve(draft_model, DRAFT_MODEL))
+        draft = load_draft_model(draft_model, tokenizer)
+    kept = partial(prefixes.cache, paths=paths) if prefixes else None
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, kept)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
@@ -174,12 +218,14 @@ def decoder_of(
     depth: int,
     draft: nn.Module | None = None,
     lookup: Lookup | None = None,
+    kept: Callable[[RaggedModel], PrefixCache] | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`.
 
     Args:
         draft: drafts in place of the model's own head.
         lookup: see `load_engine`.
+        kept: makes the cache of beginnings of prompts; None for none.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model.
@@ -203,4 +249,4 @@ def decoder_of(
             ) from None
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    return RaggedDecoder(ragged, depth, lookup)
+    return RaggedDecoder(ragged, depth, lookup, kept(ragged) if kept else None)

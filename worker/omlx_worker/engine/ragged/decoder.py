@@ -65,6 +65,10 @@ class RaggedDecoder(Batch):
         if self._prefixes:
             self._prefixes.limit_to(room)
 
+    def close(self) -> None:
+        if self._prefixes:
+            self._prefixes.close()
+
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:
             self.leave(row_id)

@@ -145,6 +145,11 @@ class PrefixCache:
         while self.nbytes > self.limit:
             self._evict()
 
+    def close(self) -> None:
+        """Write what waits to be written."""
+        if self._disk:
+            self._disk.close()
+
     # The tree.
 
     def _match(self, prompt: Tokens) -> tuple[list[_Node], int]:

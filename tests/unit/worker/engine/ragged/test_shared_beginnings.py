@@ -1,0 +1,189 @@
+"""What prompts share is read once, and every text is that of a prompt that was read cold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, cast
+
+import mlx.nn as nn
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omlx_producer.protocol import ModelInfo
+from omlx_worker.decode.beginnings import SHORTEST
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
+from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from tests.helpers.decoding import Loaded
+from tests.helpers.families import tiny
+
+PLENTY = 1 << 30
+GREEDY = Sampling(temperature=0.0, top_logprobs=0)
+
+
+class Decoding:
+    """A decode loop over a network, whose prompts share their beginnings."""
+
+    def __init__(self, network: nn.Module, *, kept: int = PLENTY, depth: int = 0) -> None:
+        model = as_ragged(network, drafts=depth > 0)
+        self.prefixes = PrefixCache(kept)
+        decoder = RaggedDecoder(model, depth, prefixes=self.prefixes if kept else None)
+        tokenizer = Loaded.demo().tokenizer
+        info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
+        prompter = cast(Any, None)  # rows come with tokens
+        engine = DecodingEngine("tiny", decoder, tokenizer, prompter, info, max_rows=8)
+        self.counters = Counters()
+        self.logprobs: dict[str, list[float]] = {}
+        self._loop = DecodeLoop(
+            engine,
+            MemoryBudget(PLENTY, 0, decoder.bytes_for),
+            self.counters,
+            driver=DepthDriver.fixed(depth),
+            chunks=ChunkSize(256),
+        )
+
+    def run(self, rows: list[DecodeRow]) -> dict[str, list[int]]:
+        self._loop.add(rows)
+        while (emissions := self._loop.act()) is not None:
+            for emission in emissions:
+                kept = [entry.logprob for entry in emission.logprobs or ()]
+                self.logprobs.setdefault(emission.row_id, []).extend(kept)
+        return {row.row_id: row.tokens for row in rows}
+
+
+def tokens(count: int, seed: object) -> list[int]:
+    chance = random.Random(repr(seed))
+    return [chance.randrange(256) for _ in range(count)]
+
+
+def bulk(name: str, prompt: list[int], count: int = 4, *, cache: bool = True) -> DecodeRow:
+    return DecodeRow(Row(name, prompt, count, GREEDY, cache=cache), BULK)
+
+
+def rows_that_share(count: int, shared: int, own: int, level: int = BULK) -> list[DecodeRow]:
+    beginning = tokens(shared, "shared")
+    rows = [bulk(str(n), beginning + tokens(own, n)) for n in range(count)]
+    return [replace(row, level=level) for row in rows]
+
+
+def check_like_cold(
+    warm: Decoding, cold: Decoding, kept: int, rounds: list[list[tuple[str, list[int]]]]
+) -> None:
+    """Texts and log-probabilities of rows that come in rounds, against cold ones."""
+    warm.prefixes.limit_to(0)
+    warm.prefixes.limit_to(kept)
+    for rows in rounds:
+        got, wanted = (each.run([bulk(*row) for row in rows]) for each in (warm, cold))
+        assert got == wanted
+        for name, _ in rows:
+            entries = warm.logprobs.pop(name), cold.logprobs.pop(name)
+            assert entries[0] == pytest.approx(entries[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2"])
+def test_rows_that_share_a_beginning_compute_it_once(family: str) -> None:
+    decoding = Decoding(tiny(family))
+
+    decoding.run(rows_that_share(24, shared=200, own=9))
+
+    assert decoding.counters.prompt_tokens <= 1.05 * (200 + 24 * 9)
+    assert decoding.counters.cached_tokens >= 23 * 200
+
+
+def test_so_do_rows_of_a_model_with_a_head(qwen: Loaded) -> None:
+    decoding = Decoding(qwen.network, depth=1)
+
+    decoding.run(rows_that_share(24, shared=200, own=9))
+
+    assert decoding.counters.cached_tokens >= 23 * 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_five_hundred_rows_compute_little_more_than_their_tree(family: str) -> None:
+    decoding = Decoding(tiny(family))
+
+    decoding.run(rows_that_share(500, shared=2000, own=50))
+
+    assert decoding.counters.prompt_tokens <= 1.05 * (2000 + 500 * 50)
+
+
+def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() -> None:
+    decoding = Decoding(tiny("lfm2"))
+    first, second, third = rows_that_share(3, shared=200, own=9, level=DEFAULT)
+    for row in (first, second, third):
+        decoding.run([row])
+
+    # The second one is read cold, but leaves the states where the two have parted.
+    assert [row.cached for row in (first, second, third)] == [0, 0, 200]
+
+
+def test_choices_of_one_prompt_read_it_once() -> None:
+    decoding = Decoding(tiny("llama"))
+    prompt = tokens(SHORTEST + 40, "prompt")
+
+    decoding.run([bulk(str(n), prompt) for n in range(4)])
+
+    assert decoding.counters.prompt_tokens <= len(prompt) + 4
+
+
+def test_a_row_that_wants_none_of_it_is_read_cold_and_keeps_nothing() -> None:
+    decoding = Decoding(tiny("llama"))
+    prompt = tokens(SHORTEST + 40, "prompt")
+    decoding.run([bulk("one", prompt, cache=False), bulk("two", prompt, cache=False)])
+    assert decoding.prefixes.nbytes == 0
+
+    decoding.run([bulk("three", prompt), bulk("four", prompt)])
+    assert decoding.prefixes.nbytes
+    [row] = [bulk("five", prompt, cache=False)]
+    decoding.run([row])
+    assert row.cached == 0
+
+
+Script = list[tuple[int, int, int, int]]
+
+prompts: st.SearchStrategy[Script] = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 100), st.integers(0, 2), st.integers(1, 70)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def planted(script: Script, start: int) -> list[tuple[str, list[int]]]:
+    """Prompts of a tree: a beginning, a part of its continuation, and a text of their own."""
+    rows = []
+    for place, (trunk, branch, twig, own) in enumerate(script):
+        prompt = tokens(80, trunk) + tokens(100, (trunk, twig))[:branch] + tokens(own, place)
+        rows.append((str(start + place), prompt))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        pytest.param("llama", marks=pytest.mark.slow),
+        pytest.param("lfm2", marks=pytest.mark.slow),
+        pytest.param("qwen", marks=pytest.mark.slow),
+    ],
+)
+def test_texts_of_any_tree_of_prompts_are_those_of_cold_ones(qwen: Loaded, family: str) -> None:
+    network, depth = (qwen.network, 1) if family == "qwen" else (tiny(family), 0)
+    warm, cold = (Decoding(network, kept=kept, depth=depth) for kept in (PLENTY, 0))
+
+    @settings(max_examples=settings().max_examples // 5)
+    @given(first=prompts, second=prompts, kept=st.sampled_from((PLENTY, 200_000, 40_000)))
+    def check(first: Script, second: Script, kept: int) -> None:
+        check_like_cold(warm, cold, kept, [planted(first, 0), planted(second, 100)])
+
+    check()
