@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -122,44 +121,56 @@ def test_a_file_of_other_layers_is_never_used(
 
 
 WRITER = """
-import sys
-from itertools import count
+import os, signal, sys, time
 from pathlib import Path
+from omlx_worker.engine.ragged import prefix_disk
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
-from tests.helpers.readers import StandIn, read_all
+from tests.helpers.prefixes import PROMPT, put
+from tests.helpers.readers import StandIn
 
-reader = StandIn("all", "recurrent")
-cache = PrefixCache(1 << 30, PrefixDisk(Path(sys.argv[1]), "a model", 1 << 30))
-print(flush=True)
-for n in count():
-    prompt = [n % 256, n // 256 % 256, *[0] * 3000]
-    for _ in range(2):
-        cache.put(prompt, read_all(reader, prompt))
+folder, point = Path(sys.argv[1]), sys.argv[2]
+name_of, replace = prefix_disk.name_of, Path.replace
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def written_in_part(parts):
+    yield from parts[:-1]
+    die()
+
+def name_and_die_writing(span, contents):
+    name = name_of(span, contents)
+    contents.parts = written_in_part(contents.parts)
+    return name
+
+cache = PrefixCache(1 << 30, prefix_disk.PrefixDisk(folder, "a model", 1 << 30))
+reader = StandIn("all", "recurrent", "sliding")
+put(cache, reader, PROMPT)
+while not list(folder.glob("*/*.safetensors")):
+    time.sleep(0.01)
+if point == "writing":
+    prefix_disk.name_of = name_and_die_writing
+else:
+    Path.replace = die if point == "written" else lambda *names: die(replace(*names))
+put(cache, reader, PROMPT[::-1])
+time.sleep(60)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.02, 0.05, 0.11, 0.23, 0.31])
-def test_a_worker_killed_while_it_writes_leaves_whole_files(
-    start: Starts, delay: float, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("point", ["writing", "written", "renamed"])
+def test_a_worker_killed_while_it_keeps_a_beginning_leaves_whole_files(
+    start: Starts, reader: Reader, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    command = [sys.executable, "-c", WRITER, str(start.folder)]
+    command = [sys.executable, "-c", WRITER, str(start.folder), point]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as worker:
-        assert worker.stdout
-        worker.stdout.readline()
-        while not list(start.folder.glob("*/*.safetensors")):
-            time.sleep(0.01)
-        time.sleep(delay)
-        worker.send_signal(signal.SIGKILL)
+    killed = subprocess.run(command, env=environment, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
 
-    reader, cache = StandIn("all", "recurrent"), start()
-    found = len(list(start.folder.glob("*/*.safetensors")))
-    assert found
-    for n in range(found):
-        prompt = [n, 0, *[0] * 3000]
+    cache = start()
+    for prompt, wanted in (PROMPT, 20), (PROMPT[::-1], 20 if point == "renamed" else 0):
         taken = reader.caches()
-        assert cache.take(prompt, taken) == len(prompt)
-        assert equal(reader.arrays(taken), reader.arrays(read_all(reader, prompt)))
+        assert cache.take(prompt, taken) == wanted
+        if wanted:
+            assert equal(reader.arrays(taken), reader.arrays(read_all(reader, prompt)))
     assert caplog.records == []
