@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from tests.helpers.readers import Reader, read_all, read_on, read_through
+
+PROMPT = [*range(20)]
 
 KINDS = {
     "attention": ("all", "all"),
@@ -51,13 +55,13 @@ def play(
         if act == "restart":
             cache = start()
         elif act == "drop":
-            with _poisoning(cache):
+            with poisoning(cache):
                 cache.give_up(int(what * cache.nbytes))
         else:
             like, length, rest = what
             begin = asked[like % len(asked)] if asked else [0, 1, 2] * 3
             asked.append([*begin[:length], *rest])
-            with _poisoning(cache):
+            with poisoning(cache):
                 rows.append(read_through(cache, reader, asked[-1], chunk))
         check_tree(cache)
     cold = {tuple(prompt): read_all(reader, prompt) for prompt in asked}
@@ -87,7 +91,7 @@ def check_tree(cache: PrefixCache) -> None:
 
 
 @contextmanager
-def _poisoning(cache: PrefixCache) -> Iterator[None]:
+def poisoning(cache: PrefixCache) -> Iterator[None]:
     """Fill what the block drops with NaN."""
     before = list(cache._nodes)
     yield
@@ -95,3 +99,35 @@ def _poisoning(cache: PrefixCache) -> Iterator[None]:
         if node not in cache._nodes:
             for array in [*node.pieces, *(node.states or [])]:
                 array[...] = mx.nan
+
+
+class Starts:
+    """Caches over one folder, each made when the one before it has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._disk: PrefixDisk | None = None
+
+    def __call__(
+        self, identity: str = "a model", limit: int = AMPLE, memory: int = AMPLE
+    ) -> PrefixCache:
+        self.end()
+        self._disk = PrefixDisk(self.folder, identity, limit)
+        return PrefixCache(memory, self._disk)
+
+    def end(self) -> None:
+        if self._disk:
+            self._disk.close()
+        self._disk = None
+
+    @property
+    def files(self) -> list[Path]:
+        """Those kept, the least recently used first."""
+        self.end()
+        found = self.folder.glob("*/*.safetensors")
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def put(cache: PrefixCache, reader: Reader, prompt: list[int], times: int = 2) -> None:
+    for _ in range(times):
+        cache.put(prompt, read_all(reader, prompt))

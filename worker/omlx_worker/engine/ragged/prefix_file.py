@@ -88,6 +88,7 @@ class Contents:
             kind, shape = _DTYPES[part.dtype], list(part.shape)
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # safetensors aligns arrays
         views: list[Any] = [memoryview(part) for part in arrays.values()]  # type: ignore[arg-type]
         self.parts = [len(text).to_bytes(8, "little"), text, *views]
         self.nbytes = 8 + len(text) + end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -9,12 +10,13 @@ import mlx.core as mx
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import SLIDING, tiny
-from tests.helpers.prefixes import AMPLE, DROPS, KINDS, READS, equal, play
+from tests.helpers.prefixes import AMPLE, DROPS, KINDS, PROMPT, READS, equal, play, poisoning
 from tests.helpers.readers import Network, StandIn, read_all, read_on
 
 FAMILIES = ("llama", "gemma3_text", "lfm2", "mamba", "qwen3_5")
@@ -86,6 +88,27 @@ def test_reading_on_from_a_beginning_changes_no_bit(
         assert equal([network.logits(token, taken)], [network.logits(token, cold)])
 
 
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_no_row_sees_what_becomes_of_nodes_and_of_other_rows(kinds: tuple[str, ...]) -> None:
+    reader, cache = StandIn(*kinds), PrefixCache(AMPLE)
+    cold = read_all(reader, PROMPT)
+    cache.put(PROMPT, cold)
+    one, other, last = (reader.caches() for _ in range(3))
+    for caches in (one, other):
+        cache.take(PROMPT, caches)
+    wanted = [mx.array(part.tolist()) for part in reader.arrays(cold)]
+
+    for _, part in tree_flatten([layer.state for layer in (*cold, *one)]):
+        if isinstance(part, mx.array):
+            part[...] = mx.nan
+    cache.take(PROMPT, last)
+    with poisoning(cache):
+        cache.give_up(cache.nbytes)
+
+    assert equal(reader.arrays(other), wanted)
+    assert equal(reader.arrays(last), wanted)
+
+
 def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
     reader, cache = StandIn("all", "all"), PrefixCache(AMPLE)
     cache.put([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
@@ -127,6 +150,8 @@ def test_nothing_is_kept_beyond_what_is_counted() -> None:
         caches[2][0] = mx.random.normal((1, 4000, 64))[:, -500:]
         cache.put(tokens, caches)
 
+    gc.collect()
+    mx.synchronize()
     cache, before = PrefixCache(AMPLE), mx.get_active_memory()
     put([0] * 2000)
     put([0] * 1000 + [1] * 500)

@@ -1,0 +1,176 @@
+"""A file that is damaged, foreign or of another version is never used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from omlx_worker.engine.ragged import prefix_file
+from tests.helpers.prefixes import (
+    PROMPT,
+    Starts,
+    equal,
+    put,
+)
+from tests.helpers.readers import Reader, StandIn, read_all
+
+
+def flip(path: Path, at: int) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[at] ^= 1
+    path.write_bytes(contents)
+
+
+DAMAGES = {
+    "a byte of the header": lambda path: flip(path, 20),
+    "the last byte": lambda path: flip(path, -1),
+    "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_never_used(
+    start: Starts, reader: Reader, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(start(), reader, PROMPT)
+    damage(start.files[0])
+    cache = start()
+    caches = reader.caches()
+
+    assert cache.take(PROMPT, caches) == 0
+
+    assert all(cache.empty() for cache in caches)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "it is damaged" in caplog.text
+    assert cache.find(PROMPT) == 0
+    assert start.files == []
+
+
+def test_a_file_that_is_gone_is_not_used(start: Starts, reader: Reader) -> None:
+    put(start(), reader, PROMPT)
+    [file] = start.files
+    cache = start()
+    file.unlink()
+
+    assert cache.take(PROMPT, reader.caches()) == 0
+    put(cache, reader, PROMPT)
+    assert len(start.files) == 1
+
+
+def test_a_file_of_another_identity_is_never_used(
+    start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(start("theirs"), reader, PROMPT)
+    [theirs] = start.files
+    put(start("ours"), reader, [9, 9])
+    [ours] = [path.parent for path in start.files if path.parent != theirs.parent]
+    shutil.copy(theirs, ours)
+    cache = start("ours")
+
+    assert cache.take(PROMPT, reader.caches()) == 0
+
+    assert "belongs to another model or version" in caplog.text
+    assert theirs.exists()
+
+
+def test_a_file_of_another_format_is_never_used(
+    start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    with patch.object(prefix_file, "FORMAT", 0):
+        put(start(), reader, PROMPT)
+        start.end()
+
+    assert start().take(PROMPT, reader.caches()) == 0
+    assert "belongs to another model or version" in caplog.text
+
+
+def test_a_file_under_the_name_of_other_tokens_is_never_used(
+    start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = start()
+    put(cache, reader, PROMPT)
+    put(cache, reader, PROMPT[::-1])
+    one, other = start.files
+    names = one.name.split("-"), other.name.split("-")
+    one.rename(one.with_name("-".join([*names[1][:3], names[0][3]])))
+    other.unlink()
+
+    assert start().take(PROMPT[::-1], reader.caches()) == 0
+    assert "it holds other tokens" in caplog.text
+
+
+def test_a_file_of_other_layers_is_never_used(
+    start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(start(), reader, PROMPT)
+
+    with_a_head = StandIn("all", "recurrent", "sliding", "all")
+    assert start().take(PROMPT, with_a_head.caches()) == 0
+    assert "it belongs to other layers" in caplog.text
+
+
+WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+from omlx_worker.engine.ragged import prefix_disk
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from tests.helpers.prefixes import PROMPT, put
+from tests.helpers.readers import StandIn
+
+folder, point = Path(sys.argv[1]), sys.argv[2]
+name_of, replace = prefix_disk.name_of, Path.replace
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def written_in_part(parts):
+    yield from parts[:-1]
+    die()
+
+def name_and_die_writing(span, contents):
+    name = name_of(span, contents)
+    contents.parts = written_in_part(contents.parts)
+    return name
+
+cache = PrefixCache(1 << 30, prefix_disk.PrefixDisk(folder, "a model", 1 << 30))
+reader = StandIn("all", "recurrent", "sliding")
+put(cache, reader, PROMPT)
+while not list(folder.glob("*/*.safetensors")):
+    time.sleep(0.01)
+if point == "writing":
+    prefix_disk.name_of = name_and_die_writing
+else:
+    Path.replace = die if point == "written" else lambda *names: die(replace(*names))
+put(cache, reader, PROMPT[::-1])
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["writing", "written", "renamed"])
+def test_a_worker_killed_while_it_keeps_a_beginning_leaves_whole_files(
+    start: Starts, reader: Reader, point: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-c", WRITER, str(start.folder), point]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    killed = subprocess.run(command, env=environment, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+
+    cache = start()
+    for prompt, wanted in (PROMPT, 20), (PROMPT[::-1], 20 if point == "renamed" else 0):
+        taken = reader.caches()
+        assert cache.take(prompt, taken) == wanted
+        if wanted:
+            assert equal(reader.arrays(taken), reader.arrays(read_all(reader, prompt)))
+    assert caplog.records == []
