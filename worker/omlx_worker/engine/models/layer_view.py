@@ -10,6 +10,7 @@ gets a ragged forward here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,18 +107,22 @@ def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None
     if hasattr(plain, "__wrapped__"):
         return
 
+    signature = inspect.signature(plain)
+
     @wraps(plain)
-    def forward(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, LayerView):
-            return ragged(self, x, mask, cache)
-        out: mx.array = plain(self, x, mask, cache)
+    def forward(*args: Any, **options: Any) -> mx.array:
+        given = signature.bind(*args, **options).arguments
+        if isinstance(given.get("cache"), LayerView):
+            module, x, *scale, mask, view = given.values()
+            return ragged(module, x, mask, view, *scale)
+        out: mx.array = plain(*args, **options)
         return out
 
     kind.__call__ = forward
 
 
 def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
-    """gemma2's attention, whose scores are limited by a hyperbolic tangent."""
+    """gemma2's and gear's attention, whose scores are limited by a hyperbolic tangent."""
     queries, keys, values = (
         proj(x).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
         for proj, heads in (
@@ -126,6 +131,8 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
             (module.v_proj, module.n_kv_heads),
         )
     )
+    if "q_norm" in module:
+        queries, keys = module.q_norm(queries), module.k_norm(keys)
     view.update_and_fetch(module.rope(keys, offset=view.offset), values)
     queries = module.rope(queries, offset=view.offset)
     mixed = view.attend(queries, module.scale, mask, softcap=module.attn_logit_softcapping)
@@ -133,27 +140,33 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
     return out
 
 
-def _latent_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
-    """DeepSeek's attention over compressed keys and values, as it computes a single token."""
+def _latent_attention(
+    module: Any, x: mx.array, mask: _Mask, view: LayerView, scale: mx.array | float = 1.0
+) -> mx.array:
+    """DeepSeek's attention over compressed keys and values, as it computes a single token.
+
+    Args:
+        scale: of the queries, as Mistral 4 gives it by position.
+    """
     slots, width, _ = x.shape
     rotated = getattr(module, "rope", lambda part, _: part)
+    latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
+    latent = module.kv_a_layernorm(latent) * getattr(module, "mla_scale_kv_lora", 1.0)
     if getattr(module, "q_lora_rank", None) is None:
         q = module.q_proj(x)
     else:
         q = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(x)))
-    q = q.reshape(slots, width, module.num_heads, -1).swapaxes(1, 2)
+    q = q * getattr(module, "mla_scale_q_lora", 1.0)
+    q = q.reshape(slots, width, -1, module.qk_nope_head_dim + key.shape[-1]).swapaxes(1, 2)
     queries, rotary = mx.split(q, [module.qk_nope_head_dim], axis=-1)
-    latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
-    key = rotated(key[:, None], view.offset)
-    view.update_and_fetch(module.kv_a_layernorm(latent)[:, None], key)
-    mixed = view.attend(
-        module.embed_q(queries), module.scale, mask, rotary=rotated(rotary, view.offset)
-    )
+    view.update_and_fetch(latent[:, None], rotated(key[:, None], view.offset))
+    rotary = rotated(rotary, view.offset) * scale
+    mixed = view.attend(module.embed_q(queries * scale), module.scale, mask, rotary=rotary)
     values = module.unembed_out(mixed).swapaxes(1, 2)
     if "g_proj" in module:
         # Of a head or of each of its values.
         gate = mx.sigmoid(module.g_proj(x))
-        values = values * gate.reshape(slots, width, module.num_heads, -1)
+        values = values * gate.reshape(*values.shape[:3], -1)
     project = module.o_proj if "o_proj" in module else module.dense
     out: mx.array = project(values.reshape(slots, width, -1))
     return out
