@@ -165,6 +165,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mla_scale_kv_lora": True,
     },
     "gear": {},
+    "gpt_neox": {"rotary_emb_base": 10_000, "rotary_pct": 0.25},
+    "gpt2": {
+        "n_ctx": 4096,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 4096,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "deepseek_v2": LATENT
+    | {"topk_method": "greedy", "rope_scaling": _YARN | {"original_max_position_embeddings": 1024}},
+    "plamo3": {"window_size": SLIDING},
 }
 """Families that keep keys and values alone, and what their configuration adds to the common one."""
 

@@ -47,7 +47,9 @@ class LayerView:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> _Mask:
-        return _Mask(window_size or self._cache.ring)
+        # plamo3 asks for a position more than its cache keeps.
+        ring = self._cache.ring
+        return _Mask(min(window_size or ring, ring) if ring else window_size or 0)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LayerView, LayerView]:
         self._cache.put(keys, values, self._window)
@@ -141,27 +143,28 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
 
 
 def _latent_attention(
-    module: Any, x: mx.array, mask: _Mask, view: LayerView, scale: mx.array | float = 1.0
+    module: Any, x: mx.array, mask: _Mask, view: LayerView, scale: mx.array | None = None
 ) -> mx.array:
     """DeepSeek's attention over compressed keys and values, as it computes a single token.
 
     Args:
-        scale: of the queries, as Mistral 4 gives it by position.
+        scale: ``[S, 1, W, 1]``, a factor for the queries of each position, as in mistral4.
     """
     slots, width, _ = x.shape
     rotated = getattr(module, "rope", lambda part, _: part)
     latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
-    latent = module.kv_a_layernorm(latent) * getattr(module, "mla_scale_kv_lora", 1.0)
+    latent = _scaled(module.kv_a_layernorm(latent), getattr(module, "mla_scale_kv_lora", None))
     if getattr(module, "q_lora_rank", None) is None:
         q = module.q_proj(x)
     else:
         q = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(x)))
-    q = q * getattr(module, "mla_scale_q_lora", 1.0)
+    q = _scaled(q, getattr(module, "mla_scale_q_lora", None))
     q = q.reshape(slots, width, -1, module.qk_nope_head_dim + key.shape[-1]).swapaxes(1, 2)
-    queries, rotary = mx.split(q, [module.qk_nope_head_dim], axis=-1)
+    queries, rotary = mx.split(_scaled(q, scale), [module.qk_nope_head_dim], axis=-1)
     view.update_and_fetch(latent[:, None], rotated(key[:, None], view.offset))
-    rotary = rotated(rotary, view.offset) * scale
-    mixed = view.attend(module.embed_q(queries * scale), module.scale, mask, rotary=rotary)
+    mixed = view.attend(
+        module.embed_q(queries), module.scale, mask, rotary=rotated(rotary, view.offset)
+    )
     values = module.unembed_out(mixed).swapaxes(1, 2)
     if "g_proj" in module:
         # Of a head or of each of its values.
@@ -170,3 +173,7 @@ def _latent_attention(
     project = module.o_proj if "o_proj" in module else module.dense
     out: mx.array = project(values.reshape(slots, width, -1))
     return out
+
+
+def _scaled(x: mx.array, factor: mx.array | float | None) -> mx.array:
+    return x if factor is None else x * factor

@@ -25,7 +25,7 @@ from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
-EVERY_DAY = ("llama", "gemma3_text", "gpt_oss", "lfm2", "falcon_h1")
+EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "gpt_oss", "lfm2", "falcon_h1")
 PARAMETERS = [
     pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow)
     for name in FAMILIES | RECURRENT
@@ -167,6 +167,15 @@ def test_a_family_with_another_kind_of_state_is_refused() -> None:
     model.make_cache = lambda: [ConcatenateKVCache() for _ in model.layers]
 
     with pytest.raises(Unsupported, match="its layers keep a ConcatenateKVCache"):
+        as_ragged(model)
+
+
+def test_a_model_whose_modules_read_values_on_the_host_is_refused() -> None:
+    model = tiny("llama")
+    mlp = model.model.layers[0].mlp
+    model.model.layers[0].mlp = lambda x: mlp(x) + 0.0 * sum(x[0, 0].tolist())
+
+    with pytest.raises(Unsupported, match="cannot run a ragged window"):
         as_ragged(model)
 
 
