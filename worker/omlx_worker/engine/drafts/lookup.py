@@ -128,7 +128,6 @@ class Ring:
             more = min(size, self._limit - size)
             self.tokens = mx.concatenate([self.tokens, mx.full((more,), GAP, mx.int32)])
         if end > size:
-            self.tokens[self._end :] = GAP
             self._end, end = LEAD, LEAD + text.shape[0]
         self.tokens[self._end : end] = text
         self._end = end
