@@ -13,6 +13,17 @@ SLIDING = 24
 """Positions of the sliding windows: shorter than a tail, so that rings turn within one."""
 
 _PLAIN_ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
+_YARN = _PLAIN_ROPE | {
+    "rope_type": "yarn",
+    "type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _ROPES = {"full_attention": _PLAIN_ROPE, "sliding_attention": _PLAIN_ROPE}
 
 COMMON: dict[str, Any] = {
@@ -128,20 +139,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {},
     "granitemoe": {},
     "mixtral": {},
-    "ministral3": {
-        "rope_parameters": {
-            "rope_theta": 10_000.0,
-            "rope_type": "yarn",
-            "type": "yarn",
-            "factor": 16.0,
-            "original_max_position_embeddings": 16_384,
-            "llama_4_scaling_beta": 0.1,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        }
-    },
+    "ministral3": {"rope_parameters": _YARN},
     "mistral3": {"text_config": COMMON | {"model_type": "llama", "layer_types": None}},
     "hunyuan_v1_dense": {},
     "seed_oss": {},
@@ -153,6 +151,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {},
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "mistral4": LATENT | {"rope_parameters": _YARN | {"original_max_position_embeddings": 16}},
+    "longcat_flash": LATENT
+    | {
+        "attention_method": "MLA",
+        "num_layers": 2,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+    },
+    "gear": {},
+    "gpt_neox": {"rotary_emb_base": 10_000, "rotary_pct": 0.25},
+    "gpt2": {
+        "n_ctx": 4096,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 4096,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "deepseek_v2": LATENT
+    | {"topk_method": "greedy", "rope_scaling": _YARN | {"original_max_position_embeddings": 1024}},
+    "plamo3": {"window_size": SLIDING},
 }
 """Families that keep keys and values alone, and what their configuration adds to the common one."""
 

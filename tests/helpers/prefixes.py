@@ -44,6 +44,14 @@ def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) ->
     )
 
 
+def give_up(cache: PrefixCache, size: int) -> int:
+    """Let a cache drop that many bytes or a little more; returns how many it has dropped."""
+    before, limit = cache.nbytes, cache.limit
+    cache.limit_to(before - size)
+    cache.limit_to(limit)
+    return before - cache.nbytes
+
+
 def play(
     reader: Reader, script: list[Any], start: Callable[[], PrefixCache], tolerance: float = 0
 ) -> None:
@@ -56,7 +64,7 @@ def play(
             cache = start()
         elif act == "drop":
             with poisoning(cache):
-                cache.give_up(int(what * cache.nbytes))
+                give_up(cache, int(what * cache.nbytes))
         else:
             like, length, rest = what
             begin = asked[like % len(asked)] if asked else [0, 1, 2] * 3

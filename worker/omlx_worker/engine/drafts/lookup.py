@@ -18,13 +18,13 @@ LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""
 
 LEAD = LONGEST - 1
-"""Places before a text, so that a match may end at its first tokens too."""
+"""Entries before a text, so that a match may end at its first tokens too."""
 
 PIECE = 256
 """Tokens that one block of a GPU searches."""
 
 GAP, START = -1, -2
-"""Between two texts of a ring, and before a history: no tokens, so no match crosses them."""
+"""After each text of a ring, and before a history: no tokens, so no match crosses them."""
 
 _FIRST_RING = 4096
 
@@ -60,14 +60,15 @@ class Found:
 def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
     """Look up to ``depth`` drafts up for every row.
 
-    Of matches of one length the latest is taken, a row's own before the ring's. On a GPU the time
-    is that of its kernels' launches, so places are constants and few operations stand alone.
+    Of matches of one length the latest is taken, a row's own before the ring's. On a GPU the
+    search costs what its kernel launches cost, so indices are constants and most operations fuse.
 
     Args:
         history: ``[S, LONGEST + L]`` int32, each token `LEAD` after its position, `START` before
             them. ``L`` is a multiple of `PIECE`.
         cursors: ``[S]`` int32, the position of each row's last token.
-        ring: ``[R]`` int32, `LEAD` gaps, then texts with a `GAP` before each, or None; likewise.
+        ring: ``[R]`` int32, `LEAD` gaps, then texts with a `GAP` after each; or None. ``R`` is a
+            multiple of `PIECE` too.
     """
     text, start = history, 0
     if ring is not None:
@@ -107,8 +108,8 @@ class Ring:
     """The texts that ended last, on the device.
 
     Args:
-        limit: tokens, rounded down to a multiple of `PIECE`. The ring doubles up to it, so that a
-            few short texts are searched in no time.
+        limit: tokens, rounded down to a multiple of `PIECE`. The ring starts smaller and doubles up
+            to it, so that a few short texts are cheap to search.
 
     Attributes:
         tokens: ``[R]`` int32; see `search`.
@@ -120,14 +121,13 @@ class Ring:
         self._end = LEAD
 
     def add(self, text: mx.array) -> None:
-        """Write ``[N]`` int32 tokens over the oldest."""
-        text = mx.concatenate([mx.array([GAP], mx.int32), text])[: self._limit - LEAD]
+        """Write ``[N]`` int32 tokens over the oldest; of a longer text than the ring, the first."""
+        text = mx.concatenate([text[: self._limit - LEAD - 1], mx.array([GAP], mx.int32)])
         end = self._end + text.shape[0]
         while end > (size := self.tokens.shape[0]) < self._limit:
             more = min(size, self._limit - size)
             self.tokens = mx.concatenate([self.tokens, mx.full((more,), GAP, mx.int32)])
         if end > size:
-            self.tokens[self._end :] = GAP
             self._end, end = LEAD, LEAD + text.shape[0]
         self.tokens[self._end : end] = text
         self._end = end

@@ -10,6 +10,7 @@ gets a ragged forward here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ class LayerView:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> _Mask:
-        return _Mask(window_size or self._cache.ring)
+        # plamo3 asks for a position more than its cache keeps.
+        ring = self._cache.ring
+        return _Mask(min(window_size or ring, ring) if ring else window_size or 0)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LayerView, LayerView]:
         self._cache.put(keys, values, self._window)
@@ -106,18 +109,22 @@ def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None
     if hasattr(plain, "__wrapped__"):
         return
 
+    signature = inspect.signature(plain)
+
     @wraps(plain)
-    def forward(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, LayerView):
-            return ragged(self, x, mask, cache)
-        out: mx.array = plain(self, x, mask, cache)
+    def forward(*args: Any, **options: Any) -> mx.array:
+        given = signature.bind(*args, **options).arguments
+        if isinstance(given.get("cache"), LayerView):
+            module, x, *scale, mask, view = given.values()
+            return ragged(module, x, mask, view, *scale)
+        out: mx.array = plain(*args, **options)
         return out
 
     kind.__call__ = forward
 
 
 def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
-    """gemma2's attention, whose scores are limited by a hyperbolic tangent."""
+    """gemma2's and gear's attention, whose scores are limited by a hyperbolic tangent."""
     queries, keys, values = (
         proj(x).reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
         for proj, heads in (
@@ -126,6 +133,8 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
             (module.v_proj, module.n_kv_heads),
         )
     )
+    if "q_norm" in module:
+        queries, keys = module.q_norm(queries), module.k_norm(keys)
     view.update_and_fetch(module.rope(keys, offset=view.offset), values)
     queries = module.rope(queries, offset=view.offset)
     mixed = view.attend(queries, module.scale, mask, softcap=module.attn_logit_softcapping)
@@ -133,19 +142,26 @@ def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
     return out
 
 
-def _latent_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
-    """DeepSeek's attention over compressed keys and values, as it computes a single token."""
+def _latent_attention(
+    module: Any, x: mx.array, mask: _Mask, view: LayerView, scale: mx.array | None = None
+) -> mx.array:
+    """DeepSeek's attention over compressed keys and values, as it computes a single token.
+
+    Args:
+        scale: ``[S, 1, W, 1]``, a factor for the queries of each position, as in mistral4.
+    """
     slots, width, _ = x.shape
     rotated = getattr(module, "rope", lambda part, _: part)
+    latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
+    latent = _scaled(module.kv_a_layernorm(latent), getattr(module, "mla_scale_kv_lora", None))
     if getattr(module, "q_lora_rank", None) is None:
         q = module.q_proj(x)
     else:
         q = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(x)))
-    q = q.reshape(slots, width, module.num_heads, -1).swapaxes(1, 2)
-    queries, rotary = mx.split(q, [module.qk_nope_head_dim], axis=-1)
-    latent, key = mx.split(module.kv_a_proj_with_mqa(x), [module.kv_lora_rank], axis=-1)
-    key = rotated(key[:, None], view.offset)
-    view.update_and_fetch(module.kv_a_layernorm(latent)[:, None], key)
+    q = _scaled(q, getattr(module, "mla_scale_q_lora", None))
+    q = q.reshape(slots, width, -1, module.qk_nope_head_dim + key.shape[-1]).swapaxes(1, 2)
+    queries, rotary = mx.split(_scaled(q, scale), [module.qk_nope_head_dim], axis=-1)
+    view.update_and_fetch(latent[:, None], rotated(key[:, None], view.offset))
     mixed = view.attend(
         module.embed_q(queries), module.scale, mask, rotary=rotated(rotary, view.offset)
     )
@@ -153,7 +169,11 @@ def _latent_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) ->
     if "g_proj" in module:
         # Of a head or of each of its values.
         gate = mx.sigmoid(module.g_proj(x))
-        values = values * gate.reshape(slots, width, module.num_heads, -1)
+        values = values * gate.reshape(*values.shape[:3], -1)
     project = module.o_proj if "o_proj" in module else module.dense
     out: mx.array = project(values.reshape(slots, width, -1))
     return out
+
+
+def _scaled(x: mx.array, factor: mx.array | float | None) -> mx.array:
+    return x if factor is None else x * factor

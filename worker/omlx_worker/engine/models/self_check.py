@@ -41,6 +41,7 @@ def check(model: nn.Module, ragged: RaggedModel) -> None:
     """
     try:
         found = difference(model, ragged)
+        _trace(ragged)
     except Exception as error:  # a family's own code may raise anything
         log.debug("the self-check failed", exc_info=True)
         reason = f"{type(error).__name__}: {one_line(str(error))}"
@@ -116,6 +117,20 @@ def _alike(got: mx.array, wanted: mx.array, dtype: mx.Dtype) -> bool:
 def _near(dtype: mx.Dtype) -> float:
     """The largest difference that rounding explains."""
     return _NEAR if dtype == mx.float32 else _NEAR_IN_HALF
+
+
+def _trace(ragged: RaggedModel) -> None:
+    """Run one window as a compiled step does, which fails if a module reads values on the host."""
+    arrays = [cache.arrays for cache in ragged.new_caches(1, TAIL)]
+    none = mx.zeros((1,), mx.int32)
+
+    def forward(tokens: mx.array, none: mx.array, arrays: list[list[mx.array]]) -> mx.array:
+        caches = ragged.wrap(arrays)
+        window = Window.at(none, none, tokens.shape[1], spans_of(caches))
+        return ragged.forward(tokens, caches, window, none)
+
+    # Never evaluated: tracing is enough.
+    mx.compile(forward)(mx.zeros((1, 2), mx.int32), none, arrays)
 
 
 def _read(ragged: RaggedModel, caches: list[LayerCache], slot: int, prompt: mx.array) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Self
 
 import mlx.core as mx
@@ -79,11 +80,12 @@ class Window:
 
 
 def apart(array: mx.array, spans: Spans) -> list[mx.array]:
-    """Split an array over all slots into one array a body."""
+    """Slice an array over all slots into one array a body.
+
+    Not `mx.split`: where a split takes a fused comparison apart, `mx.compile` fails with an
+    IndexError (MLX 0.32.4).
+    """
     if len(spans) == 1:
         return [array]
-    ends, end = [], 0
-    for slots, _ in spans[:-1]:
-        end += slots
-        ends.append(end)
-    return list(mx.split(array, ends)) if spans else []
+    ends = list(accumulate(slots for slots, _ in spans))
+    return [array[start:end] for start, end in pairwise([0, *ends])]

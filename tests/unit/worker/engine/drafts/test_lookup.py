@@ -57,7 +57,7 @@ TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 def test_the_latest_of_the_longest_matches_is_found(
     histories: list[list[int]], others: list[list[int]]
 ) -> None:
-    text = [token for other in others for token in (GAP, *other)]
+    text = [token for other in others for token in (*other, GAP)]
     ring = [GAP] * LEAD + text + [GAP] * (PIECE - LEAD - len(text))
 
     for history, (length, drafts) in zip(histories, found(histories, ring), strict=True):
@@ -100,6 +100,18 @@ def test_a_ring_forgets_the_oldest_texts_and_grows_to_its_limit() -> None:
     assert held[-1] == [(LONGEST, texts[-1][510:514])]
     assert held[0] == [(0, [])]
     assert sum(length > 0 for [(length, _)] in held) in (10, 11)
+
+
+def test_no_match_goes_from_a_text_into_what_is_left_of_an_older_one() -> None:
+    ring = Ring(PIECE)
+    ring.add(mx.arange(200, dtype=mx.int32))
+    ring.add(mx.arange(300, 400, dtype=mx.int32))
+
+    known = ring.tokens.tolist()
+
+    assert found([list(range(390, 400))], known) == [(0, [])]
+    assert found([[397, 398, 399, 102, 103]], known) == [(0, [])]
+    assert found([[398, 399, 101, 102, 103]], known) == [(SHORTEST, [104, 105, 106, 107])]
 
 
 def test_a_text_longer_than_the_ring_is_cut() -> None:

@@ -14,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.loader import decoder_of
 from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -24,11 +25,12 @@ from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
-EVERY_DAY = ("llama", "gemma3_text", "gpt_oss", "lfm2", "falcon_h1")
+EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "gpt_oss", "lfm2", "falcon_h1")
 PARAMETERS = [
     pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow)
     for name in FAMILIES | RECURRENT
 ]
+SEEDED_TOO = ("llama", "gpt_oss", "lfm2", "mamba2", "falcon_h1", "deepseek_v3")
 EXACT = 1e-5
 
 
@@ -113,6 +115,25 @@ def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> 
     assert {name: got[:tokens] for name, got in steps.items()} == wanted
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in SEEDED_TOO)],
+)
+def test_a_seed_gives_one_text_at_every_depth_and_in_company(family: str) -> None:
+    ragged = as_ragged(tiny(family))
+    seeded = Sampling(temperature=0.8, top_p=0.95, seed=7)
+    a, b = (row(name, prompt(n, n), 40, seeded) for name, n in (("a", 5), ("b", SLIDING + 9)))
+    alone = run(RaggedDecoder(ragged), [a]) | run(RaggedDecoder(ragged), [b])
+    looking = RaggedDecoder(ragged, lookup=Lookup(depth=3))
+
+    assert run(RaggedDecoder(ragged), [a, b], arrivals={"b": 4}) == alone
+    assert run(looking, [a]) | run(looking, [b]) == alone
+    before = looking.reads
+    # Both texts are in the ring now, so most drafts are accepted.
+    assert run(looking, [a, b], arrivals={"b": 4}) == alone
+    assert looking.reads - before < 40
+
+
 def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
     caches = AnyFamily(tiny("gemma3_text")).new_caches(2, 1024)
 
@@ -146,6 +167,15 @@ def test_a_family_with_another_kind_of_state_is_refused() -> None:
     model.make_cache = lambda: [ConcatenateKVCache() for _ in model.layers]
 
     with pytest.raises(Unsupported, match="its layers keep a ConcatenateKVCache"):
+        as_ragged(model)
+
+
+def test_a_model_whose_modules_read_values_on_the_host_is_refused() -> None:
+    model = tiny("llama")
+    mlp = model.model.layers[0].mlp
+    model.model.layers[0].mlp = lambda x: mlp(x) + 0.0 * sum(x[0, 0].tolist())
+
+    with pytest.raises(Unsupported, match="cannot run a ragged window"):
         as_ragged(model)
 
 

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.drafts.lookup import LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import RowStep
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 
@@ -70,6 +73,21 @@ def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
     assert decoder.reads - reads < TOKENS // 2
 
 
+def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
+    lookups = Lookups(Lookup(ring=0), own_depth=0, vocabulary=32)
+    state = lookups.begin([1, 2, 3, 4, 5, 1, 2, 3])
+    before = state | {"history": widened(state["history"], LONGEST + PIECE)}
+    before["cursors"] = mx.array([7], mx.int32)
+    after = {"cursors": mx.array([8], mx.int32), "drafted": mx.array([0], mx.int32)}
+    sampled, limits = mx.array([[4]], mx.int32), mx.array([2], mx.int32)
+
+    _, found = lookups.step(before, after, sampled, limits, depth=3, ratio=False)
+
+    assert found["match"].tolist() == [4]
+    assert found["drafts"].tolist() == [[5, 1, 2]]
+    assert found["drafted"].tolist() == [2]
+
+
 def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
     wanted = run(qwen.decoder(), rows(SEEDED))
     decoder = qwen.decoder(2, Lookup(6))
@@ -91,6 +109,11 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
     decoder.suspend("words")
     decode(3)
     decoder.resume("words")
+    histories = decoder._buffers.state["history"]
+    for name, tokens in got.items():
+        known = [*PROMPTS[name], *tokens]
+        index = decoder._slots.find(name)
+        assert histories[index, LEAD : LEAD + len(known)].tolist() == known
     decode(TOKENS)
 
     assert {name: tokens[:TOKENS] for name, tokens in got.items()} == wanted
