@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from omlx_worker.engine.ragged.prefix_arrays import (
     states_of,
 )
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
-from omlx_worker.engine.ragged.prefix_file import Span, Tokens
+from omlx_worker.engine.ragged.prefix_file import Tokens, farthest
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +89,7 @@ class PrefixCache:
         held, _ = _held(path, covered)
         if self._disk and held < len(prompt):
             spans = self._disk.matching(prompt)
-            while spans and (span := _farthest(spans, covered)) and span.end > held:
+            while spans and (span := farthest(spans, covered)) and span.end > held:
                 held, covered = span.end, max(covered, span.end)
         return held
 
@@ -266,7 +266,7 @@ class PrefixCache:
             return
         spans = disk.matching(prompt)
         counts = count(caches)
-        while spans and (span := _farthest(spans, covered)) and span.end > _held(path, covered)[0]:
+        while spans and (span := farthest(spans, covered)) and span.end > _held(path, covered)[0]:
             spans.remove(span)
             found = disk.load(span, prompt, counts)
             if found and not self._add(prompt[: span.end], span.start, *found):
@@ -294,9 +294,3 @@ def _agreeing(ours: Tokens, theirs: Tokens) -> int:
         return len(ours)
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-
-
-def _farthest(spans: Iterable[Span], covered: int) -> Span | None:
-    """The span that leads farthest where the first ``covered`` tokens are known; the shortest."""
-    reachable = [span for span in spans if span.start <= covered]
-    return max(reachable, key=lambda span: (span.end, span.start), default=None)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -134,3 +134,9 @@ def read(
 
 def _metadata(identity: str, start: int) -> dict[str, str]:
     return {"format": str(FORMAT), "identity": identity, "start": str(start)}
+
+
+def farthest(spans: Iterable[Span], covered: int) -> Span | None:
+    """The span that leads farthest where the first ``covered`` tokens are known; the shortest."""
+    reachable = [span for span in spans if span.start <= covered]
+    return max(reachable, key=lambda span: (span.end, span.start), default=None)
