@@ -1,7 +1,7 @@
 """How fast do files of prompts go, beside another tree's worker? Through Redis, in turns.
 
     python -m scripts.bench.prompt_files --old TREE               500 rows of 50 to 300 tokens
-    python -m scripts.bench.prompt_files --old TREE --shared 2000 --own 50 50
+    python -m scripts.bench.prompt_files --old TREE --file 2000 50 50
     python -m scripts.bench.prompt_files --old TREE --random 4b   weights in the shape of a 4B model
 
 One worker of each tree on one Redis server of the script's own, without drafts. A lap is one file
@@ -34,7 +34,7 @@ from scripts.bench.processes import wait_until_served, worker
 from scripts.grown_model.grow import save
 
 THIS = Path(__file__).parents[2]
-VOCABULARY = 8000
+VOCABULARY = 4000
 
 
 def parse() -> argparse.Namespace:
@@ -42,31 +42,45 @@ def parse() -> argparse.Namespace:
     add_model_options(parser)
     parser.add_argument("--old", type=Path, required=True, help="another checkout")
     parser.add_argument("--rows", type=int, default=500)
-    parser.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
-    parser.add_argument("--own", type=int, nargs=2, default=[50, 300], help="fewest and most")
+    parser.add_argument(
+        "--file",
+        type=int,
+        nargs=3,
+        action="append",
+        metavar=("SHARED", "FEWEST", "MOST"),
+        help="tokens that all prompts begin with, and of their own; repeatable (0 50 300)",
+    )
     parser.add_argument("--tokens", type=int, default=64, help="generated for each row")
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--laps", type=int, default=3)
     return parser.parse_args()
 
 
-def write_rows(path: Path, alias: str, args: argparse.Namespace, lap: int) -> None:
+File = tuple[int, int, int]
+"""Tokens that all prompts begin with, the fewest and the most of their own."""
+
+
+def write_rows(path: Path, alias: str, args: argparse.Namespace, shape: File, lap: int) -> None:
     """A file of requests: a shared beginning, then tokens of each row's own."""
-    chance = random.Random(lap)
-    shared = [chance.randrange(VOCABULARY) for _ in range(args.shared)]
+    common, fewest, most = shape
+    chance = random.Random(repr((shape, lap)))
+    shared = [chance.randrange(VOCABULARY) for _ in range(common)]
     with path.open("w") as file:
         for number in range(args.rows):
-            own = [chance.randrange(VOCABULARY) for _ in range(chance.randint(*args.own))]
+            own = [chance.randrange(VOCABULARY) for _ in range(chance.randint(fewest, most))]
             body = {"model": alias, "prompt": shared + own, "temperature": 0, "ignore_eos": True}
             body["max_completion_tokens"] = args.tokens
             row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions"}
             file.write(json.dumps(row | {"body": body}) + "\n")
 
 
-def submit(url: str, alias: str, folder: Path, args: argparse.Namespace, lap: int) -> float:
+def submit(
+    url: str, alias: str, folder: Path, args: argparse.Namespace, shape: File, lap: int
+) -> float:
     """Run a file; returns rows per second."""
-    rows, results = folder / "rows.jsonl", folder / f"{alias}-{lap}.jsonl"
-    write_rows(rows, alias, args, lap)
+    name = f"{alias}-{'-'.join(map(str, shape))}-{lap}"
+    rows, results = folder / f"{name}.jsonl", folder / f"{name}-results.jsonl"
+    write_rows(rows, alias, args, shape, lap)
     command = [sys.executable, "-c", "from omlx_producer.cli.main import main; main()", "run"]
     command += [str(rows), "-o", str(results), "--redis-url", url]
     began = time.perf_counter()
@@ -80,7 +94,6 @@ def submit(url: str, alias: str, folder: Path, args: argparse.Namespace, lap: in
 def main() -> None:
     args = parse()
     trees = {"old": args.old.resolve(), "new": THIS}
-    speeds: dict[str, list[float]] = {name: [] for name in trees}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(EmbeddedRedis(folder / "redis")).url
@@ -99,22 +112,27 @@ def main() -> None:
             processes.append(stack.enter_context(worker(url, name, options, env)))
         producer = stack.enter_context(Producer(url))
         wait_until_served(producer, list(trees), processes)
-        for lap in range(args.laps + 1):
-            for name in in_turn(list(trees), lap):
-                speed = submit(url, name, folder, args, lap)
-                if lap:
-                    speeds[name].append(speed)
-            if lap:
-                ratio = speeds["new"][-1] / speeds["old"][-1]
-                new, old = speeds["new"][-1], speeds["old"][-1]
-                print(
-                    f"lap {lap}: {new:.2f} rows/s, before {old:.2f}, ratio {ratio:.2f}", flush=True
-                )
-    ratios = [new / old for new, old in zip(speeds["new"], speeds["old"], strict=True)]
+        for shape in args.file or [(0, 50, 300)]:
+            compare(url, list(trees), folder, args, tuple(shape))
+
+
+def compare(
+    url: str, names: list[str], folder: Path, args: argparse.Namespace, shape: File
+) -> None:
+    """Run files of one shape on both workers, a lap after one that warms up."""
+    ratios = []
+    for lap in range(args.laps + 1):
+        speeds = {n: submit(url, n, folder, args, shape, lap) for n in in_turn(names, lap)}
+        old, new = (speeds[name] for name in names)
+        kind = "warm-up" if not lap else f"lap {lap}"
+        print(f"{kind}: {new:.2f} rows/s, before {old:.2f}, ratio {new / old:.2f}", flush=True)
+        ratios += [new / old] if lap else []
+    common, fewest, most = shape
     print(
-        f"{args.rows} rows of {args.shared} shared and {args.own[0]} to {args.own[1]} own tokens, "
-        f"{args.tokens} generated: {statistics.median(ratios):.2f} times as fast "
-        f"({min(ratios):.2f} to {max(ratios):.2f})"
+        f"{args.rows} rows of {common} shared and {fewest} to {most} own tokens, {args.tokens} "
+        f"generated: {statistics.median(ratios):.2f} times as fast "
+        f"({min(ratios):.2f} to {max(ratios):.2f})",
+        flush=True,
     )
 
 

@@ -38,6 +38,10 @@ class Prefill:
         """Tokens of the forward, padding included."""
         return len(self.tokens) * max(self.tokens.values())
 
+    @property
+    def padding(self) -> int:
+        return self.computed - sum(self.tokens.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:

@@ -21,6 +21,7 @@ from statistics import median
 GAP = 2.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 8
+FIRST_OVERHEAD = 32.0
 FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
 REMEMBERED_STEPS, REMEMBERED_CHUNKS = 32, 64
 FEWEST_ALIKE = 3
@@ -39,12 +40,14 @@ class _Chunks:
         size: tokens of a chunk.
         longest: tokens of a prompt's last chunk, at most.
         fixed: seconds that a chunk takes however short it is.
+        each: seconds a token beside them; 0 if not known.
         seen: tokens and seconds of each: what it took, or added to a step if it was hurried.
     """
 
     size: float
     longest: float
     fixed: float = 0.0
+    each: float = 0.0
     seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CHUNKS))
 
     def estimate_fixed(self) -> bool:
@@ -90,6 +93,11 @@ class ChunkSize:
         chunks = self._nearest(context, hurried)
         return left if left <= min(self._most, chunks.longest) else int(chunks.size)
 
+    def overhead(self, context: int, hurried: bool) -> float:
+        """Tokens that take as long as the fixed time of a chunk."""
+        chunks = self._nearest(context, hurried)
+        return chunks.fixed / chunks.each if chunks.each else FIRST_OVERHEAD
+
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
         """A chunk was read in ``seconds``; what it adds to a step is measured by `stepped`."""
         self._between.append((context, hurried, tokens))
@@ -118,13 +126,14 @@ class ChunkSize:
     ) -> None:
         """Take in what a chunk cost: ``seconds``, beside those of a step if it was hurried."""
         nearest, key = self._nearest(context, hurried), (hurried, _span(context))
-        before = _Chunks(nearest.size, nearest.longest, nearest.fixed)
+        before = _Chunks(nearest.size, nearest.longest, nearest.fixed, nearest.each)
         chunks = self._chunks.setdefault(key, before)
         chunks.seen.append((tokens, seconds))
         lengths_differ = chunks.estimate_fixed()
         alike = [chunk for chunk in chunks.seen if chunk[0].bit_length() == tokens.bit_length()]
         fixed = min(chunks.fixed, median(seconds for _, seconds in alike))
         each = median(max(seconds - fixed, 0.0) / tokens for tokens, seconds in alike)
+        chunks.each = each
         allowed = UNHURRIED_SECONDS
         if hurried:
             allowed = max((GAP - 1) * max(step, median(self._latest)), 3 / 2 * fixed)

@@ -37,9 +37,6 @@ PATIENCE_SECONDS = 30.0
 AHEAD = 4
 """Chunks of prompts for which rows join at once, so that prompts of like length meet."""
 
-PADDING = 0.25
-"""Share of a chunk that may be padding, at most."""
-
 
 _UNLIMITED = 1 << 62  # tokens of a prompt: a whole chunk of it
 
@@ -202,15 +199,16 @@ class Scheduler:
             return None
         self._hurried = any(other.level < BULK for other in self.decoding)
         first, *others = reading
-        tokens = {first: self._chunk_of(first, first.until_stop)}
+        chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
         room = self._chunk_of(first, _UNLIMITED)
-        for row in sorted(alike, key=lambda row: abs(row.until_stop - tokens[first])):
-            chunk = {**tokens, row: self._chunk_of(row, row.until_stop)}
-            computed = len(chunk) * max(chunk.values())
-            if computed <= room and sum(chunk.values()) >= (1 - PADDING) * computed:
-                tokens = chunk
-        return Prefill(tokens)
+        overhead = self._chunks.overhead(first.context, self._hurried)
+        for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
+            larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
+            # Padding must cost less than a forward of its own would.
+            if larger.computed <= room and larger.padding - chunk.padding <= overhead:
+                chunk = larger
+        return chunk
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""

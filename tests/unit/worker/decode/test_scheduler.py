@@ -149,7 +149,7 @@ def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> No
         "join other",
         "read 70 of first",
         "join second",
-        "read 30 of first, 20 of second",
+        "read 29 of first, 19 of second",
     ]
     assert rows.rows["second"].cached == 70
 
