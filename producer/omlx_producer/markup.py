@@ -19,6 +19,7 @@ class Markup(BaseModel):
 
     Attributes:
         thinks: whether the text begins inside of the thinking, which the prompt has opened.
+        bare: whether content that begins with a brace is a call, to its end.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -28,6 +29,7 @@ class Markup(BaseModel):
     call_start: str = ""
     call_end: str = ""
     thinks: bool = False
+    bare: bool = False
 
     def after(self, part: Part) -> dict[str, Part]:
         """The markers that end a part, each with the part that it begins."""
@@ -59,6 +61,7 @@ class Splitter:
         self._held = ""
         self._part: Part = "reasoning" if markup.thinks else "content"
         self._opens = self._after_marker = False
+        self._may_be_bare = markup.bare
         self._edges = markup.after(self._part)
         self._marker = _pattern(self._edges)
 
@@ -69,6 +72,10 @@ class Splitter:
             if self._after_marker:
                 self._held = self._held.lstrip("\n")
                 self._after_marker = not self._held
+            if self._may_be_bare and self._part == "content" and (begun := self._held.lstrip()):
+                self._may_be_bare = False
+                if begun.startswith("{"):
+                    self._enter("call")
             found = self._marker.search(self._held) if self._marker else None
             if found is None:
                 break
@@ -90,12 +97,15 @@ class Splitter:
             self._opens = False
 
     def _enter(self, part: Part) -> None:
+        self._may_be_bare = self._markup.bare and self._part == "reasoning"
         self._part, self._opens, self._after_marker = part, True, True
         self._edges = self._markup.after(part)
         self._marker = _pattern(self._edges)
 
     def _uncertain(self) -> int:
         """Characters at the end of what is held that may belong to a marker, or line ends to it."""
+        if self._may_be_bare and self._part == "content":
+            return len(self._held)
         if not self._edges:
             return 0
         begun = max(
@@ -150,7 +160,7 @@ def read(text: str, markup: Markup, *, calls: bool = True) -> Reply:
         calls: False takes calls for content.
     """
     if not calls:
-        markup = markup.model_copy(update={"call_start": "", "call_end": ""})
+        markup = markup.model_copy(update={"call_start": "", "call_end": "", "bare": False})
     splitter, reply = Splitter(markup), Reply()
     for span in (*splitter.feed(text), *splitter.end()):
         reply.add(span)

@@ -112,6 +112,11 @@ class Calling:
     required: bool
     parallel: bool
 
+    @property
+    def strict(self) -> bool:
+        """Whether arguments are held to their schemas also where no call is required."""
+        return any(function.strict for function in self.functions)
+
 
 def calling_of(tools: Sequence[Tool], choice: Choosing | None, *, parallel: bool) -> Calling | None:
     """What tools and their choice permit; None for no call. A chosen function is called once."""

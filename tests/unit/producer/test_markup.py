@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omlx_producer.markup import Markup, Reply, Splitter, read
 
 MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
+BARE = Markup(think_start="<think>", think_end="</think>", bare=True)
 OPENED = MARKS.model_copy(update={"thinks": True})
 
 
@@ -30,6 +31,10 @@ OPENED = MARKS.model_copy(update={"thinks": True})
         ("<call>cut </cal", MARKS, Reply("", "", ["cut </cal"])),
         ("[C]f[C]g", Markup(call_start="[C]"), Reply("", "", ["f[C]g"])),
         ("<think>", Markup(), Reply("<think>")),
+        ('{"a": {}} {', BARE, Reply("", "", ['{"a": {}} {'])),
+        ("\n {", BARE, Reply("", "", ["\n {"])),
+        ("<think>{</think>\n{}", BARE, Reply("", "{", ["{}"])),
+        ("a {}", BARE, Reply("a {}")),
     ],
 )
 def test_a_text_is_taken_apart(text: str, markup: Markup, reply: Reply) -> None:
@@ -48,10 +53,12 @@ def test_calls_are_taken_for_content_on_demand() -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["a", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"])
+        st.sampled_from(
+            ["a", "{", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"]
+        )
     ),
     st.data(),
-    st.sampled_from([MARKS, OPENED, Markup(call_start="<call>"), Markup()]),
+    st.sampled_from([MARKS, OPENED, BARE, Markup(call_start="<call>"), Markup()]),
 )
 def test_the_parts_do_not_depend_on_how_the_text_comes(
     pieces: list[str], data: st.DataObject, markup: Markup
