@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
@@ -53,6 +55,16 @@ class Choice(Wire):
 class _Body(Wire):
     choices: list[Choice] = Field(min_length=1)
     usage: Usage
+
+
+def answer_text(choice: Mapping[str, Any]) -> str:
+    """The text of a choice of a response body; calls of tools are lines of JSON after it."""
+    if "text" in choice:
+        return str(choice["text"])
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [json.dumps(call, ensure_ascii=False) for call in calls]
+    return "\n".join([*filter(None, [message["content"]]), *lines])
 
 
 class Completion(dict[str, Any]):
