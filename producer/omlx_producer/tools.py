@@ -42,7 +42,10 @@ class FunctionDefinition(RequestPart):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}} | (self.parameters or {})
+        """A schema of an object; without ``parameters``, of an empty one."""
+        if self.parameters is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **self.parameters}
 
 
 class Tool(RequestPart):

@@ -67,7 +67,11 @@ def test_tools_reach_the_template_complete_and_without_what_is_for_the_server() 
             "function": {
                 "name": "f",
                 "description": "d",
-                "parameters": {"type": "object", "properties": {}},
+                "parameters": {
+                    "type": "object",
+                    "properties": {},
+                    "additionalProperties": False,
+                },
             },
         }
     ]
