@@ -78,3 +78,9 @@ class Message(RequestPart):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
+
+    @property
+    def characters(self) -> int:
+        """Characters of all that the model reads of it."""
+        arguments = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return len(self.text) + len(self.reasoning_content or "") + arguments

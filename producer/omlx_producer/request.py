@@ -173,7 +173,7 @@ class GenerationRequest(RequestPart):
         if self.messages is not None and self.prompt is not None:
             raise ValueError("prompt: given beside messages; give only one of the two")
         if self.messages is not None:
-            characters = sum(len(message.text) for message in self.messages)
+            characters = sum(message.characters for message in self.messages)
             if characters == 0:
                 raise ValueError("messages: none has any text; give at least one with text")
             if characters > MAX_PROMPT_CHARACTERS:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.protocol import FunctionDefinition, GenerationRequest, Tool, ToolChoice
+from omlx_producer.protocol import (
+    MAX_PROMPT_CHARACTERS,
+    FunctionDefinition,
+    GenerationRequest,
+    Tool,
+    ToolChoice,
+)
 from omlx_producer.tools import MAX_TOOLS, ChosenFunction
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -167,6 +173,12 @@ def test_calls_and_their_answers_travel() -> None:
     assert turn.tool_calls is not None
     assert turn.tool_calls[0].function.parsed == {"x": 5}
     assert (answer.tool_call_id, answer.text) == ("call_1", "7")
+
+
+def test_the_arguments_of_calls_count_as_text() -> None:
+    long = call('{"x": "' + "y" * MAX_PROMPT_CHARACTERS + '"}')
+    sentence = refusal(**turn(role="assistant", content=None, tool_calls=[long]))
+    assert sentence.startswith(f"messages: got {MAX_PROMPT_CHARACTERS + 10} characters; give at")
 
 
 @pytest.mark.parametrize("model", [FunctionDefinition, Tool, ToolChoice, ChosenFunction])
