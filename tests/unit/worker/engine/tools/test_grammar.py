@@ -149,6 +149,18 @@ def test_free_text_may_hold_calls_that_are_right(family: str) -> None:
         assert not admits(family, free, f"I ask.\n{wrong}")
 
 
+@pytest.mark.parametrize("family", [family for family in WRITTEN if ADDED[family]])
+def test_a_marker_that_is_spelled_out_is_no_way_around_the_grammar(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    spelled = [
+        token
+        for character in written(syntax(family), "get_rain", {})
+        for token in tokenizer.encode(character, add_special_tokens=False)
+    ]
+    matcher = LLMatcher(tokens_of(family), LLMatcher.grammar_from_lark(grammar(family).free()))
+    assert matcher.try_consume_tokens(spelled) < len(syntax(family).start)
+
+
 @pytest.mark.parametrize("family", WRITTEN)
 def test_an_answer_in_json_may_stand_in_place_of_calls(family: str) -> None:
     answer = Constraint("json_schema", json.dumps({"type": "array", "items": {"type": "integer"}}))
