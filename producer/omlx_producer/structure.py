@@ -8,45 +8,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from omlx_producer.constraint import Constraint
+from omlx_producer.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
 from omlx_producer.request_part import RequestPart, Text, json_text
-
-MAX_CONSTRAINT_CHARACTERS = 100_000
-MAX_SCHEMA_LEVELS = 64
 
 _SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 
 Constraining = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
-
-
-def require_schema(field: str, schema: dict[str, Any]) -> str:
-    """Check the size of a JSON schema; returns it as JSON text.
-
-    Raises:
-        ValueError: if it cannot be sent, is too long or too deep.
-    """
-    text = json_text(field, schema)
-    if len(text) > MAX_CONSTRAINT_CHARACTERS:
-        raise ValueError(
-            f"{field}: got a schema of {len(text)} characters; give at most "
-            f"{MAX_CONSTRAINT_CHARACTERS}"
-        )
-    if (levels := _levels(schema)) > MAX_SCHEMA_LEVELS:
-        raise ValueError(
-            f"{field}: got a schema of {levels} levels; give at most {MAX_SCHEMA_LEVELS}, as with "
-            "$defs and $ref"
-        )
-    return text
-
-
-def _levels(value: Any) -> int:
-    deepest, waiting = 0, [(value, 1)]
-    while waiting:
-        inner, level = waiting.pop()
-        if isinstance(inner, dict | list):
-            deepest = max(deepest, level)
-            held = inner.values() if isinstance(inner, dict) else inner
-            waiting += [(item, level + 1) for item in held]
-    return deepest
 
 
 class NamedSchema(RequestPart):
