@@ -94,9 +94,11 @@ def _own_problems(
     for kind in types if isinstance(types, list) else [types]:
         if kind not in _TYPES:
             yield f"{path}.type", f"got {reprlib.repr(kind)}; give one of {', '.join(_TYPES)}"
-    for keyword in ("required", "enum"):
-        if not isinstance(schema.get(keyword, []), list):
-            yield f"{path}.{keyword}", f"got {reprlib.repr(schema[keyword])}; give a list"
+    if not isinstance(schema.get("enum", []), list):
+        yield f"{path}.enum", f"got {reprlib.repr(schema['enum'])}; give a list"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        yield f"{path}.required", f"got {reprlib.repr(required)}; give a list of names"
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/") and not _exists(reference, root):
         yield f"{path}.$ref", f"got {reprlib.repr(reference)}, which the schema does not have"

@@ -59,7 +59,8 @@ def test_a_schema_is_taken(schema: dict[str, Any]) -> None:
         ({"properties": ["a"]}, "schema.properties: got ['a']; give an object of JSON schemas"),
         ({"properties": {"a": "text"}}, "schema.properties.a: got 'text'; give a JSON schema"),
         ({"oneOf": {}}, "schema.oneOf: got {}; give a list of JSON schemas"),
-        ({"items": {"required": "a"}}, "schema.items.required: got 'a'; give a list"),
+        ({"items": {"required": "a"}}, "schema.items.required: got 'a'; give a list of names"),
+        ({"required": [{}]}, "schema.required: got [{}]; give a list of names"),
         ({"enum": "a"}, "schema.enum: got 'a'; give a list"),
         (
             {"items": {"$ref": "#/$defs/b"}, "$defs": {"a": {}}},

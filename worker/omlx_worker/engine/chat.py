@@ -90,32 +90,28 @@ class Chat:
     def _grammar(self, calling: Calling, answer: Constraint | None, *, after_thinking: bool) -> str:
         try:
             if self._syntax is None:
-                raise NotWritable("it is not one of those that can be")
+                raise NotWritable("no grammar of their syntax is known")
             added = self._tokenizer.get_added_vocab()
             grammar = CallGrammar(calling, self._syntax, added, after_thinking=after_thinking)
             if calling.required:
                 return grammar.required()
             return grammar.free() if answer is None else grammar.beside(answer)
         except NotWritable as reason:
-            field, remedy = (
-                ("tool_choice", 'give "auto"')
-                if calling.required
-                else ("tools", "leave strict out")
-                if answer is None
-                else ("response_format", "leave it out, or the tools")
-            )
+            if calling.required:
+                field, remedy = "tool_choice", 'give "auto"'
+            elif answer is None:
+                field, remedy = "tools", "leave strict out"
+            else:
+                field, remedy = "response_format", "leave it or the tools out"
             raise InvalidRequest(
-                f"{field}: calls cannot be held to the syntax of {self._model}, because {reason}; "
-                f"{remedy}"
+                f"{field}: calls by {self._model} cannot be held to their schemas, because "
+                f"{reason}; {remedy}"
             ) from None
 
     def _thinks(self, prompt: list[int]) -> bool:
         """Whether the prompt has opened the thinking."""
-        opened, closed = (
-            self._tokenizer.rfind_think_start(prompt),
-            self._tokenizer.rfind_think_end(prompt),
-        )
-        return bool(opened > closed)
+        opened = self._tokenizer.rfind_think_start(prompt)
+        return bool(opened > self._tokenizer.rfind_think_end(prompt))
 
 
 def _for_template(message: Message) -> dict[str, Any]:

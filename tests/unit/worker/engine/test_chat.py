@@ -152,20 +152,20 @@ def test_calls_are_held_to_a_grammar_where_the_request_asks_for_it(
         (
             "gemma4",
             {"tool_choice": "required"},
-            "tool_choice: calls cannot be held to the syntax of m, because it is not one of those "
-            'that can be; give "auto"',
+            "tool_choice: calls by m cannot be held to their schemas, because no grammar of their "
+            'syntax is known; give "auto"',
         ),
         (
             "gemma4",
             {"tools": [tool(strict=True)]},
-            "tools: calls cannot be held to the syntax of m, because it is not one of those that "
-            "can be; leave strict out",
+            "tools: calls by m cannot be held to their schemas, because no grammar of their syntax "
+            "is known; leave strict out",
         ),
         (
             "",
             {"response_format": {"type": "json_object"}},
-            "response_format: calls cannot be held to the syntax of m, because they look like an "
-            "answer in JSON; leave it out, or the tools",
+            "response_format: calls by m cannot be held to their schemas, because they look like "
+            "an answer in JSON; leave it or the tools out",
         ),
         (
             "qwen3_coder",
@@ -175,7 +175,7 @@ def test_calls_are_held_to_a_grammar_where_the_request_asks_for_it(
                 ],
                 "tool_choice": "required",
             },
-            "tool_choice: calls cannot be held to the syntax of m, because the text 'a' has the "
+            "tool_choice: calls by m cannot be held to their schemas, because the text 'a' has the "
             'keyword format; give "auto"',
         ),
     ],

@@ -80,7 +80,7 @@ class CallGrammar:
             self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
             return self._written(f"REST | {self._gap}body")
         start = self._syntax.start
-        self._rules["REST"] = f"/(?s:.*)/ & ~/(?s:.*){_escaped(start)}(?s:.*)/"
+        self._rules["REST"] = _text_without(start)
         before = f"REST {self._literal(start)}"
         if self._tokens.match(start) is None:
             self._rules[f"before[suffix={_quoted(start)}]"] = "/(?s:.*)/"
@@ -161,10 +161,11 @@ class CallGrammar:
         if texts is not None:
             texts += ["null"] if parameter.nullable else []
             return self._joined(f"({' | '.join(map(_quoted, texts))})", after)
+        text = _text_without(pairs.after.strip(), self._syntax.end)
         if found := self._tokens.search(pairs.after):
-            self._rules["TEXT"] = f"/(?s:.*)/ & ~/(?s:.*){_escaped(found[0])}(?s:.*)/"
+            self._rules["TEXT"] = text
             return f"TEXT {self._literal(pairs.after[found.start() :])}"
-        self._rules[f"{rule}_value[suffix={_quoted(pairs.after)}]"] = "/(?s:.*)/"
+        self._rules[f"{rule}_value[suffix={_quoted(pairs.after)}]"] = text
         return f"{rule}_value"
 
     def _literal(self, text: str) -> str:
@@ -188,6 +189,11 @@ def _json(schema: dict[str, Any]) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _text_without(*markers: str) -> str:
+    """Any text in which no marker occurs, also none that other tokens spell."""
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_escaped(text)}(?s:.*)/" for text in markers)])
 
 
 def _escaped(text: str) -> str:

@@ -15,6 +15,12 @@ _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties
 _OF_TEXTS = frozenset({"type", "enum", "const", *DEFINITIONS})
 
 
+_EITHER = ("anyOf", "oneOf")
+_NULL = {"type": "null"}
+MAX_STEPS = 16
+"""References from one to the next that are followed."""
+
+
 class NotWritable(ValueError):
     """What a syntax of calls cannot express. The message completes "because ..."."""
 
@@ -113,18 +119,25 @@ def _kind(schema: dict[str, Any]) -> tuple[str | None, bool]:
 def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """A schema without references and alternatives to null, and whether there was one."""
     nullable = False
-    for _ in range(16):
-        reference, choices = schema.get("$ref"), schema.get("anyOf") or schema.get("oneOf")
-        if isinstance(reference, str):
-            schema = _looked_up(reference, root)
-        elif isinstance(choices, list) and len(choices) == 2 and {"type": "null"} in choices:
-            nullable = True
-            [schema] = [choice for choice in choices if choice != {"type": "null"}] or [{}]
+    for _ in range(MAX_STEPS):
+        inner: Any
+        if isinstance(reference := schema.get("$ref"), str):
+            keyword, inner = "$ref", _looked_up(reference, root)
+        elif len(schema.get("allOf", ())) == 1:
+            keyword, [inner] = "allOf", schema["allOf"]
+        elif found := next((name for name in _EITHER if _is_nullable(schema.get(name))), None):
+            keyword, nullable = found, True
+            inner = next((choice for choice in schema[found] if choice != _NULL), _NULL)
         else:
             break
-        if not isinstance(schema, dict):
+        if not isinstance(inner, dict):
             return {}, nullable
+        schema = inner | {name: value for name, value in schema.items() if name != keyword}
     return schema, nullable
+
+
+def _is_nullable(choices: Any) -> bool:
+    return isinstance(choices, list) and len(choices) == 2 and _NULL in choices
 
 
 def _looked_up(reference: str, root: dict[str, Any]) -> Any:

@@ -37,6 +37,7 @@ WEATHER = FunctionDefinition(
     },
 )
 CLOCK = FunctionDefinition(name="get_time", parameters=None)
+TEXT = {"type": "string"}
 BOTH = (WEATHER, CLOCK)
 PARIS = {"place": "Paris <é>", "days": 3, "unit": "C", "exact": None, "spots": ["a b"]}
 
@@ -194,6 +195,14 @@ def test_line_ends_may_come_first_after_thinking() -> None:
             "the text 'a' has the keyword pattern",
         ),
         (
+            {"properties": {"a": {"$ref": "#/$defs/t", "pattern": "x"}}, "$defs": {"t": TEXT}},
+            "the text 'a' has the keyword pattern",
+        ),
+        (
+            {"properties": {"a": {"anyOf": [TEXT, {"type": "null"}], "minLength": 1}}},
+            "the text 'a' has the keyword minLength",
+        ),
+        (
             {"properties": {"a": {"type": ["integer", "string"]}}},
             "the parameter 'a' may have several types",
         ),
@@ -213,6 +222,33 @@ def test_what_pairs_cannot_hold_is_refused_with_the_reason(
     function = FunctionDefinition(name="f", parameters=parameters)
     with pytest.raises(NotWritable, match=f"^{reason}"):
         grammar(family, [function])
+
+
+@pytest.mark.parametrize("family", PAIRED)
+def test_a_text_holds_no_marker_that_would_end_it(family: str) -> None:
+    pairs = syntax(family).pairs
+    assert pairs is not None
+    for marker in (pairs.after.strip(), syntax(family).end):
+        text = written(syntax(family), "get_weather", {"place": f"a{marker}b", "days": 1})
+        assert not admits(family, grammar(family).required(), text)
+
+
+@pytest.mark.parametrize("family", PAIRED)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/t"}]},
+        {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}], "description": "d"},
+        {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/t"}]},
+    ],
+)
+def test_a_type_is_found_behind_references_and_alternatives(
+    family: str, schema: dict[str, Any]
+) -> None:
+    parameters = {"properties": {"a": schema}, "$defs": {"t": TEXT}}
+    function = FunctionDefinition(name="f", parameters=parameters)
+    text = written(syntax(family), "f", {"a": "any text"})
+    assert admits(family, grammar(family, [function]).required(), text)
 
 
 @pytest.mark.parametrize("family", ["json_tools", "pythonic", "qwen3_coder"])
