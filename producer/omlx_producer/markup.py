@@ -76,6 +76,7 @@ class Splitter:
                 self._may_be_bare = False
                 if begun.startswith("{"):
                     self._enter("call")
+                    self._after_marker = False
             found = self._marker.search(self._held) if self._marker else None
             if found is None:
                 break

@@ -79,6 +79,15 @@ def test_the_parts_do_not_depend_on_how_the_text_comes(
     )
 
 
+@pytest.mark.parametrize("cut", range(4))
+def test_a_bare_call_keeps_its_line_ends_however_it_comes(cut: int) -> None:
+    splitter, reply = Splitter(BARE), Reply()
+    for piece in ("{\n}"[:cut], "{\n}"[cut:]):
+        for span in splitter.feed(piece):
+            reply.add(span)
+    assert reply.calls == ["{\n}"]
+
+
 def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     splitter = Splitter(MARKS)
     heard = ["".join(span.text for span in splitter.feed(piece)) for piece in "ab <x\n\nc"]

@@ -20,8 +20,8 @@ from omlx_producer.bulk.row import Row as BulkRow
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.protocol import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
-from omlx_worker.engine.interface import Emission, Sampling
-from omlx_worker.engine.prompts import Prompter
+from omlx_worker.engine.chat import Chat
+from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.chats import tokenizer_of
@@ -75,10 +75,13 @@ def requests() -> dict[str, GenerationRequest]:
     return made
 
 
-def prepared(family: str, request: GenerationRequest) -> ActiveJob:
-    prompter = Prompter(tokenizer_of(family), INFO, len(tokenizer_of(family)), Sampling())
+def prepared(family: str, request: GenerationRequest) -> tuple[ActiveJob, Constraint | None]:
+    """The job of a request, and what its only answer must match."""
+    chat = Chat(tokenizer_of(family), "m")
+    prompt = chat.encode(request)
+    row = Row("j:0", prompt, 1000, Sampling(), reply=chat.form(request, prompt))
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
-    return ActiveJob(claim, request, prompter.rows(request, "j"), streams=True)
+    return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, prompt)
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -90,13 +93,12 @@ def grammar_of(constraint: Constraint) -> str:
 def answered(family: str, request: GenerationRequest, text: str) -> tuple[Any, Any]:
     """What OpenAI's types read when the model generates this text: the answer and the stream."""
     tokenizer = tokenizer_of(family)
-    job = prepared(family, request)
+    job, constraint = prepared(family, request)
     [row] = job.rows
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    if row.request.constraint is not None:
-        matcher = LLMatcher(
-            from_tokenizer(tokenizer._tokenizer, slices=[]), grammar_of(row.request.constraint)
-        )
+    if constraint is not None:
+        tokens_of = from_tokenizer(tokenizer._tokenizer, slices=[])
+        matcher = LLMatcher(tokens_of, grammar_of(constraint))
         assert matcher.try_consume_tokens(tokens) == len(tokens), matcher.get_error()
         assert matcher.is_accepting()
     chunks, state = ChatChunks("j", "m"), ChatCompletionStreamState()
