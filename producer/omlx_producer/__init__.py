@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omlx_producer.async_client import AsyncJobHandle, AsyncProducer
+    from omlx_producer.chunks import ChatChunks
     from omlx_producer.client import JobHandle, Producer
     from omlx_producer.completion import AssistantMessage, Choice, Completion
     from omlx_producer.errors import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         TokenEvent,
         TokenLogprob,
         TokensEvent,
+        ToolCall,
         Usage,
     )
     from omlx_producer.stream import AsyncTokenStream, TokenStream
@@ -46,6 +48,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncTokenStream",
     "CancelledEvent",
+    "ChatChunks",
     "Choice",
     "ChoiceDelta",
     "Completion",
@@ -72,6 +75,7 @@ __all__ = [
     "TokenStream",
     "TokensEvent",
     "TokensLost",
+    "ToolCall",
     "UnknownJob",
     "Usage",
 ]
@@ -82,6 +86,7 @@ _HOMES = (
     "protocol",
     "fields",
     "completion",
+    "chunks",
     "outcome",
     "stream",
     "client",

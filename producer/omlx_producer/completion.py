@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AliasPath, Field
+from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
-from omlx_producer.events import FinishReason, Usage, Wire
+from omlx_producer.events import FinishReason, ToolCall, Usage, Wire
 
 
 class AssistantMessage(Wire):
     """The message of a choice in a chat completion.
 
+    Attributes:
+        content: None if the model only calls tools.
+        reasoning_content: what the model thought, if its text marks that.
+        tool_calls: None without any.
+
     >>> job = producer.submit(messages=[{"role": "user", "content": "Reverse a list."}])
     >>> job.result().choices[0].message
-    AssistantMessage(role='assistant', content='...')
+    AssistantMessage(role='assistant', content='...', reasoning_content=None, tool_calls=None)
     """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class Choice(Wire):
     """One of the ``n`` answers to a request.
 
     Attributes:
-        text: in every completion, also of a chat.
+        text: in every completion, also of a chat; "" beside calls without any.
         message: in a chat completion.
         logprobs: in OpenAI's form, if the request asked for them.
 
@@ -35,7 +44,9 @@ class Choice(Wire):
     """
 
     index: int
-    text: str = Field(validation_alias=AliasChoices("text", AliasPath("message", "content")))
+    text: Annotated[str, BeforeValidator(lambda content: content or "")] = Field(
+        validation_alias=AliasChoices("text", AliasPath("message", "content"))
+    )
     message: AssistantMessage | None = None
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None = None
@@ -44,6 +55,16 @@ class Choice(Wire):
 class _Body(Wire):
     choices: list[Choice] = Field(min_length=1)
     usage: Usage
+
+
+def answer_text(choice: Mapping[str, Any]) -> str:
+    """The text of a choice of a response body; calls of tools are lines of JSON after it."""
+    if "text" in choice:
+        return str(choice["text"])
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [json.dumps(call, ensure_ascii=False) for call in calls]
+    return "\n".join([*filter(None, [message["content"]]), *lines])
 
 
 class Completion(dict[str, Any]):
@@ -76,3 +97,9 @@ class Completion(dict[str, Any]):
     def text(self) -> str:
         """The text of the first choice."""
         return self.choices[0].text
+
+    @property
+    def tool_calls(self) -> list[list[ToolCall]]:
+        """The calls of each choice; empty if none has any."""
+        calls = [(choice.message and choice.message.tool_calls) or [] for choice in self.choices]
+        return calls if any(calls) else []

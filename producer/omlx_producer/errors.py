@@ -168,7 +168,10 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
     problem, path = max((p for p in problems if p[1][:1] == first), key=lambda p: len(p[1]))
     if problem["type"] == "value_error":
         sentence = problem["msg"].removeprefix("Value error, ")
-        return f"{_spell(path)}.{sentence}" if path else sentence
+        if not path:
+            return sentence
+        # The sentence begins with a field inside of the path, or is about the path itself.
+        return _spell(path) + (": " if sentence.startswith("got ") else ".") + sentence
     if not path:
         return f"request: got {_shown(problem['input'])}; give {whole}"
     owner, expected = _look_up(model, path)
@@ -200,14 +203,17 @@ def _path(problem: ErrorDetails) -> list[int | str]:
 
 
 def _is_branch(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part in {"str", "constrained-str"})
+    return isinstance(part, str) and (
+        "[" in part or part in {"str", "constrained-str", "ToolChoice"}
+    )
 
 
 def _look_up(model: type[BaseModel], path: list[int | str]) -> tuple[type[BaseModel], str]:
     """The innermost model along a path, and the description of the innermost known field."""
     expected = ""
     for part in path:
-        field = model.model_fields.get(str(part))
+        named = {field.alias or name: field for name, field in model.model_fields.items()}
+        field = named.get(str(part))
         if field is None:
             continue
         expected = field.description or ""

@@ -5,11 +5,14 @@ See `omlx_producer.protocol` for the keys and the order of events.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-FinishReason = Literal["stop", "length"]
+from omlx_producer.markup import Markup
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Wire(BaseModel):
@@ -42,6 +45,38 @@ class ChoiceDelta(Wire):
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
+
+
+class FunctionCall(Wire):
+    """A function and its arguments, which are a JSON object as text."""
+
+    name: str = Field(description="the name of a function")
+    arguments: str = Field(description="a JSON object as text")
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments; {} for none, None if they are not JSON."""
+        try:
+            return json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+
+
+class ToolCall(Wire):
+    """One call of a tool by the assistant.
+
+    >>> call = ToolCall(id="call_1", function={"name": "f", "arguments": '{"x": 5}'})
+    >>> call.function.parsed["x"]
+    5
+    """
+
+    id: str = Field(description="text")
+    type: Literal["function"] = Field(
+        default="function", description='"function", the only type that is served'
+    )
+    function: FunctionCall = Field(
+        description='a function and its arguments such as {"name": "f", "arguments": "{}"}'
+    )
 
 
 class Speculation(Wire):
@@ -85,6 +120,9 @@ class Usage(Wire):
 class TokensEvent(Wire):
     """The new tokens of one step. ``n`` counts the tokens of the job so far.
 
+    Attributes:
+        markup: of the texts of a chat, in the first event of a job.
+
     >>> job = producer.submit(prompt="def f(x):")
     >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]
     >>> "".join(step.choices[0].text for step in steps) == job.result().text
@@ -95,6 +133,7 @@ class TokensEvent(Wire):
     job_id: str
     n: int = Field(ge=1)
     choices: list[ChoiceDelta]
+    markup: Markup | None = None
 
     @property
     def since(self) -> int:
@@ -118,6 +157,9 @@ class _TerminalEvent(Wire):
 class DoneEvent(_TerminalEvent):
     """The job finished; its finish reasons are by choice.
 
+    Attributes:
+        tool_calls: by choice; empty if none has any.
+
     >>> job = producer.submit(prompt="def f(x):", n=2)
     >>> *_, last = job.stream()
     >>> isinstance(last, DoneEvent) and len(last.finish_reasons)
@@ -126,6 +168,7 @@ class DoneEvent(_TerminalEvent):
 
     type: Literal["done"] = "done"
     finish_reasons: list[FinishReason]
+    tool_calls: list[list[ToolCall]] = []
     usage: Usage
 
 

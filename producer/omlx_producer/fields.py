@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
-from omlx_producer.protocol import Message, Priority, ResponseFormat
+from omlx_producer.protocol import (
+    Message,
+    Priority,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    ToolChoice,
+)
 
 
 class RequestFields(TypedDict, total=False):
@@ -40,6 +47,11 @@ class RequestFields(TypedDict, total=False):
     top_logprobs: int | None
     stream: bool | None
     response_format: ResponseFormat | dict[str, Any] | None
+    structured_outputs: StructuredOutputs | dict[str, Any] | None
+    tools: list[Tool] | list[dict[str, Any]] | None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | dict[str, Any] | None
+    parallel_tool_calls: bool
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
     chat_template_kwargs: dict[str, Any] | None
     completion_window: str | None
 

@@ -12,7 +12,6 @@ from typing import Any
 IGNORED = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -24,31 +23,25 @@ IGNORED = frozenset(
         "user",
     }
 )
-IGNORED_IN_MESSAGES = frozenset({"refusal", "tool_call_id"})
+IGNORED_IN_MESSAGES = frozenset({"annotations", "refusal"})
 IGNORED_IN_PARTS = frozenset({"prompt_cache_breakpoint"})
 
-_TOOLS = "tools are not supported yet; remove it"
-_TOOL_CHOICE = 'tools are not supported yet; give "none" or remove it'
+_FUNCTIONS = "no longer OpenAI's; give tools and tool_choice instead"
 REFUSED = {
     "audio": "only text is generated; remove it",
     "best_of": "not supported; give n for several choices",
     "echo": "the prompt is not repeated in the text; give false or remove it",
-    "function_call": _TOOL_CHOICE,
-    "functions": _TOOLS,
+    "function_call": _FUNCTIONS,
+    "functions": _FUNCTIONS,
     "modalities": 'only text is generated; give ["text"] or remove it',
     "moderation": "not supported; remove it",
-    "reasoning_effort": "not supported; give what the model's chat template takes instead, as in "
-    'chat_template_kwargs {"enable_thinking": false}',
     "suffix": "not supported; remove it",
-    "tool_choice": _TOOL_CHOICE,
-    "tools": _TOOLS,
     "verbosity": "not supported; ask for the length in the prompt",
     "web_search_options": "web search is not supported; remove it",
 }
 REFUSED_IN_MESSAGES = {
     "audio": "only text is read; remove it",
-    "function_call": _TOOLS,
-    "tool_calls": _TOOLS,
+    "function_call": "no longer OpenAI's; give tool_calls instead",
 }
 
 # Values that ask for what happens anyway.
@@ -60,7 +53,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"], []),
     "suffix": ("",),
     "tool_calls": ([],),
-    "tool_choice": ("none",),
     "tools": ([],),
     "verbosity": ("medium",),
 }
@@ -70,7 +62,8 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """The fields of a request that count, in the names and forms of `GenerationRequest`.
 
     OpenAI's text completions have their own forms: ``logprobs`` is the number of alternatives, and
-    ``prompt`` may be a list of prompts, of which one is served.
+    ``prompt`` may be a list of prompts, of which one is served. Without tools, what forbids calls
+    has no effect.
 
     Raises:
         ValueError: one sentence that begins with the field; so do the functions below.
@@ -82,6 +75,11 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
                 "max_tokens: given beside max_completion_tokens, the same setting; give one"
             )
         kept["max_completion_tokens"] = kept.pop("max_tokens")
+    if "tools" not in kept:
+        if kept.get("parallel_tool_calls") is False:
+            del kept["parallel_tool_calls"]
+        if kept.get("tool_choice") == "none":
+            del kept["tool_choice"]
     prompt, logprobs = kept.get("prompt"), kept.get("logprobs")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:

@@ -109,6 +109,7 @@ class Outcome:
             job_id=self.job_id,
             n=max(cursor, completion.usage.completion_tokens),
             finish_reasons=[choice.finish_reason for choice in completion.choices],
+            tool_calls=completion.tool_calls,
             usage=completion.usage,
         )
 

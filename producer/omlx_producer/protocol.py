@@ -10,7 +10,7 @@ A worker writes every event of a job twice, in one script call: as an entry of t
 
 ``tokens``     the new tokens of one step. ``n`` is the number of tokens of the job so far, all
                choices together; ``choices`` are the choices that changed (`ChoiceDelta`)
-``done``       the job finished: ``finish_reasons`` by choice, and ``usage``
+``done``       the job finished: ``finish_reasons`` by choice, the calls of tools, and ``usage``
 ``failed``     the job failed: ``error`` is one sentence
 ``cancelled``  the job was cancelled or stopped: ``error`` says why
 
@@ -23,7 +23,8 @@ held back until a stop token, which is in no choice) adds one, so a consumer det
 ``n`` of a terminal event may be larger than any before it: not every job publishes its tokens; one
 that finishes has published all or none. A Redis server that was killed may lose the last entries:
 the worker writes them again, or another worker writes the same tokens in other events. The
-``text`` of a choice, concatenated over all events, is exactly the text in the result.
+``text`` of a choice, concatenated over all events, is exactly the text in the result, or, if
+the first event has a ``markup``, the text that `Markup` takes apart into the result's message.
 
 A terminal event appears with, or before, the change of the job's status and the result. Other tools
 end jobs without an event; then status and result stand for it.
@@ -43,6 +44,7 @@ from __future__ import annotations
 import re
 from typing import Literal, get_args
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.events import (
     CancelledEvent,
@@ -50,6 +52,7 @@ from omlx_producer.events import (
     DoneEvent,
     FailedEvent,
     FinishReason,
+    FunctionCall,
     ModelInfo,
     PromptTokensDetails,
     Speculation,
@@ -57,9 +60,12 @@ from omlx_producer.events import (
     TokenEvent,
     TokenLogprob,
     TokensEvent,
+    ToolCall,
     Usage,
     parse_event,
 )
+from omlx_producer.markup import Markup
+from omlx_producer.messages import Message, TextPart
 from omlx_producer.request import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
@@ -69,13 +75,12 @@ from omlx_producer.request import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
-    Message,
     ModelAlias,
-    ResponseFormat,
     StopString,
-    TextPart,
     TokenId,
 )
+from omlx_producer.structure import NamedSchema, ResponseFormat, StructuredOutputs
+from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 BEGINNING = "beginning"
@@ -132,27 +137,37 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",
     "PRIORITIES",
+    "Calling",
     "CancelledEvent",
     "ChoiceDelta",
+    "Constraint",
     "DoneEvent",
     "FailedEvent",
     "FinishReason",
+    "FunctionCall",
+    "FunctionDefinition",
     "GenerationRequest",
     "InvalidRequest",
+    "Markup",
     "Message",
     "ModelAlias",
     "ModelInfo",
+    "NamedSchema",
     "Priority",
     "PromptTokensDetails",
     "ResponseFormat",
     "Speculation",
     "StopString",
+    "StructuredOutputs",
     "TerminalEvent",
     "TextPart",
     "TokenEvent",
     "TokenId",
     "TokenLogprob",
     "TokensEvent",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
     "Usage",
     "bulk_job_id",
     "ended_stream",

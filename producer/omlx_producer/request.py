@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest, describe
-from omlx_producer.openai_fields import fold_message, fold_part, fold_request
+from omlx_producer.messages import Message
+from omlx_producer.openai_fields import fold_request
+from omlx_producer.request_part import RequestPart, json_text
+from omlx_producer.structure import ResponseFormat, StructuredOutputs
+from omlx_producer.tools import (
+    MAX_TOOLS,
+    Calling,
+    Choosing,
+    Tool,
+    calling_of,
+    require_callable,
+)
 
 MAX_CHOICES = 16
 MAX_DRAFT_DEPTH = 4
@@ -21,69 +32,12 @@ DEFAULT_MAX_TOKENS = 256
 REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
 
-class _Request(BaseModel):
-    """The base of what users write. Every field's description completes "give ..."."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-# The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
-Text = Annotated[str, Field(min_length=0)]
-
-
-class TextPart(_Request):
-    """One text part of a message's content. A refusal of the assistant is its text."""
-
-    type: Literal["text"] = Field(description='"text", the only type of content that is served')
-    text: Text = Field(description="text")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fold_openai(cls, data: Any) -> Any:
-        return fold_part(data) if isinstance(data, dict) else data
-
-
-class Message(_Request):
-    """One chat message.
-
-    An assistant's ``content`` may be null; its ``refusal``, if there is one, is then its text.
-
-    >>> Message(role="user", content="Write a function that reverses a list.").role
-    'user'
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="one of system, developer, user, assistant and tool"
-    )
-    content: Text | list[TextPart] = Field(
-        description='text or a list of parts such as {"type": "text", "text": "Hello"}'
-    )
-    name: Text | None = Field(default=None, description="text or leave it out")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fold_openai(cls, data: Any) -> Any:
-        return fold_message(data) if isinstance(data, dict) else data
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class ResponseFormat(_Request):
-    """The form of the answer. Only free text is served."""
-
-    type: Literal["text"] = Field(description='"text"; other forms are not supported yet')
-
-
 ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class GenerationRequest(_Request):
+class GenerationRequest(RequestPart):
     """One generation request.
 
     A field that is null counts as not given. Fields of OpenAI that change nothing here are accepted
@@ -178,7 +132,25 @@ class GenerationRequest(_Request):
         description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
     )
     stream: bool | None = Field(default=None, description="true or false")
-    response_format: ResponseFormat | None = Field(default=None, description='{"type": "text"}')
+    response_format: ResponseFormat | None = Field(
+        default=None, description='an object such as {"type": "json_object"}'
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description='an object such as {"regex": "[0-9]+"}'
+    )
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = Field(
+        default=None,
+        description=f"a list of 1 to {MAX_TOOLS} functions such as "
+        '{"type": "function", "function": {"name": "f"}}',
+    )
+    tool_choice: Choosing | None = Field(
+        default=None,
+        description='"auto", "none", "required" or {"type": "function", "function": {"name": "f"}}',
+    )
+    parallel_tool_calls: bool = Field(default=True, description="true or false")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        Field(default=None, description="one of none, minimal, low, medium, high, xhigh and max")
+    )
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         default=None, description='a JSON object such as {"enable_thinking": false}'
     )
@@ -193,7 +165,7 @@ class GenerationRequest(_Request):
         if not isinstance(data, dict):
             return data
         if isinstance(data.get("chat_template_kwargs"), dict):
-            _require_json("chat_template_kwargs", data["chat_template_kwargs"])
+            json_text("chat_template_kwargs", data["chat_template_kwargs"])
         return fold_request(data)
 
     @model_validator(mode="after")
@@ -203,7 +175,7 @@ class GenerationRequest(_Request):
         if self.messages is not None and self.prompt is not None:
             raise ValueError("prompt: given beside messages; give only one of the two")
         if self.messages is not None:
-            characters = sum(len(message.text) for message in self.messages)
+            characters = sum(message.characters for message in self.messages)
             if characters == 0:
                 raise ValueError("messages: none has any text; give at least one with text")
             if characters > MAX_PROMPT_CHARACTERS:
@@ -220,6 +192,47 @@ class GenerationRequest(_Request):
                     f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        if self.tools is not None:
+            if self.messages is None:
+                raise ValueError("tools: given with a prompt; give messages instead")
+            require_callable(self.tools, self.tool_choice)
+        elif self.tool_choice is not None:
+            raise ValueError("tool_choice: given without tools; give tools too")
+        forms = (
+            ("response_format", self.response_format),
+            ("structured_outputs", self.structured_outputs),
+        )
+        given = [name for name, form in forms if form and form.constraint]
+        if len(given) > 1:
+            raise ValueError(
+                "structured_outputs: given beside response_format; leave one of the two out"
+            )
+        calling = self.calling
+        if calling and given and (calling.required or self.structured_outputs):
+            raise ValueError(
+                f"{given[0]}: given beside tools of which one "
+                f"{'must' if calling.required else 'may'} be called; leave one of the two out"
+            )
+        if self.ignore_eos and (given or (calling and calling.required)):
+            raise ValueError(
+                f"ignore_eos: got true beside {given[0] if given else 'tool_choice'}, which says "
+                "where the text ends; leave one of the two out"
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text must match; None for free text. Calls of tools are not in it."""
+        form = self.structured_outputs or self.response_format
+        return form.constraint if form else None
+
+    @property
+    def calling(self) -> Calling | None:
+        """What the model may call; None for nothing."""
+        return calling_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -249,15 +262,7 @@ class GenerationRequest(_Request):
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True)
-
-
-def _require_json(name: str, value: dict[Any, Any]) -> None:
-    """Refuse what JSON or UTF-8 cannot hold, and what is nested too deeply to be read back."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
+        return self.model_dump(mode="json", exclude_defaults=True, by_alias=True)
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -1,21 +1,34 @@
 """An engine without a model: letters that follow from prompt and seed, at a pace of one's choice.
 
 It behaves as a real one where that matters to the service: text lags one token behind, half of
-the rows end on a stop token, which brings text but no token, and a row is read in chunks.
+the rows end on a stop token, which brings text but no token, and a row is read in chunks. With
+tools it thinks until the first m, and calls from the first x after that.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
+from omlx_producer.protocol import (
+    FunctionCall,
+    GenerationRequest,
+    InvalidRequest,
+    Markup,
+    ModelInfo,
+)
 from omlx_worker.engine.interface import Emission, Known, Row, Sampling
+from omlx_worker.engine.reply import ReplyForm
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
+CALLS = ReplyForm(
+    Markup(think_start="?", think_end="m", call_start="x", thinks=True),
+    lambda text: [FunctionCall(name="f", arguments=json.dumps({"text": text}))],
+)
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
 
 
@@ -56,6 +69,7 @@ class FakeEngine:
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
+        reply = CALLS if request.calling else None
         return [
             Row(
                 f"{job_id}:{choice}",
@@ -63,6 +77,7 @@ class FakeEngine:
                 length,
                 Sampling(seed=seed + choice),
                 cache=request.cache,
+                reply=reply,
             )
             for choice in range(request.n)
         ]

@@ -12,6 +12,7 @@ from omlx_producer.protocol import (
     ChoiceDelta,
     FinishReason,
     GenerationRequest,
+    Markup,
     PromptTokensDetails,
     TokenLogprob,
     TokensEvent,
@@ -139,6 +140,11 @@ class ActiveJob:
         return [choice.row for choice in self.choices]
 
     @property
+    def _markup(self) -> Markup | None:
+        reply = self.choices[0].row.request.reply
+        return None if reply is None else reply.markup
+
+    @property
     def _width(self) -> int:
         return 1 + 2 * len(self.choices)
 
@@ -209,9 +215,10 @@ class ActiveJob:
         deltas = [delta for delta in taken if delta is not None]
         if not deltas:
             return None
+        markup = None if self.sent else self._markup
         self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
         self._note_end()
-        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas)
+        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, markup=markup)
 
     def take_due_event(self) -> TokensEvent | None:
         """What the job publishes now.
@@ -238,7 +245,8 @@ class ActiveJob:
             for index, choice in enumerate(self.choices)
         ]
         written = [delta for delta in deltas if delta is not None]
-        return TokensEvent(job_id=self.id, n=end[0], choices=written)
+        markup = None if before[0] else self._markup
+        return TokensEvent(job_id=self.id, n=end[0], choices=written, markup=markup)
 
     def _note_end(self) -> None:
         self._ends.append(self.sent)

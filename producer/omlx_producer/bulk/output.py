@@ -77,18 +77,26 @@ class OutputFiles:
         self._results.sync()
         self._errors.sync()
 
-    def finish(self, *, ordered: bool, whole: bool = True, with_body: bool = False) -> None:
+    def finish(
+        self,
+        *,
+        ordered: bool,
+        whole: bool = True,
+        with_body: bool = False,
+        properties: Sequence[str] = (),
+    ) -> None:
         """Write the table, drop replaced lines, order the others. Call at the end of the input.
 
         Args:
             whole: whether the input was read to its end; else errors of lines that it has not
                 shown stay.
-            with_body: see `write_table`.
+            with_body, properties: see `write_table`.
         """
         if whole:
             self._index.forget_absent_lines()
         if is_table(self._output):
-            write_table(self._current(ordered), self._output, with_body=with_body)
+            lines = self._current(ordered)
+            write_table(lines, self._output, with_body=with_body, properties=properties)
         for ok, journal in ((True, self._results), (False, self._errors)):
             if ordered or self._lines[ok] != self._index.count(ok):
                 places = self._index.places(in_input_order=ordered)
@@ -138,11 +146,13 @@ def _require_ours(path: Path) -> None:
         )
 
 
-def write_results(lines: Iterable[bytes], output: Path, *, with_body: bool) -> None:
+def write_results(
+    lines: Iterable[bytes], output: Path, *, with_body: bool, properties: Sequence[str] = ()
+) -> None:
     """Write the output lines of a batch into the files that a run on this machine has.
 
     Args:
-        with_body: see `write_table`.
+        with_body, properties: see `write_table`.
 
     Raises:
         OSError: if a file cannot be written.
@@ -157,7 +167,7 @@ def write_results(lines: Iterable[bytes], output: Path, *, with_body: bool) -> N
                 yield line
 
         if is_table(output):
-            write_table(kept(), output, with_body=with_body)
+            write_table(kept(), output, with_body=with_body, properties=properties)
         else:
             for _ in kept():
                 pass

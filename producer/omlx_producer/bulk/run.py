@@ -38,6 +38,7 @@ from omlx_producer.bulk.records import (
 from omlx_producer.bulk.row import RowResult
 from omlx_producer.bulk.runfile import RunFile
 from omlx_producer.bulk.shape import RowMaker, Shape
+from omlx_producer.bulk.table import properties_of
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
@@ -186,7 +187,10 @@ def run_here(
                 finished = drive(feed, signals, show)
                 if finished:
                     files.finish(
-                        ordered=ordered, whole=options.limit is None, with_body=options.with_body
+                        ordered=ordered,
+                        whole=options.limit is None,
+                        with_body=options.with_body,
+                        properties=properties_of(options.shape.sampling.get("response_format")),
                     )
                     if whole:
                         _sweep(feed)

@@ -9,16 +9,18 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
+from omlx_producer.completion import answer_text
 
 COUNTS = ("prompt_tokens", "completion_tokens")
 COLUMNS = ("custom_id", "text", "finish_reason", *COUNTS, "error")
 BODY = "response"
+ANSWER = "answer."
 CHUNK = 512
 
 
@@ -26,23 +28,36 @@ def is_table(output: Path) -> bool:
     return output.suffix.lower() in {".csv", ".parquet"}
 
 
-def write_table(lines: Iterable[bytes], output: Path, *, with_body: bool) -> None:
+def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
+    """The properties that answers in a format have at their top."""
+    named = (response_format or {}).get("json_schema") or {}
+    properties = named.get("schema", {}).get("properties")
+    return list(properties) if isinstance(properties, dict) else []
+
+
+def write_table(
+    lines: Iterable[bytes], output: Path, *, with_body: bool, properties: Sequence[str] = ()
+) -> None:
     """Write the table of output lines, results and errors.
 
     Args:
         with_body: add the whole response body as JSON, in the column `BODY`.
+        properties: those of answers in JSON, each of which gets a column. It has another column's
+            name only with the prefix `ANSWER`.
 
     Raises:
         InvalidRequest: if Parquet is asked for without pyarrow.
         OSError: if the file cannot be written.
     """
     columns = [*COLUMNS, BODY] if with_body else [*COLUMNS]
-    rows = itertools.chain.from_iterable(_rows(line, with_body) for line in lines)
+    named = {(f"{ANSWER}{name}" if name in columns else name): name for name in properties}
+    columns += named
+    rows = itertools.chain.from_iterable(_rows(line, with_body, named) for line in lines)
     write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
     write(rows, columns, output)
 
 
-def _rows(line: bytes, with_body: bool) -> Iterator[dict[str, Any]]:
+def _rows(line: bytes, with_body: bool, named: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     document = json.loads(line)
     row = {"custom_id": document["custom_id"]}
     if error := document["error"]:
@@ -53,9 +68,25 @@ def _rows(line: bytes, with_body: bool) -> Iterator[dict[str, Any]]:
     if with_body:
         once[BODY] = json.dumps(body, ensure_ascii=False)
     for choice in body["choices"]:
-        text = choice["text"] if "text" in choice else choice["message"]["content"]
-        yield row | {"text": text, "finish_reason": choice["finish_reason"]} | once
+        text = answer_text(choice)
+        cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, named)}
+        yield row | cells | once
         once = {}
+
+
+def _cells(text: str, named: Mapping[str, str]) -> dict[str, str]:
+    """The properties of an answer by column: texts as they are, other values as JSON."""
+    try:
+        answer = json.loads(text) if named else None
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        return {}
+    return {
+        column: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for column, name in named.items()
+        if (value := answer.get(name)) is not None
+    }
 
 
 def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 from redis.exceptions import RedisError
@@ -17,6 +18,7 @@ from omlx_producer.bulk.loop import WAIT_SECONDS, serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import real_path, require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
+from omlx_producer.bulk.table import properties_of
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
@@ -26,6 +28,7 @@ from omlx_producer.cli.common import (
     redis_option,
     with_body_option,
 )
+from omlx_producer.cli.form import json_schema_option
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
@@ -43,6 +46,7 @@ batch_argument = click.argument("batch_id")
 @option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @with_body_option
+@json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
 @redis_option
 def results(
     batch_id: str,
@@ -50,6 +54,7 @@ def results(
     wait: bool,
     partial: bool,
     with_body: bool,
+    response_format: dict[str, Any] | None,
     redis_url: str | None,
 ) -> None:
     """Write the results of a batch so far, in input order.
@@ -66,7 +71,12 @@ def results(
             for line in batch.results(state.rows):
                 write(line.decode("utf-8", "replace"))
         else:
-            write_results(batch.results(state.rows), output, with_body=with_body)
+            write_results(
+                batch.results(state.rows),
+                output,
+                with_body=with_body,
+                properties=properties_of(response_format),
+            )
     if state.ok + state.failed < state.rows or not state.over:
         click.echo(f"{state.state}: {state.ok + state.failed} of {state.rows} rows", err=True)
     if not (state.over or partial):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from omlx_producer.cli.form import form_options, texts, with_structured_outputs
 from omlx_producer.cli.sections import option
 from omlx_producer.request import DEFAULT_MAX_TOKENS
 
@@ -46,12 +47,6 @@ def _biases(
     return biases or None
 
 
-def _texts(
-    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
-) -> list[str] | None:
-    return list(values) or None
-
-
 def _number(names: tuple[str, ...], kind: type, text: str) -> Callable[[_Command], _Command]:
     field = names[0].strip("-").replace("-", "_")
     return _sampling(*names, field, type=kind, help=text, show_default=_DEFAULTS.get(field, False))
@@ -63,10 +58,10 @@ def model_option(help: str) -> Callable[[_Command], _Command]:
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each sampling field."""
+    """Add an option for each field of sampling, and those of the answer's form."""
     options = [_number(names, kind, text) for names, kind, text in _NUMBERS]
     options += [
-        _sampling("--stop", multiple=True, callback=_texts, help="Text to stop at; repeatable."),
+        _sampling("--stop", multiple=True, callback=texts, help="Text to stop at; repeatable."),
         _sampling(
             "--logit-bias",
             multiple=True,
@@ -84,11 +79,12 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         _sampling("--ignore-eos", is_flag=True, default=None, help="Continue after the end token."),
     ]
-    for decorate in reversed(options):
+    for decorate in reversed([*options, *form_options()]):
         command = decorate(command)
     return command
 
 
 def given(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the user gave."""
-    return {name: value for name, value in sampling.items() if value is not None}
+    """The fields of a request for the options that the user gave."""
+    fields = {name: value for name, value in sampling.items() if value is not None}
+    return with_structured_outputs(fields)

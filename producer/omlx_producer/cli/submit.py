@@ -26,6 +26,7 @@ from omlx_producer.cli.options import given, model_option, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.client import Producer
+from omlx_producer.completion import answer_text
 from omlx_producer.connection import without_password
 from omlx_producer.protocol import (
     PRIORITIES,
@@ -82,6 +83,8 @@ def submit(
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat; add it, or leave --system out.")
+    if sampling["tools"] is not None and not chat:
+        raise click.UsageError("--tools needs --chat; add it, or leave --tools out.")
     fields = text_fields(
         read_stdin() if prompt == "-" else prompt, chat=chat, system=system
     ) | given(sampling)
@@ -168,7 +171,7 @@ class TextWriter:
     def write_body(self, body: dict[str, Any]) -> None:
         """Print a result instead of events."""
         for choice in body["choices"]:
-            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            text = answer_text(choice)
             if choice["index"] == 0:
                 self._put(text)
             else:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,59 @@ def test_the_text_of_a_prompt_goes_to_stdout(run: Run) -> None:
 def test_a_dash_reads_stdin_as_it_is(run: Run, served: dict[str, Any]) -> None:
     assert run("-", stdin="def f():\n").exit_code == 0
     assert served["request"]["prompt"] == "def f():\n"
+
+
+def test_the_form_of_the_answer_is_given_by_files_and_patterns(
+    run: Run, served: dict[str, Any], tmp_path: Path
+) -> None:
+    schema, tools = tmp_path / "schema.json", tmp_path / "tools.json"
+    schema.write_text('{"type": "object"}')
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    assert run("x", "--json-schema", str(schema)).exit_code == 0
+    named = {"name": "answer", "schema": {"type": "object"}}
+    assert served["request"]["response_format"] == {"type": "json_schema", "json_schema": named}
+    assert run("x", "--regex", "[0-9]+").exit_code == 0
+    assert served["request"]["structured_outputs"] == {"regex": "[0-9]+"}
+    assert run("x", "--choice", "a", "--choice", "b").exit_code == 0
+    assert served["request"]["structured_outputs"] == {"choice": ["a", "b"]}
+    assert run("x", "--chat", "--tools", str(tools)).exit_code == 0
+    assert served["request"]["tools"] == json.loads(tools.read_text())
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "sentence"),
+    [
+        ("{", ("--json-schema",), "schema.json is not JSON"),
+        ("[]", ("--json-schema",), "schema.json holds no object; give a JSON schema"),
+        ("{}", ("--chat", "--tools"), "schema.json holds no list; give a list of tools as OpenAI"),
+        ("[{}]", ("--tools",), "--tools needs --chat; add it, or leave --tools out."),
+        ("[{}]", ("--chat", "--tools"), "tools[0].type: missing; give "),
+        (
+            "{}",
+            ("--regex", "a", "--json-schema"),
+            "structured_outputs: given beside response_format; leave one of the two out",
+        ),
+    ],
+)
+def test_a_form_that_is_none_is_told_in_one_sentence(
+    run: Run, tmp_path: Path, content: str, args: tuple[str, ...], sentence: str
+) -> None:
+    (tmp_path / "schema.json").write_text(content)
+    done = run("x", *args, str(tmp_path / "schema.json"))
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_result_that_is_only_calls_is_shown_as_json(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
+    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "call_1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    worker.finish(body={"choices": [choice], "usage": usage})
+    assert json.loads(run("result", job.id).stdout) == function
 
 
 def test_stdin_must_be_utf_8(run: Run) -> None:

@@ -76,6 +76,7 @@ def test_help_has_sections_and_shows_defaults() -> None:
     assert [title.partition(" ")[0].strip(":") for title in titles] == [
         "Request",
         "Sampling",
+        "Answer",
         "Output",
         "Redis",
         "Options",

@@ -42,7 +42,6 @@ BIAS = 'give up to 1024 numbers from -100 to 100, as {"<token id>": 5}'
 MESSAGES = 'give a list of messages such as {"role": "user", "content": "Hello"}'
 UNICODE = "give text without lone surrogates, which are no characters"
 TEXT_ONLY = 'only text is generated; give ["text"] or remove it'
-TOOLS = "tools are not supported yet; remove it"
 CONTENT = 'give text or a list of parts such as {"type": "text", "text": "Hello"}'
 BAD: list[tuple[Any, str]] = [
     ([1], f"request: got [1]; {SHAPE}"),
@@ -87,7 +86,14 @@ BAD: list[tuple[Any, str]] = [
     (message(name=3), "messages[0].name: got 3; give text or leave it out"),
     (message(nmae="a"), "messages[0].nmae: unknown field; did you mean name?"),
     (message(content=None), f"messages[0].content: got None; {CONTENT}"),
-    (message(role="assistant", tool_calls=[{}]), f"messages[0].tool_calls: {TOOLS}"),
+    (
+        message(role="assistant", tool_calls=[{}]),
+        "messages[0].tool_calls[0].id: missing; give text",
+    ),
+    (
+        message(function_call={}),
+        "messages[0].function_call: no longer OpenAI's; give tool_calls instead",
+    ),
     (
         message(content=[{"type": "image_url", "image_url": {"url": "http://a"}}]),
         "messages[0].content[0].type: got 'image_url'; "
@@ -117,7 +123,10 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"temperature": float("nan")}, "temperature: got nan; give a number from 0 to 2"),
     (OK | {"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
     (OK | {"usr": "me"}, "usr: unknown field; remove it"),
-    (OK | {"tools": [{}]}, f"tools: {TOOLS}"),
+    (
+        OK | {"functions": [{}]},
+        "functions: no longer OpenAI's; give tools and tool_choice instead",
+    ),
     (OK | {"modalities": ["text", "audio"]}, f"modalities: {TEXT_ONLY}"),
     (OK | {"a\nb": 1}, "'a\\nb': unknown field; remove it"),
     (OK | {"top_p": 0}, "top_p: got 0; give a number above 0 and up to 1"),
@@ -164,14 +173,6 @@ BAD: list[tuple[Any, str]] = [
     ),
     (OK | {"stream": "yes"}, "stream: got 'yes'; give true or false"),
     (
-        OK | {"response_format": {"type": "json_object"}},
-        "response_format.type: got 'json_object'; give \"text\"; other forms are not supported yet",
-    ),
-    (
-        OK | {"response_format": "text"},
-        'response_format: got \'text\'; give {"type": "text"}',
-    ),
-    (
         OK | {"chat_template_kwargs": [1]},
         'chat_template_kwargs: got [1]; give a JSON object such as {"enable_thinking": false}',
     ),
@@ -191,7 +192,7 @@ BAD += [
     (
         OK | {"chat_template_kwargs": {"a": "\ud800"}},
         "chat_template_kwargs: cannot be sent as JSON ('utf-8' codec can't encode character "
-        "'\\ud800' in position 7: surrogates not allowed); change it",
+        "'\\ud800' in position 6: surrogates not allowed); change it",
     ),
 ]
 

@@ -6,19 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
-from omlx_producer.protocol import DoneEvent, GenerationRequest, TokenLogprob, TokensEvent
+from omlx_producer.protocol import (
+    DoneEvent,
+    FunctionCall,
+    GenerationRequest,
+    Markup,
+    TokenLogprob,
+    TokensEvent,
+)
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 
+FORM = ReplyForm(
+    Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>"),
+    lambda text: [FunctionCall(name=text, arguments="{}")],
+)
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
-def active(n: int = 1, streams: bool = True, **fields: Any) -> ActiveJob:
+
+def active(
+    n: int = 1, streams: bool = True, reply: ReplyForm | None = None, **fields: Any
+) -> ActiveJob:
     fields = fields or {"prompt": "abc"}
     request = GenerationRequest(model="m", n=n, **fields)
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
-    rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling()) for choice in range(n)]
+    rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling(), reply=reply) for choice in range(n)]
     return ActiveJob(claim, request, rows, streams=streams)
 
 
@@ -249,3 +266,46 @@ def test_log_probabilities_are_in_events_and_in_the_answer(chat: bool) -> None:
         assert written["tokens"] == ["é", "b"]
         assert written["top_logprobs"] == [{"c": -1.0}] * 2
         assert written["text_offset"] == [0, 1]
+
+
+def test_the_first_event_of_a_chat_has_the_markup_of_its_texts() -> None:
+    job = active(reply=FORM, **CHAT)
+    emit(job, "a", 1)
+    first = taken(job)
+    emit(job, "b", 2)
+    second = taken(job)
+    assert (first.markup, second.markup) == (FORM.markup, None)
+    assert job.events_after(0) == [first, second]
+    again = active(reply=FORM, **CHAT)
+    again.resume([first, second], lambda _: "ab")
+    emit(again, "c", 3)
+    assert taken(again).markup is None
+    assert again.events_after(0)[:2] == [first, second]
+
+
+def test_calls_are_in_the_message_and_in_the_last_event() -> None:
+    job = active(n=2, reply=FORM, **CHAT)
+    emit(job, "I call.\n<call>f</call>", 1, reason="stop")
+    emit(job, "No.", 2, choice=1, reason="stop")
+    ending = finished(job)
+    assert isinstance(ending.event, DoneEvent)
+    assert ending.event.finish_reasons == ["tool_calls", "stop"]
+    [[call], none] = ending.event.tool_calls
+    assert (call.function.name, none) == ("f", [])
+    assert ending.result is not None
+    first, second = ending.result["choices"]
+    assert first["message"]["tool_calls"] == [call.model_dump()]
+    assert first["finish_reason"] == "tool_calls"
+    assert second["message"] == {"role": "assistant", "content": "No."}
+    theirs = ChatCompletion.model_validate(ending.result).choices[0].message
+    assert theirs.tool_calls is not None
+    assert theirs.tool_calls[0].id == call.id
+
+
+def test_a_text_that_was_cut_says_so_also_beside_calls() -> None:
+    job = active(reply=FORM, **CHAT)
+    emit(job, "<call>f</call><call>g", 1, reason="length")
+    ending = finished(job)
+    assert isinstance(ending.event, DoneEvent)
+    assert ending.event.finish_reasons == ["length"]
+    assert len(ending.event.tool_calls[0]) == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from omlx_producer.completion import Completion
 from omlx_producer.protocol import DoneEvent, TokenLogprob, Usage
+from omlx_worker.delivery.message import message_of
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending
 
@@ -12,13 +14,15 @@ from omlx_worker.queue.ending import Ending
 def finished(job: ActiveJob) -> Ending:
     """The ending of a job whose rows have all finished."""
     usage = job.usage()
+    body = response_body(job, usage)
+    completion = Completion(body)
     event = DoneEvent(
         job_id=job.id,
         n=job.sent if job.streams else max(job.sent, job.tokens),
-        finish_reasons=job.finish_reasons,
+        finish_reasons=[choice.finish_reason for choice in completion.choices],
+        tool_calls=completion.tool_calls,
         usage=usage,
     )
-    body = response_body(job, usage)
     return Ending("finished", event, body, published=job.sent, events_after=job.events_after)
 
 
@@ -39,10 +43,13 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
 
 
 def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+    row = choice.row.request
+    message = message_of(choice.text, row.reply, row.row_id)
+    calls = "tool_calls" in message and choice.finish_reason == "stop"
     return {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text},
-        "finish_reason": choice.finish_reason,
+        "message": message,
+        "finish_reason": "tool_calls" if calls else choice.finish_reason,
         "logprobs": {"content": [_chat_logprob(entry) for entry in choice.logprobs]}
         if logprobs
         else None,

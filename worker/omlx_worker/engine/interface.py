@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import FinishReason, GenerationRequest, ModelInfo, TokenLogprob
+from omlx_worker.engine.reply import ReplyForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,14 @@ class Row:
         max_tokens: at least 1, and fits the context together with the prompt.
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
+        reply: how its text is read; None for plain text.
         depth: most drafts a step; 0 for none, None for the engine's own limit.
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
         cache: whether its prompt may be taken from the prefix cache, and kept there.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
+        constraint: what its text must match; None for free text.
     """
 
     row_id: str
@@ -76,10 +80,12 @@ class Row:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    reply: ReplyForm | None = None
     depth: int | None = None
     generated: tuple[int, ...] = ()
     cache: bool = True
     marks: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
     @property
     def history(self) -> list[int]:

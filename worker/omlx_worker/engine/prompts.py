@@ -6,7 +6,6 @@ import copy
 import hashlib
 from typing import Any
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import (
@@ -15,6 +14,7 @@ from omlx_producer.protocol import (
     InvalidRequest,
     ModelInfo,
 )
+from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.interface import Row, Sampling
 
 
@@ -48,6 +48,7 @@ class Prompter:
         ratio: bool = False,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
+        self._chat = Chat(self._tokenizer, info.model)
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
@@ -71,6 +72,10 @@ class Prompter:
         self._check_token_ids("logit_bias", request.logit_bias or {})
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
+        reply, constraint = None, request.constraint
+        if request.messages is not None:
+            reply = self._chat.form(request, prompt)
+            constraint = self._chat.constraint(request, prompt)
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
@@ -79,8 +84,10 @@ class Prompter:
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
+                reply=reply,
                 depth=request.draft_depth if request.draft else 0,
                 cache=request.cache,
+                constraint=constraint,
             )
             for choice in range(request.n)
         ]
@@ -88,7 +95,7 @@ class Prompter:
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]
         if request.messages is not None:
-            tokens = self._apply_chat_template(request)
+            tokens = self._chat.encode(request)
         elif isinstance(request.prompt, str):
             bos = self._tokenizer.bos_token
             tokens = self._tokenizer.encode(
@@ -100,26 +107,6 @@ class Prompter:
             self._check_token_ids("prompt", tokens)
         if not tokens:
             raise InvalidRequest("prompt: it has no tokens; give at least one character")
-        return tokens
-
-    def _apply_chat_template(self, request: GenerationRequest) -> list[int]:
-        if not self._tokenizer.has_chat_template:
-            raise InvalidRequest(
-                f"messages: {self._info.model} has no chat template; send a prompt instead"
-            )
-        messages = [
-            {"role": message.role, "content": message.text}
-            | ({"name": message.name} if message.name else {})
-            for message in request.messages or ()
-        ]
-        try:
-            tokens: list[int] = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, **(request.chat_template_kwargs or {})
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRequest(
-                f"messages: the chat template of {self._info.model} does not take them: {error}"
-            ) from None
         return tokens
 
     def _check_token_ids(self, field: str, ids: Any) -> None:

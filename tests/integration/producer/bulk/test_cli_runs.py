@@ -67,6 +67,20 @@ def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_schema_gives_the_table_columns_also_in_a_retry(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"name": {}}}')
+    write_rows(tmp_path / "rows.jsonl", 2)
+    options = ("rows.jsonl", "-o", "out.csv", "--json-schema", "schema.json", "--progress", "none")
+    assert run("run", *options).exit_code == 0
+    table = (tmp_path / "out.csv").read_text()
+    assert table.splitlines()[0].endswith(",error,name")
+    assert len(table.splitlines()) == 3
+    (tmp_path / "schema.json").unlink()
+    assert run("retry", "out.csv", "--progress", "none").exit_code == 0
+    assert (tmp_path / "out.csv").read_text() == table
+
+
+@pytest.mark.usefixtures("worker")
 def test_an_output_that_is_a_link_stays_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "folder" / "real.jsonl")

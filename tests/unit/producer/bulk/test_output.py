@@ -54,7 +54,7 @@ def bad(line: int, custom_id: str | None = None) -> RowResult:
     return RowResult(row_, "", code=row_.code, reason=row_.reason)
 
 
-def write(path: Path, *results: RowResult, finish: bool = False, **how: bool) -> RowIndex:
+def write(path: Path, *results: RowResult, finish: bool = False, **how: Any) -> RowIndex:
     index = RowIndex()
     files = OutputFiles(path, index)
     for result in results:
@@ -273,6 +273,47 @@ def test_a_table_has_each_choice_and_counts_tokens_once(tmp_path: Path) -> None:
         "length",
     )
     assert second["completion_tokens"] == second["response"] == ""
+
+
+def answered(custom_id: str, **message: Any) -> RowResult:
+    """The result of a chat."""
+    result = ok(custom_id)
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
+    assert result.body
+    result.body["choices"] = [choice]
+    return result
+
+
+def test_the_properties_of_an_answer_are_columns(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    answers = [
+        answered("a", content='{"name": "Ada", "born": 1815, "text": "x", "more": [1, "é"]}'),
+        answered("b", content='{"name": null}'),
+        answered("c", content='{"name": "cut'),
+        answered("d", content="[1]"),
+        failed("e"),
+    ]
+    properties = ("name", "born", "text", "more")
+    write(out, *answers, finish=True, ordered=True, properties=properties).close()
+    rows = csv_rows(out)
+    columns = ("name", "born", "answer.text", "more")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("Ada", "1815", "x", '[1, "é"]'),
+        *[("", "", "", "")] * 4,
+    ]
+    assert rows[2]["text"] == '{"name": "cut'
+
+
+def test_calls_of_tools_are_lines_of_json_in_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    only, beside = (
+        answered("a", content=None, tool_calls=[call, call]),
+        answered("b", content="I call.", tool_calls=[call]),
+    )
+    write(out, only, beside, finish=True, ordered=True).close()
+    line = '{"name": "f", "arguments": "{}"}'
+    assert [row["text"] for row in csv_rows(out)] == [f"{line}\n{line}", f"I call.\n{line}"]
 
 
 def test_parquet_has_a_row_for_each_result(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""A job's events as the chunks of OpenAI's streams of chat completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from omlx_producer.events import DoneEvent, TokenEvent, TokensEvent
+from omlx_producer.markup import Markup, Part, Reply, Splitter, read
+
+
+class ChatChunks:
+    """Makes ``chat.completion.chunk`` bodies of one job's events, from its first event on.
+
+    Thinking comes as ``reasoning_content``. Calls of tools come whole, with the end of the job,
+    since only then the worker has parsed them. A job that publishes no tokens, such as one of the
+    queue ``bulk``, has only the last chunks. Failures make no chunk.
+
+    Args:
+        model: the alias that the chunks name.
+
+    >>> job = producer.submit(messages=[{"role": "user", "content": "Reverse a list."}])
+    >>> chunks = ChatChunks(job.id, "demo")
+    >>> deltas = [chunk["choices"][0]["delta"] for event in job.stream()
+    ...           for chunk in chunks.take(event)]
+    >>> deltas[0]
+    {'role': 'assistant', 'content': ''}
+    """
+
+    def __init__(self, job_id: str, model: str) -> None:
+        self._head = {
+            "id": f"chatcmpl-{job_id}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._markup = Markup()
+        self._choices: dict[int, _Choice] = {}
+
+    def take(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
+        """The chunks that one event adds; one choice each."""
+        if isinstance(event, TokensEvent):
+            self._markup = event.markup or self._markup
+            for delta in event.choices:
+                yield from self._begun(delta.index)
+                yield from self._of_text(delta.index, self._choices[delta.index].feed(delta.text))
+        elif isinstance(event, DoneEvent):
+            for index, reason in enumerate(event.finish_reasons):
+                calls = event.tool_calls[index] if event.tool_calls else []
+                yield from self._begun(index)
+                yield from self._of_text(index, self._choices[index].end(calls=bool(calls)))
+                if calls:
+                    told = [{"index": at, **call.model_dump()} for at, call in enumerate(calls)]
+                    yield self._chunk(index, {"tool_calls": told})
+                yield self._chunk(index, {}, reason)
+
+    def _begun(self, index: int) -> Iterator[dict[str, Any]]:
+        if index not in self._choices:
+            self._choices[index] = _Choice(self._markup)
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def _of_text(self, index: int, added: Iterable[tuple[Part, str]]) -> Iterator[dict[str, Any]]:
+        for part, text in added:
+            if text:
+                name = "content" if part == "content" else "reasoning_content"
+                yield self._chunk(index, {name: text})
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return {**self._head, "choices": [choice]}
+
+
+class _Choice:
+    """One choice's text. What follows a call is held back until the call is known to be one."""
+
+    def __init__(self, markup: Markup) -> None:
+        self._markup = markup
+        self._splitter = Splitter(markup)
+        self._told = Reply()
+        self._pieces: list[str] = []
+
+    def feed(self, text: str) -> Iterator[tuple[Part, str]]:
+        self._pieces.append(text)
+        for span in self._splitter.feed(text):
+            if span.part == "call" or not self._told.calls:
+                yield span.part, self._told.add(span)
+
+    def end(self, *, calls: bool) -> Iterator[tuple[Part, str]]:
+        whole = read("".join(self._pieces), self._markup, calls=calls)
+        yield "reasoning", whole.reasoning[len(self._told.reasoning) :]
+        yield "content", whole.content[len(self._told.content) :]

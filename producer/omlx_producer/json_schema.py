@@ -1,0 +1,119 @@
+"""Checks of JSON schemas that need no compiler: size, depth, types and references."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+from omlx_producer.request_part import json_text
+
+MAX_CONSTRAINT_CHARACTERS = 100_000
+MAX_SCHEMA_LEVELS = 64
+MAX_PATH = 120
+
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+# The keywords whose values hold schemas: by name, in a list, or one.
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = (
+    *("items", "additionalItems", "unevaluatedItems", "contains"),
+    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+    *("not", "if", "then", "else"),
+)
+
+
+def require_schema(field: str, schema: dict[str, Any]) -> str:
+    """Check a JSON schema as far as one can without compiling it; returns it as JSON text.
+
+    Raises:
+        ValueError: if it cannot be sent, is too long or too deep, or is certainly no schema. The
+            message begins with the path to the problem.
+    """
+    text = json_text(field, schema)
+    if len(text) > MAX_CONSTRAINT_CHARACTERS:
+        raise ValueError(
+            f"{field}: got a schema of {len(text)} characters; give at most "
+            f"{MAX_CONSTRAINT_CHARACTERS}"
+        )
+    if (levels := _levels(schema)) > MAX_SCHEMA_LEVELS:
+        raise ValueError(
+            f"{field}: got a schema of {levels} levels; give at most {MAX_SCHEMA_LEVELS}, as with "
+            "$defs and $ref"
+        )
+    for path, problem in _problems(schema, field, schema):
+        shown = path if len(path) <= MAX_PATH else f"{path[:MAX_PATH]}..."
+        raise ValueError(f"{shown}: {problem}")
+    return text
+
+
+def _levels(value: Any) -> int:
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        inner, level = waiting.pop()
+        if isinstance(inner, dict | list):
+            deepest = max(deepest, level)
+            held = inner.values() if isinstance(inner, dict) else inner
+            waiting += [(item, level + 1) for item in held]
+    return deepest
+
+
+def _problems(schema: Any, path: str, root: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong, with the path to it."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        yield path, f"got {reprlib.repr(schema)}; give a JSON schema"
+        return
+    yield from _own_problems(schema, path, root)
+    for keyword in _NAMED:
+        held = schema.get(keyword, {})
+        if not isinstance(held, dict):
+            yield f"{path}.{keyword}", f"got {reprlib.repr(held)}; give an object of JSON schemas"
+            continue
+        for name, inner in held.items():
+            step = name if str(name).isprintable() else repr(name)
+            yield from _problems(inner, f"{path}.{keyword}.{step}", root)
+    for keyword in (*_LISTED, *_SINGLE):
+        if keyword not in schema:
+            continue
+        held = schema[keyword]
+        if keyword in _LISTED and not isinstance(held, list):
+            yield f"{path}.{keyword}", f"got {reprlib.repr(held)}; give a list of JSON schemas"
+        elif isinstance(held, list) and keyword in (*_LISTED, "items"):
+            for index, inner in enumerate(held):
+                yield from _problems(inner, f"{path}.{keyword}[{index}]", root)
+        else:
+            yield from _problems(held, f"{path}.{keyword}", root)
+
+
+def _own_problems(
+    schema: dict[str, Any], path: str, root: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    types = schema.get("type", [])
+    for kind in types if isinstance(types, list) else [types]:
+        if kind not in _TYPES:
+            yield f"{path}.type", f"got {reprlib.repr(kind)}; give one of {', '.join(_TYPES)}"
+    if not isinstance(schema.get("enum", []), list):
+        yield f"{path}.enum", f"got {reprlib.repr(schema['enum'])}; give a list"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        yield f"{path}.required", f"got {reprlib.repr(required)}; give a list of names"
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/") and not _exists(reference, root):
+        yield f"{path}.$ref", f"got {reprlib.repr(reference)}, which the schema does not have"
+
+
+def _exists(reference: str, root: Any) -> bool:
+    """Whether a schema has what a JSON pointer into it names."""
+    for step in reference.removeprefix("#/").split("/"):
+        if "%" in step:
+            return True
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, dict) and name in root:
+            root = root[name]
+        elif isinstance(root, list) and name.isdecimal() and int(name) < len(root):
+            root = root[int(name)]
+        else:
+            return False
+    return True

@@ -1,0 +1,168 @@
+"""How the text of a chat marks thinking and calls of tools, and how it is taken apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Part = Literal["content", "reasoning", "call"]
+
+
+class Markup(BaseModel):
+    """The markers in a model's text. An empty one never occurs.
+
+    Line ends beside a marker belong to it. A call without an end marker lasts until the text ends.
+
+    Attributes:
+        thinks: whether the text begins inside of the thinking, which the prompt has opened.
+        bare: whether content that begins with a brace is a call, to its end.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    think_start: str = ""
+    think_end: str = ""
+    call_start: str = ""
+    call_end: str = ""
+    thinks: bool = False
+    bare: bool = False
+
+    def after(self, part: Part) -> dict[str, Part]:
+        """The markers that end a part, each with the part that it begins."""
+        edges: dict[str, Part]
+        if part == "reasoning":
+            edges = {self.think_end: "content"}
+        elif part == "call":
+            edges = {self.call_end: "content"}
+        else:
+            edges = {self.think_start: "reasoning", self.call_start: "call"}
+        edges.pop("", None)
+        return edges
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one part. ``opens`` is set at the beginning of a part after a marker."""
+
+    part: Part
+    text: str
+    opens: bool = False
+
+
+class Splitter:
+    """Takes one text apart as it comes. Text that may yet be a marker is held back."""
+
+    def __init__(self, markup: Markup) -> None:
+        self._markup = markup
+        self._held = ""
+        self._part: Part = "reasoning" if markup.thinks else "content"
+        self._opens = self._after_marker = False
+        self._may_be_bare = markup.bare
+        self._edges = markup.after(self._part)
+        self._marker = _pattern(self._edges)
+
+    def feed(self, text: str) -> Iterator[Span]:
+        """The spans that are certain with this further text."""
+        self._held += text
+        while True:
+            if self._after_marker:
+                self._held = self._held.lstrip("\n")
+                self._after_marker = not self._held
+            if self._may_be_bare and self._part == "content" and (begun := self._held.lstrip()):
+                self._may_be_bare = False
+                if begun.startswith("{"):
+                    self._enter("call")
+                    self._after_marker = False
+            found = self._marker.search(self._held) if self._marker else None
+            if found is None:
+                break
+            yield from self._span(self._held[: found.start()])
+            self._held = self._held[found.end() :]
+            self._enter(self._edges[found["marker"]])
+        certain = len(self._held) - self._uncertain()
+        text, self._held = self._held[:certain], self._held[certain:]
+        yield from self._span(text)
+
+    def end(self) -> Iterator[Span]:
+        """What was held back: the text ends here."""
+        text, self._held = self._held, ""
+        yield from self._span(text)
+
+    def _span(self, text: str) -> Iterator[Span]:
+        if text or self._opens:
+            yield Span(self._part, text, self._opens)
+            self._opens = False
+
+    def _enter(self, part: Part) -> None:
+        self._may_be_bare = self._markup.bare and self._part == "reasoning"
+        self._part, self._opens, self._after_marker = part, True, True
+        self._edges = self._markup.after(part)
+        self._marker = _pattern(self._edges)
+
+    def _uncertain(self) -> int:
+        """Characters at the end of what is held that may belong to a marker, or line ends to it."""
+        if self._may_be_bare and self._part == "content":
+            return len(self._held)
+        if not self._edges:
+            return 0
+        begun = max(
+            length
+            for marker in self._edges
+            for length in range(len(marker))
+            if self._held.endswith(marker[:length])
+        )
+        before = self._held[: len(self._held) - begun]
+        return begun + len(before) - len(before.rstrip("\n"))
+
+
+def _pattern(edges: Mapping[str, Part]) -> re.Pattern[str] | None:
+    markers = "|".join(map(re.escape, edges))
+    return re.compile(f"\n*(?P<marker>{markers})") if markers else None
+
+
+@dataclass(slots=True)
+class Reply:
+    """The parts of a text so far. Several of one kind are joined, calls stay apart.
+
+    Attributes:
+        calls: the texts between markers of calls.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[str] = field(default_factory=list)
+    _parted: bool = False
+
+    def add(self, span: Span) -> str:
+        """Take in a span; returns what it adds to the content or the reasoning."""
+        if span.part == "call":
+            self.calls += [""] if span.opens else []
+            self.calls[-1] += span.text
+            return ""
+        before = self.content if span.part == "content" else self.reasoning
+        self._parted = bool(before) if span.opens else self._parted
+        added = f"\n{span.text}" if span.text and self._parted else span.text
+        self._parted = self._parted and not span.text
+        if span.part == "content":
+            self.content += added
+        else:
+            self.reasoning += added
+        return added
+
+
+def read(text: str, markup: Markup, *, calls: bool = True) -> Reply:
+    """The parts of a whole text.
+
+    Args:
+        calls: False takes calls for content.
+    """
+    if not calls:
+        markup = markup.model_copy(update={"call_start": "", "call_end": "", "bare": False})
+    splitter, reply = Splitter(markup), Reply()
+    for span in (*splitter.feed(text), *splitter.end()):
+        reply.add(span)
+    return reply

@@ -1,0 +1,32 @@
+"""The base of what users write in a request, and what all parts of it check alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RequestPart(BaseModel):
+    """The base of what users write. Every field's description completes "give ..."."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+# The constraint makes pydantic refuse lone surrogates, which no tokenizer and no UTF-8 can take.
+Text = Annotated[str, Field(min_length=0)]
+
+
+def json_text(name: str, value: Any) -> str:
+    """A field's value as compact JSON.
+
+    Raises:
+        ValueError: if JSON or UTF-8 cannot hold it, or it is nested too deeply to be read back.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
+    return text

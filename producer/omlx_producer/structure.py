@@ -1,0 +1,123 @@
+"""What an answer must match: OpenAI's response formats, and structured outputs as in vLLM."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from omlx_producer.constraint import Constraint
+from omlx_producer.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
+from omlx_producer.request_part import RequestPart, Text, json_text
+
+_SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+
+Constraining = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
+
+
+class NamedSchema(RequestPart):
+    """A JSON schema in OpenAI's form. The answer matches it, ``strict`` or not."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
+        description="1 to 64 letters, digits, _ and -"
+    )
+    schema_: dict[str, Any] = Field(alias="schema", description=f"a JSON schema such as {_SCHEMA}")
+    description: Text | None = Field(default=None, description="text or leave it out")
+    strict: bool | None = Field(default=None, description="true or false")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        require_schema("schema", self.schema_)
+        return self
+
+
+class ResponseFormat(RequestPart):
+    """The form of the answer: free text, any JSON object, or JSON that matches a schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description='"text", "json_object" or "json_schema"'
+    )
+    json_schema: NamedSchema | None = Field(
+        default=None, description=f'an object such as {{"name": "a", "schema": {_SCHEMA}}}'
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                "json_schema: missing; give it, as the type is json_schema"
+                if self.json_schema is None
+                else f'json_schema: given with the type {self.type}; give the type "json_schema"'
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.json_schema is not None:
+            return Constraint("json_schema", json_text("schema", self.json_schema.schema_))
+        return Constraint("json_object") if self.type == "json_object" else None
+
+
+class StructuredOutputs(RequestPart):
+    """A constraint by one of four means, as vLLM names them."""
+
+    json_: dict[str, Any] | None = Field(
+        default=None, alias="json", description=f"a JSON schema such as {_SCHEMA}"
+    )
+    regex: Constraining | None = Field(
+        default=None,
+        description=f"a regular expression of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
+    )
+    choice: Annotated[list[Constraining], Field(min_length=1, fail_fast=True)] | None = Field(
+        default=None, description="a list of at least one text, none of them empty"
+    )
+    grammar: Constraining | None = Field(
+        default=None,
+        description=f"a Lark grammar of llguidance of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_schema(cls, data: Any) -> Any:
+        """vLLM takes a schema as JSON text, too."""
+        if isinstance(data, dict) and isinstance(data.get("json"), str):
+            try:
+                return data | {"json": json.loads(data["json"])}
+            except (ValueError, RecursionError):
+                return data
+        return data
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        given = [
+            name
+            for name, value in (
+                ("json", self.json_),
+                ("regex", self.regex),
+                ("choice", self.choice),
+                ("grammar", self.grammar),
+            )
+            if value is not None
+        ]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            raise ValueError(f"got {got}; give exactly one of json, regex, choice and grammar")
+        if self.json_ is not None:
+            require_schema("json", self.json_)
+        if sum(map(len, self.choice or ())) > MAX_CONSTRAINT_CHARACTERS:
+            raise ValueError(
+                f"choice: got more than {MAX_CONSTRAINT_CHARACTERS} characters; give fewer or "
+                "shorter texts"
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint:
+        if self.json_ is not None:
+            return Constraint("json_schema", json_text("json", self.json_))
+        if self.choice is not None:
+            return Constraint("choice", json_text("choice", self.choice))
+        if self.regex is not None:
+            return Constraint("regex", self.regex)
+        return Constraint("grammar", self.grammar or "")

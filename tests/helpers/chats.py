@@ -1,0 +1,71 @@
+"""Tokenizers of families that call tools: a token a byte, and the markers that they have."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper, load
+from tokenizers import AddedToken, Tokenizer
+
+from tests.helpers.checkpoints import write_tokenizer
+
+ADDED = {
+    "json_tools": ["<tool_call>", "</tool_call>"],
+    "qwen3_coder": ["<tool_call>", "</tool_call>"],
+    "glm47": [
+        *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ],
+    "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>"],
+    "minicpm5": [],
+    "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "kimi_k2": [
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+        *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ],
+    "gemma4": ["<|tool_call>", "<tool_call|>"],
+    "": [],
+}
+"""The markers of each of mlx-lm's parsers; "" is a model that it has none for."""
+
+THINKING = ["<think>", "</think>"]
+
+TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}{{ '\n' }}{% endif %}"
+    "{% if reasoning_effort %}effort: {{ reasoning_effort }}{{ '\n' }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: "
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} "
+    "{% for key, value in c.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}]"
+    "{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% if thinks %}<think>\n"
+    "{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}{% endif %}"
+)
+
+
+@functools.cache
+def tokenizer_of(
+    family: str, *, thinking: bool = False, template: str = TEMPLATE
+) -> TokenizerWrapper:
+    """A tokenizer whose calls a parser of mlx-lm reads.
+
+    Args:
+        thinking: whether it has markers of thinking.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        write_tokenizer(path)
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        added = ADDED[family] + (THINKING if thinking else [])
+        tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
+        tokenizer.save(str(path / "tokenizer.json"))
+        file = path / "tokenizer_config.json"
+        config: dict[str, Any] = json.loads(file.read_text()) | {"chat_template": template}
+        if family:
+            config["tool_parser_type"] = family
+        file.write_text(json.dumps(config))
+        return load(path)

@@ -1,0 +1,102 @@
+"""A job's events become the chunks that OpenAI's clients read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
+
+from omlx_producer.chunks import ChatChunks
+from omlx_producer.events import ChoiceDelta, DoneEvent, FinishReason, TokensEvent, ToolCall, Usage
+from omlx_producer.markup import Markup
+
+MARKS = Markup(
+    think_start="<think>",
+    think_end="</think>",
+    call_start="<call>",
+    call_end="</call>",
+    thinks=True,
+)
+USAGE = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+
+
+def call(name: str, arguments: str = "{}") -> ToolCall:
+    return ToolCall.model_validate(
+        {"id": f"call_{name}", "function": {"name": name, "arguments": arguments}}
+    )
+
+
+def streamed(
+    texts: Sequence[str],
+    calls: Sequence[ToolCall] = (),
+    reason: FinishReason = "stop",
+    markup: Markup | None = MARKS,
+) -> list[dict[str, Any]]:
+    """The chunks of a job of one choice."""
+    chunks = ChatChunks("j1", "demo")
+    made = []
+    for n, text in enumerate(texts, 1):
+        delta = ChoiceDelta(index=0, text=text, tokens=[n])
+        first = markup if n == 1 else None
+        made += chunks.take(TokensEvent(job_id="j1", n=n, choices=[delta], markup=first))
+    told = [list(calls)] if calls else []
+    done = DoneEvent(
+        job_id="j1", n=len(texts), finish_reasons=[reason], tool_calls=told, usage=USAGE
+    )
+    return made + list(chunks.take(done))
+
+
+def folded(chunks: list[dict[str, Any]]) -> Any:
+    """What OpenAI's client makes of the chunks."""
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    return state.get_final_completion().choices[0]
+
+
+def told(chunks: list[dict[str, Any]], name: str) -> str:
+    return "".join(chunk["choices"][0]["delta"].get(name) or "" for chunk in chunks)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_thinking_content_and_calls_come_apart(size: int) -> None:
+    text = "hm\n</think>\n\nI call.\n<call>\nf\n</call>\n<call>g</call>"
+    texts = [text[at : at + size] for at in range(0, len(text), size)]
+    chunks = streamed(texts, [call("f", '{"x": 5}'), call("g")], "tool_calls")
+    choice = folded(chunks)
+    assert choice.message.content == told(chunks, "content") == "I call."
+    assert told(chunks, "reasoning_content") == "hm"
+    assert [called.id for called in choice.message.tool_calls] == ["call_f", "call_g"]
+    assert choice.message.tool_calls[0].function.arguments == '{"x": 5}'
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_text_comes_as_soon_as_it_is_certain() -> None:
+    chunks = streamed(["a", "b"], markup=None)
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "a"},
+        {"content": "b"},
+        {},
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_call_that_is_none_is_content(size: int) -> None:
+    text = "</think>I call.\n<call>f</call> bye\n"
+    chunks = streamed([text[at : at + size] for at in range(0, len(text), size)])
+    assert folded(chunks).message.content == "I call.\n<call>f</call> bye\n"
+    assert folded(chunks).message.tool_calls is None
+
+
+def test_content_after_a_call_comes_with_the_end() -> None:
+    chunks = streamed(["</think>a<call>f</call>b"], [call("f")], "tool_calls")
+    assert folded(chunks).message.content == "a\nb"
+
+
+def test_a_job_that_published_no_tokens_has_an_end() -> None:
+    chunks = streamed([])
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "stop"]

@@ -1,0 +1,94 @@
+"""A text is taken apart at its markers, in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlx_producer.markup import Markup, Reply, Splitter, read
+
+MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
+BARE = Markup(think_start="<think>", think_end="</think>", bare=True)
+OPENED = MARKS.model_copy(update={"thinks": True})
+
+
+@pytest.mark.parametrize(
+    ("text", "markup", "reply"),
+    [
+        ("plain\n", MARKS, Reply("plain\n")),
+        ("", MARKS, Reply()),
+        ("<think>\nhm\n</think>\n\nYes.", MARKS, Reply("Yes.", "hm")),
+        ("hm\n</think>\nYes.", OPENED, Reply("Yes.", "hm")),
+        ("cut\n", OPENED, Reply("", "cut\n")),
+        ("I call.\n<call>\n{}\n</call>\n<call>1</call>", MARKS, Reply("I call.", "", ["{}", "1"])),
+        ("a<call>1</call>b<call></call>\n", MARKS, Reply("a\nb", "", ["1", ""])),
+        ("<think>a</think>b<think>c</think>", MARKS, Reply("b", "a\nc")),
+        ("<think><call></think>", MARKS, Reply("", "<call>")),
+        ("a <cal", MARKS, Reply("a <cal")),
+        ("<call>cut </cal", MARKS, Reply("", "", ["cut </cal"])),
+        ("[C]f[C]g", Markup(call_start="[C]"), Reply("", "", ["f[C]g"])),
+        ("<think>", Markup(), Reply("<think>")),
+        ('{"a": {}} {', BARE, Reply("", "", ['{"a": {}} {'])),
+        ("\n {", BARE, Reply("", "", ["\n {"])),
+        ("<think>{</think>\n{}", BARE, Reply("", "{", ["{}"])),
+        ("a {}", BARE, Reply("a {}")),
+    ],
+)
+def test_a_text_is_taken_apart(text: str, markup: Markup, reply: Reply) -> None:
+    found = read(text, markup)
+    assert (found.content, found.reasoning, found.calls) == (
+        reply.content,
+        reply.reasoning,
+        reply.calls,
+    )
+
+
+def test_calls_are_taken_for_content_on_demand() -> None:
+    text = "hm</think>I call.\n<call>\n{\n</call>"
+    assert read(text, OPENED, calls=False).content == "I call.\n<call>\n{\n</call>"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["a", "{", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"]
+        )
+    ),
+    st.data(),
+    st.sampled_from([MARKS, OPENED, BARE, Markup(call_start="<call>"), Markup()]),
+)
+def test_the_parts_do_not_depend_on_how_the_text_comes(
+    pieces: list[str], data: st.DataObject, markup: Markup
+) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    splitter, reply = Splitter(markup), Reply()
+    for start, end in itertools.pairwise(cuts):
+        for span in splitter.feed(text[start:end]):
+            reply.add(span)
+    for span in splitter.end():
+        reply.add(span)
+    whole = read(text, markup)
+    assert (reply.content, reply.reasoning, reply.calls) == (
+        whole.content,
+        whole.reasoning,
+        whole.calls,
+    )
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_bare_call_keeps_its_line_ends_however_it_comes(cut: int) -> None:
+    splitter, reply = Splitter(BARE), Reply()
+    for piece in ("{\n}"[:cut], "{\n}"[cut:]):
+        for span in splitter.feed(piece):
+            reply.add(span)
+    assert reply.calls == ["{\n}"]
+
+
+def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
+    splitter = Splitter(MARKS)
+    heard = ["".join(span.text for span in splitter.feed(piece)) for piece in "ab <x\n\nc"]
+    assert heard == ["a", "b", " ", "", "<x", "", "", "\n\nc"]

@@ -1,0 +1,97 @@
+"""Calls in a model's text are read with mlx-lm's parsers; what is no call is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from omlx_producer.protocol import FunctionDefinition
+from omlx_worker.engine.tools.reading import CallReader
+from tests.helpers.chats import ADDED, tokenizer_of
+
+WEATHER = FunctionDefinition(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "place": {"type": "string"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "exact": {"$ref": "#/$defs/flag"},
+        },
+        "$defs": {"flag": {"type": ["boolean", "null"]}},
+    },
+)
+
+
+def read(family: str, text: str) -> list[tuple[str, Any]]:
+    calls = CallReader(tokenizer_of(family), [WEATHER]).read(text)
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("json_tools", '{"name": "get_weather", "arguments": {"place": "é", "days": 2}}'),
+        (
+            "json_tools",
+            '{"name": "get_weather", "arguments": "{\\"place\\": \\"é\\", \\"days\\": 2}"}',
+        ),
+        ("", '{"name": "get_weather", "parameters": {"place": "é", "days": 2}}'),
+        ("", '\n{"name": "get_weather", "arguments": {"place": "é", "days": 2}} '),
+        (
+            "qwen3_coder",
+            "<function=get_weather>\n<parameter=place>\né\n</parameter>\n"
+            "<parameter=days>\n2\n</parameter>\n</function>",
+        ),
+        (
+            "glm47",
+            "get_weather\n<arg_key>place</arg_key>\n<arg_value>é</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>2</arg_value>",
+        ),
+        ("mistral", 'get_weather[ARGS]{"place": "é", "days": 2}'),
+        ("gemma4", 'call:get_weather{place:<|"|>é<|"|>,days:2}'),
+    ],
+)
+def test_a_call_is_read(family: str, text: str) -> None:
+    assert read(family, text) == [("get_weather", {"place": "é", "days": 2})]
+
+
+def test_one_text_may_hold_several_calls() -> None:
+    text = 'get_weather[ARGS]{"days": 1}[TOOL_CALLS]get_weather[ARGS]{"days": 2}'
+    assert [arguments["days"] for _, arguments in read("mistral", text)] == [1, 2]
+
+
+def test_values_that_may_be_null_have_their_types() -> None:
+    pair = "<parameter={}>\n{}\n</parameter>\n"
+    text = "<function=get_weather>\n" + pair.format("exact", "true") + pair.format("days", "null")
+    assert read("qwen3_coder", text + "</function>") == [
+        ("get_weather", {"exact": True, "days": None})
+    ]
+
+
+def test_a_text_that_says_null_is_no_null() -> None:
+    text = "<function=get_weather>\n<parameter=place>\nnull\n</parameter>\n</function>"
+    assert read("qwen3_coder", text) == [("get_weather", {"place": "null"})]
+
+
+@pytest.mark.parametrize("family", ADDED)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "It is late.",
+        '{"name": "get_weather"',
+        '{"name": "get_rain", "arguments": {}}',
+        '{"name": "get_weather", "arguments": [1]}',
+        '{"name": "get_weather", "arguments": {"days": NaN}}',
+        '[{"name": 5}]',
+        "<function=get_rain>\n</function>",
+        "<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n</function>",
+        "[get_rain(days=5)]",
+        "(" * 1000,
+    ],
+)
+def test_what_is_no_call_of_a_function_given_is_none(family: str, text: str) -> None:
+    assert read(family, text) == []

@@ -1,0 +1,41 @@
+"""The message of a chat's answer: its thinking, its content and its calls of tools."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from omlx_producer.markup import read
+from omlx_producer.protocol import ToolCall
+from omlx_worker.engine.reply import ReplyForm
+
+
+def message_of(text: str, form: ReplyForm | None, row_id: str) -> dict[str, Any]:
+    """The assistant's message that a whole text is.
+
+    A text whose calls cannot be read has none; they stay in its content. Content is null if there
+    are only calls.
+
+    Args:
+        row_id: names the calls, so a retry gives them the same ids.
+    """
+    if form is None:
+        return {"role": "assistant", "content": text}
+    reply = read(text, form.markup)
+    calls = [call for written in reply.calls if form.read_call for call in form.read_call(written)]
+    if not calls:
+        reply = read(text, form.markup, calls=False)
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if calls:
+        message["content"] = (reply.content.strip() and reply.content) or None
+        message["tool_calls"] = [
+            ToolCall(id=_call_id(row_id, index), function=call).model_dump()
+            for index, call in enumerate(calls)
+        ]
+    return message
+
+
+def _call_id(row_id: str, index: int) -> str:
+    return f"call_{hashlib.blake2b(f'{row_id}:{index}'.encode(), digest_size=12).hexdigest()}"

@@ -1,0 +1,153 @@
+"""Chats: messages through the model's template, and how the answer's text is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.protocol import (
+    Calling,
+    Constraint,
+    GenerationRequest,
+    InvalidRequest,
+    Markup,
+    Message,
+)
+from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.tools.grammar import CallGrammar
+from omlx_worker.engine.tools.parameters import NotWritable
+from omlx_worker.engine.tools.reading import CallReader
+from omlx_worker.engine.tools.syntax import syntax_of
+
+
+class Chat:
+    """The chats of one model.
+
+    Args:
+        model: its name, for errors.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, model: str) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._syntax = syntax_of(tokenizer)
+
+    def encode(self, request: GenerationRequest) -> list[int]:
+        """The prompt of a request with messages.
+
+        Raises:
+            InvalidRequest: if the model has no template or its template does not take them.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise InvalidRequest(
+                f"messages: {self._model} has no chat template; send a prompt instead"
+            )
+        messages = [_for_template(message) for message in request.messages or ()]
+        try:
+            tokens: list[int] = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, **_template_arguments(request)
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"messages: the chat template of {self._model} does not take them: {error}"
+            ) from None
+        return tokens
+
+    def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
+        """How the answers to a request are read; None if they are plain text."""
+        tokenizer, calling = self._tokenizer, request.calling
+        marks: dict[str, Any] = {}
+        if tokenizer.has_thinking:
+            marks |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
+            marks["thinks"] = self._thinks(prompt)
+        if calling is not None and tokenizer.has_tool_calling:
+            marks |= {"call_start": tokenizer.tool_call_start, "call_end": tokenizer.tool_call_end}
+        elif calling is not None:
+            marks["bare"] = True
+        if not marks:
+            return None
+        read = CallReader(tokenizer, calling.functions).read if calling else None
+        return ReplyForm(Markup(**marks), read)
+
+    def constraint(self, request: GenerationRequest, prompt: list[int]) -> Constraint | None:
+        """What the answers to a request must match, calls of tools included.
+
+        Raises:
+            InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
+        """
+        thinks = self._tokenizer.has_thinking and self._thinks(prompt)
+        constraint, calling = request.constraint, request.calling
+        if calling is not None and (calling.required or calling.strict or constraint):
+            grammar = self._grammar(calling, constraint, after_thinking=thinks)
+            constraint = Constraint("grammar", grammar)
+        if constraint is not None and thinks:
+            constraint = replace(constraint, begin_after=self._tokenizer.think_end)
+        return constraint
+
+    def _grammar(self, calling: Calling, answer: Constraint | None, *, after_thinking: bool) -> str:
+        try:
+            if self._syntax is None:
+                raise NotWritable("no grammar of their syntax is known")
+            added = self._tokenizer.get_added_vocab()
+            grammar = CallGrammar(calling, self._syntax, added, after_thinking=after_thinking)
+            if calling.required:
+                return grammar.required()
+            return grammar.free() if answer is None else grammar.beside(answer)
+        except NotWritable as reason:
+            if calling.required:
+                field, remedy = "tool_choice", 'give "auto"'
+            elif answer is None:
+                field, remedy = "tools", "leave strict out"
+            else:
+                field, remedy = "response_format", "leave it or the tools out"
+            raise InvalidRequest(
+                f"{field}: calls by {self._model} cannot be held to their schemas, because "
+                f"{reason}; {remedy}"
+            ) from None
+
+    def _thinks(self, prompt: list[int]) -> bool:
+        """Whether the prompt has opened the thinking."""
+        opened = self._tokenizer.rfind_think_start(prompt)
+        return bool(opened > self._tokenizer.rfind_think_end(prompt))
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it; the arguments of calls are objects in it."""
+    written: dict[str, Any] = {"role": message.role, "content": message.text}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            written[name] = value
+    if message.tool_calls:
+        written["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.parsed},
+            }
+            for call in message.tool_calls
+        ]
+    return written
+
+
+def _template_arguments(request: GenerationRequest) -> dict[str, Any]:
+    """The variables of a chat template. No effort is also no thinking."""
+    arguments: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        arguments["reasoning_effort"] = request.reasoning_effort
+        if request.reasoning_effort == "none":
+            arguments["enable_thinking"] = False
+    if request.tools and request.calling:
+        arguments["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    **tool.function.model_dump(exclude_none=True, exclude={"strict"}),
+                    "parameters": tool.function.schema_of_arguments,
+                },
+            }
+            for tool in request.tools
+        ]
+    return arguments | (request.chat_template_kwargs or {})

@@ -1,0 +1,21 @@
+"""How a row's text is read. This module imports no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from omlx_producer.protocol import FunctionCall, Markup
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """How a row's text becomes the message of a chat.
+
+    Attributes:
+        read_call: the calls in a text between the markers of a call, none if it cannot be read;
+            None if the request has no tools. From any thread.
+    """
+
+    markup: Markup
+    read_call: Callable[[str], list[FunctionCall]] | None = None

@@ -1,0 +1,201 @@
+"""Grammars of llguidance that hold a model to calls in its family's syntax."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
+from omlx_worker.engine.tools.parameters import (
+    NotWritable,
+    Parameter,
+    parameters_of,
+    require_pairs,
+)
+from omlx_worker.engine.tools.syntax import Pairs, Syntax
+
+# JSON as `json.dumps` writes it, so that most of what is between values is forced.
+_JSON_FORM = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_KEY = re.compile(r"[A-Za-z0-9_.$-]+")
+
+
+class CallGrammar:
+    """Writes the grammar of what may be called, in Lark's notation.
+
+    Args:
+        added: ids of the tokens beside the vocabulary proper, by their text. A grammar names them
+            by their ids, because llguidance does not take them for text.
+        after_thinking: whether line ends may come first.
+
+    Raises:
+        NotWritable: if the syntax cannot express a function's parameters.
+    """
+
+    def __init__(
+        self,
+        calling: Calling,
+        syntax: Syntax,
+        added: Mapping[str, int],
+        *,
+        after_thinking: bool = False,
+    ) -> None:
+        self._calling = calling
+        self._gap = "GAP? " if after_thinking else ""
+        self._syntax = syntax
+        self._added = {text: token for text, token in added.items() if not text.isspace()}
+        known = sorted(self._added, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        self._rules: dict[str, str] = {}
+        names = [self._function(index, each) for index, each in enumerate(calling.functions)]
+        self._rules["body"] = " | ".join(names)
+        self._rules["call"] = self._joined(self._literal(syntax.start), self._rest_of_call)
+
+    def required(self) -> str:
+        """Calls, and nothing else."""
+        return self._written(f"{self._gap}{self._calls}")
+
+    def beside(self, answer: Constraint) -> str:
+        """Calls, or an answer in JSON.
+
+        Raises:
+            NotWritable: if a call cannot be told from such an answer.
+        """
+        if self._syntax.bare:
+            raise NotWritable("they look like an answer in JSON")
+        schema = {"type": "object"} if answer.kind == "json_object" else json.loads(answer.value)
+        self._rules["answer"] = _json(schema)
+        return self._written(f"{self._gap}(answer | {self._calls})")
+
+    def free(self) -> str:
+        """Any text, with calls in it."""
+        if self._syntax.bare:
+            self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
+            return self._written(f"REST | {self._gap}body")
+        start = self._syntax.start
+        self._rules["REST"] = _text_without(start)
+        before = f"REST {self._literal(start)}"
+        if self._tokens.match(start) is None:
+            self._rules[f"before[suffix={_quoted(start)}]"] = "/(?s:.*)/"
+            before = "before"
+        call = self._joined(before, self._rest_of_call)
+        return self._written(f"({call})* REST" if self._several else f"REST | {call}")
+
+    @property
+    def _several(self) -> bool:
+        return self._calling.parallel and self._syntax.repeats
+
+    @property
+    def _calls(self) -> str:
+        between = self._literal(self._syntax.between)
+        return f"call ({self._joined(between, 'call')})*" if self._several else "call"
+
+    @property
+    def _rest_of_call(self) -> str:
+        return self._joined("body", self._literal(self._syntax.end))
+
+    def _written(self, start: str) -> str:
+        rules = {"start": start, "GAP": r"/\n{1,2}/", **self._rules}
+        return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+
+    def _function(self, index: int, function: FunctionDefinition) -> str:
+        name, schema = f"f{index}", function.schema_of_arguments
+        pairs = self._syntax.pairs
+        if pairs is None:
+            self._rules[f"{name}_arguments"] = _json(schema)
+            arguments = f"{name}_arguments"
+        else:
+            if pairs.identifiers and not function.name.isidentifier():
+                raise NotWritable(f"the name {function.name!r} is no identifier")
+            parameters = parameters_of(schema)
+            require_pairs(schema, parameters)
+            named = [
+                (self._pair(f"{name}_{place}", each, pairs), each.required)
+                for place, each in enumerate(parameters)
+            ]
+            arguments = self._sequence(named, self._literal(pairs.between))
+        self._rules[name] = self._joined(
+            self._literal(self._syntax.before.replace("{name}", function.name)),
+            arguments,
+            self._literal(self._syntax.after),
+        )
+        return name
+
+    def _sequence(self, named: Sequence[tuple[str, bool]], between: str) -> str:
+        """Pairs of which some may be left out, in their order; with commas the required first."""
+        if not between:
+            return " ".join(name if needed else f"{name}?" for name, needed in named)
+        required = [name for name, needed in named if needed]
+        optional = [name for name, needed in named if not needed]
+        following = [f"({between} {name})?" for name in optional]
+        if required:
+            return " ".join([f" {between} ".join(required), *following])
+        ways = [" ".join([name, *following[at + 1 :]]) for at, name in enumerate(optional)]
+        return f"({' | '.join(ways)})?" if ways else ""
+
+    def _pair(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
+        if _KEY.fullmatch(parameter.key) is None or (
+            pairs.identifiers and not parameter.key.isidentifier()
+        ):
+            raise NotWritable(f"the name {parameter.key!r:.60} has other characters than letters")
+        value = self._value(rule, parameter, pairs)
+        self._rules[rule] = f"{self._literal(pairs.before.replace('{key}', parameter.key))} {value}"
+        return rule
+
+    def _value(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
+        """A value and what follows it."""
+        after = self._literal(pairs.after)
+        if not pairs.raw or parameter.type not in (None, "string"):
+            self._rules[f"{rule}_value"] = _json(parameter.schema)
+            return self._joined(f"{rule}_value", after)
+        if parameter.type is None:
+            raise NotWritable(f"the parameter {parameter.key!r} may have several types")
+        texts = parameter.texts
+        if texts is not None:
+            texts += ["null"] if parameter.nullable else []
+            return self._joined(f"({' | '.join(map(_quoted, texts))})", after)
+        text = _text_without(pairs.after.strip(), self._syntax.end)
+        if found := self._tokens.search(pairs.after):
+            self._rules["TEXT"] = text
+            return f"TEXT {self._literal(pairs.after[found.start() :])}"
+        self._rules[f"{rule}_value[suffix={_quoted(pairs.after)}]"] = text
+        return f"{rule}_value"
+
+    def _literal(self, text: str) -> str:
+        """A text as the grammar names it: added tokens by their ids, the rest in quotes."""
+        written, at = [], 0
+        for found in self._tokens.finditer(text):
+            written += [_quoted(text[at : found.start()])] if found.start() > at else []
+            written.append(f"<[{self._added[found[0]]}]>")
+            at = found.end()
+        written += [_quoted(text[at:])] if at < len(text) else []
+        return " ".join(written)
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return " ".join(filter(None, parts))
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_FORM})}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _text_without(*markers: str) -> str:
+    """Any text in which no marker occurs, also none that other tokens spell."""
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_escaped(text)}(?s:.*)/" for text in markers)])
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression of Rust between slashes."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)

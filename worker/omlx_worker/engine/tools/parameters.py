@@ -1,0 +1,156 @@
+"""The arguments of a function, one by one, for families that write them as pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DEFINITIONS = ("$defs", "definitions")
+_SIMPLE = frozenset({"string", "integer", "number", "boolean", "object", "array"})
+_TELLING_NOTHING = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
+)
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *DEFINITIONS})
+_OF_TEXTS = frozenset({"type", "enum", "const", *DEFINITIONS})
+
+
+_EITHER = ("anyOf", "oneOf")
+_NULL = {"type": "null"}
+MAX_STEPS = 16
+"""References from one to the next that are followed."""
+
+
+class NotWritable(ValueError):
+    """What a syntax of calls cannot express. The message completes "because ..."."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument.
+
+    Attributes:
+        schema: complete with the definitions that it refers to.
+        type: of JSON; None if it has several, or it cannot be told.
+        nullable: whether null is another value.
+    """
+
+    key: str
+    schema: dict[str, Any]
+    required: bool
+    type: str | None
+    nullable: bool
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The only values of a text; None if any text is one.
+
+        Raises:
+            NotWritable: if the schema asks for more of a text.
+        """
+        schema, _ = _resolved(self.schema, self.schema)
+        for keyword in schema:
+            if keyword not in _OF_TEXTS | _TELLING_NOTHING:
+                raise NotWritable(f"the text {self.key!r} has the keyword {keyword}")
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is None:
+            return None
+        return [value for value in values if isinstance(value, str)]
+
+
+def parameters_of(schema: dict[str, Any]) -> list[Parameter]:
+    """The arguments that a schema of a function's parameters names, in its order."""
+    root = {name: schema[name] for name in DEFINITIONS if name in schema}
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    found = []
+    for key, inner in properties.items():
+        whole = {**root, **inner} if isinstance(inner, dict) else dict(root)
+        kind, nullable = _kind(whole)
+        needed = isinstance(required, list) and key in required
+        found.append(Parameter(key, whole, needed, kind, nullable))
+    return found
+
+
+def require_pairs(schema: dict[str, Any], parameters: Sequence[Parameter]) -> None:
+    """Check that pairs can hold all that a schema of parameters asks for.
+
+    Raises:
+        NotWritable: if they cannot.
+    """
+    for keyword in schema:
+        if keyword not in _OF_OBJECTS | _TELLING_NOTHING:
+            raise NotWritable(f"its parameters have the keyword {keyword}")
+    missing = set(schema.get("required") or ()) - {parameter.key for parameter in parameters}
+    if missing:
+        raise NotWritable(f"the required parameter {min(missing)!r} is none of its properties")
+    for reference in _references(schema):
+        if not reference.startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
+            raise NotWritable(f"its parameters refer to {reference!r:.60}")
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+def _kind(schema: dict[str, Any]) -> tuple[str | None, bool]:
+    """The type of a schema's values, and whether null is another."""
+    schema, nullable = _resolved(schema, schema)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        others = [name for name in kind if name != "null"]
+        nullable = nullable or "null" in kind
+        kind = others[0] if len(others) == 1 else None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        nullable = nullable and None in values
+        if kind is None and all(isinstance(value, str) for value in values):
+            kind = "string"
+    return (kind if kind in _SIMPLE else None), nullable
+
+
+def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A schema without references and alternatives to null, and whether there was one."""
+    nullable = False
+    for _ in range(MAX_STEPS):
+        inner: Any
+        if isinstance(reference := schema.get("$ref"), str):
+            keyword, inner = "$ref", _looked_up(reference, root)
+        elif len(schema.get("allOf", ())) == 1:
+            keyword, [inner] = "allOf", schema["allOf"]
+        elif found := next((name for name in _EITHER if _is_nullable(schema.get(name))), None):
+            keyword, nullable = found, True
+            inner = next((choice for choice in schema[found] if choice != _NULL), _NULL)
+        else:
+            break
+        if not isinstance(inner, dict):
+            return {}, nullable
+        schema = inner | {name: value for name, value in schema.items() if name != keyword}
+    return schema, nullable
+
+
+def _is_nullable(choices: Any) -> bool:
+    return isinstance(choices, list) and len(choices) == 2 and _NULL in choices
+
+
+def _looked_up(reference: str, root: dict[str, Any]) -> Any:
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
+
+
+def simplified(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of parameters with plain types, which is all that mlx-lm's parsers look at."""
+    properties = {
+        parameter.key: {"type": parameter.type} if parameter.type else parameter.schema
+        for parameter in parameters_of(schema)
+    }
+    return {"type": "object", "properties": properties}
