@@ -42,6 +42,7 @@ class Orders:
         at: (point, how often it is passed first, what happens there); see `points`.
         plant: a fault of `tests.system.chaos.plants` to have.
         demo: serve the demo model instead of the fake engine.
+        prefix_dir: where it keeps beginnings of prompts; None for in memory alone.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Orders:
     at: list[tuple[str, int, str]] = field(default_factory=list)
     plant: str | None = None
     demo: bool = False
+    prefix_dir: str | None = None
     max_rows: int = 4
     step_seconds: float = 0.004
     lease_seconds: float = 1.0
@@ -84,6 +86,7 @@ def work(orders: Orders) -> None:
         model_alias="fake",
         max_batch=orders.max_rows,
         prefill_chunk=4,
+        prefix_dir=Path(orders.prefix_dir) if orders.prefix_dir else None,
         drain_timeout=orders.drain_timeout,
         redis_grace=orders.redis_grace,
     )

@@ -18,7 +18,13 @@ from tests.system.chaos.world import World, world
 
 pytestmark = pytest.mark.system
 
+SHARED = "# Each of these functions is tested.\n" + "".join(
+    f"def number_{n}():\n    return {n}\n\n\n" for n in range(12)
+)
 REQUESTS: list[dict[str, Any]] = [
+    {"prompt": SHARED + "def fibonacci(n):", "temperature": 0.0},
+    {"prompt": SHARED + "class Stack:", "temperature": 0.8, "seed": 13},
+    {"prompt": SHARED + "class Queue:", "temperature": 0.0, "cache": False},
     {"prompt": "def fibonacci(n):", "temperature": 0.0},
     {"prompt": "import os\n", "temperature": 0.0, "repetition_penalty": 1.3},
     {"prompt": "class Stack:", "temperature": 0.8, "seed": 11},
@@ -45,11 +51,16 @@ def run_undisturbed(place: World) -> None:
         job.texts = [body["choices"][0]["text"]]
 
 
-def test_texts_survive_two_kills_and_a_drain(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_texts_survive_two_kills_and_a_drain(
+    nursery: Nursery, tmp_path: Path, on_disk: bool
+) -> None:
+    folder = tmp_path / "prefixes" if on_disk else None
     with world(nursery, tmp_path) as place:
         run_undisturbed(place)
         # More than a real model's loading must fit into a lease here.
-        orders = {"demo": True, "lease_seconds": 3.0}
+        orders: dict[str, Any] = {"demo": True, "lease_seconds": 3.0}
+        orders["prefix_dir"] = str(folder) if folder else None
         jobs = submit_all(place, [job.texts[0] for job in place.jobs])
         place.jobs += jobs
         for count in (4, 6):
@@ -67,3 +78,4 @@ def test_texts_survive_two_kills_and_a_drain(nursery: Nursery, tmp_path: Path) -
         place.wait_for(lambda: not drained.alive, 30, "the drain")
         place.settle(200, **orders)
         place.check()
+    assert folder is None or list(folder.glob("*/*.safetensors"))
