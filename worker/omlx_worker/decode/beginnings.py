@@ -6,24 +6,13 @@ what has been read, and the other row goes on from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from omlx_worker.decode.row import BULK, DecodeRow, Stage
+from omlx_worker.engine.tokens import in_common
 
 SHORTEST = 64
 """Tokens of a beginning that is worth a stop and a wait: fewer are read in next to no time."""
-
-_BLOCK = 256  # tokens compared at once
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two prompts have in common from their start."""
-    limit = min(len(one), len(other))
-    for start in range(0, limit, _BLOCK):
-        end = min(start + _BLOCK, limit)
-        if one[start:end] != other[start:end]:
-            return next(place for place in range(start, end) if one[place] != other[place])
-    return limit
 
 
 def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
@@ -36,7 +25,7 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
         row.stops.add(last)  # the conversation may go on, or the prompt come again
     for other in others:
         if other.request.cache and other.stage in (Stage.WAITING, Stage.READING):
-            part = common(row.request.prompt, other.request.prompt)
+            part = in_common(row.request.prompt, other.request.prompt)
             part = min(part, last, len(other.request.prompt) - 1)
             if part >= SHORTEST:
                 for one, kin in ((row, other), (other, row)):

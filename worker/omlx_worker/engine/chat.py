@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,10 +18,15 @@ from omlx_producer.protocol import (
     Message,
 )
 from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.tokens import in_common
 from omlx_worker.engine.tools.grammar import CallGrammar
 from omlx_worker.engine.tools.parameters import NotWritable
 from omlx_worker.engine.tools.reading import CallReader
 from omlx_worker.engine.tools.syntax import syntax_of
+
+_LEADING = ("system", "developer")
+_OTHER = "\u2063"
+"""What no message is likely to begin with: an invisible separator."""
 
 
 class Chat:
@@ -34,6 +40,8 @@ class Chat:
         self._tokenizer = tokenizer
         self._model = model
         self._syntax = syntax_of(tokenizer)
+        # The last beginning that was asked for, and its tokens: the chats of a file have one.
+        self._asked, self._begins = "", list[int]()
 
     def encode(self, request: GenerationRequest) -> list[int]:
         """The prompt of a request with messages.
@@ -55,6 +63,23 @@ class Chat:
                 f"messages: the chat template of {self._model} does not take them: {error}"
             ) from None
         return tokens
+
+    def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
+        """Tokens of the prompt that any chat with the same system message begins with."""
+        messages = request.messages or []
+        leading = list(takewhile(lambda message: message.role in _LEADING, messages))
+        if not leading or len(leading) == len(messages):
+            return 0
+        other = request.model_copy(
+            update={"messages": [*leading, Message(role="user", content=_OTHER)]}
+        )
+        asked = repr((other.messages, _template_arguments(other)))
+        if asked != self._asked:
+            try:
+                self._asked, self._begins = asked, self.encode(other)
+            except InvalidRequest:
+                self._begins = []  # its template wants more than that
+        return in_common(prompt, self._begins)
 
     def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
         """How the answers to a request are read; None if they are plain text."""

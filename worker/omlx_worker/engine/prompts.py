@@ -73,7 +73,9 @@ class Prompter:
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
         reply, constraint = None, request.constraint
+        marks: tuple[int, ...] = ()
         if request.messages is not None:
+            marks = (self._chat.shared(request, prompt),)
             reply = self._chat.form(request, prompt)
             constraint = self._chat.constraint(request, prompt)
         return [
@@ -87,6 +89,7 @@ class Prompter:
                 reply=reply,
                 depth=request.draft_depth if request.draft else 0,
                 cache=request.cache,
+                marks=marks,
                 constraint=constraint,
             )
             for choice in range(request.n)

@@ -186,3 +186,25 @@ def test_what_cannot_be_held_is_refused_in_one_sentence(
     with pytest.raises(InvalidRequest) as caught:
         constraint(family, **{"tools": [tool()], **fields})
     assert str(caught.value) == sentence
+
+
+def test_a_chat_shares_with_others_what_comes_before_its_first_question() -> None:
+    tokenizer = tokenizer_of("json_tools")
+    chat = Chat(tokenizer, "m")
+    system = {"role": "system", "content": "Answer in one word."}
+    asked = [ask(messages=[system, {"role": "user", "content": text}]) for text in ("yes?", "no?")]
+    prompts = [chat.encode(request) for request in asked]
+
+    shared = [chat.shared(*pair) for pair in zip(asked, prompts, strict=True)]
+
+    assert shared[0] == shared[1] > 0
+    assert prompts[0][: shared[0]] == prompts[1][: shared[0]]
+    assert "one word." in tokenizer.decode(prompts[0][: shared[0]])
+    assert "yes" not in tokenizer.decode(prompts[0][: shared[0]])
+
+
+def test_a_chat_without_a_system_message_shares_nothing_that_is_known() -> None:
+    chat = Chat(tokenizer_of("json_tools"), "m")
+    request = ask()
+
+    assert chat.shared(request, chat.encode(request)) == 0
