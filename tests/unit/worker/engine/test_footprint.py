@@ -17,6 +17,7 @@ from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.batch import Batch
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row, run
@@ -131,6 +132,30 @@ def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded)
 
     taken = settled() - before
     assert 0.8 * taken <= read - alone <= 1.5 * taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1 << 16, 1500])
+def test_prompts_that_are_read_together_take_what_was_projected(
+    attentive: Loaded, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    for module in (reading, memory):
+        monkeypatch.setattr(module, "MOST_POSITIONS", most)
+    decoder = attentive.decoder(depth=2)
+    names, length = list("abcdef"), 700
+    before = settled()
+    sizes = [(count, length + 50) for count in (0, length)]
+    alone, read = (decoder.bytes_for([size] * len(names)) for size in sizes)
+
+    for name in names:
+        decoder.add(row(name, [1] * length, 50))
+    decoder.prefill(dict.fromkeys(names, length - 20))
+    mx.reset_peak_memory()
+    # A short chunk has small results: what is taken in passing is the caches side by side.
+    decoder.prefill(dict.fromkeys(names, 8))
+
+    taken = mx.get_peak_memory() - before
+    assert taken <= read - alone <= 2 * taken
 
 
 def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> None:
