@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest, describe
 from omlx_producer.openai_fields import fold_message, fold_part, fold_request
 
@@ -218,6 +219,11 @@ class GenerationRequest(_Request):
                     f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
                 )
         return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text must match; None for free text."""
+        return None
 
     @property
     def stop_strings(self) -> list[str]:

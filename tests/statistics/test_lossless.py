@@ -206,13 +206,13 @@ def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
 def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merged = lookups._merged
+    merged = lookups.merged
 
     def faulty(tokens: mx.array, chosen: mx.array, after: Any, *rest: Any) -> dict[str, mx.array]:
         right = merged(tokens, chosen, after, *rest)
         return right | {"weights": widened(after["weights"], tokens.shape[1])}
 
-    monkeypatch.setattr(lookups, "_merged", faulty)
+    monkeypatch.setattr(lookups, "merged", faulty)
     model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
 
     counted = draw_pairs(model, sampling, [2], own=2, text=TEXT)

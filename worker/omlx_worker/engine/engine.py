@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
@@ -16,6 +17,8 @@ from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.text import RowText, decode_faithfully
+
+log = logging.getLogger(__name__)
 
 
 class Decoder(Rows, Protocol):
@@ -175,8 +178,13 @@ class DecodingEngine:
                 kept.append(sampled)
             finish_reason = piece.finish_reason
             if finish_reason is not None:
-                self.remove(row.row_id)
                 break
+        if step.cut and finish_reason is None:
+            pieces.append(text.cut())
+            finish_reason = "length"
+            log.warning("row %s is cut: its constraint takes too long to follow", row.row_id)
+        if finish_reason is not None:
+            self.remove(row.row_id)
         return Emission(
             row_id=row.row_id,
             tokens=[sampled.token for sampled in kept],

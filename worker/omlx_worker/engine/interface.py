@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from omlx_producer.protocol import FinishReason, GenerationRequest, ModelInfo, TokenLogprob
+
+if TYPE_CHECKING:
+    from omlx_worker.engine.constraints import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Row:
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
+        grammar: what the text must match, compiled; None for free text.
     """
 
     row_id: str
@@ -76,6 +80,7 @@ class Row:
     stop_tokens: frozenset[int] = frozenset()
     depth: int | None = None
     generated: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def history(self) -> list[int]:

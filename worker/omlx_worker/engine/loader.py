@@ -17,6 +17,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import ModelInfo
+from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import with_head
@@ -82,7 +83,9 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
     )
-    prompter = Prompter(tokenizer, info, vocabulary, _defaults(path), ratio=ratio)
+    defaults = _defaults(path)
+    grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
+    prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio, grammars=grammars)
     family = config["model_type"]
     return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
 

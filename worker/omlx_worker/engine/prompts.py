@@ -9,13 +9,24 @@ from typing import Any
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import (
     DEFAULT_MAX_TOKENS,
     GenerationRequest,
     InvalidRequest,
     ModelInfo,
 )
+from omlx_worker.engine.constraints import BadConstraint, Grammar, Grammars
 from omlx_worker.engine.interface import Row, Sampling
+
+_FIELDS = {
+    "json_object": "response_format",
+    "json_schema": "response_format",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "grammar": "structured_outputs.grammar",
+}
+"""The field of a request that a kind of constraint comes from."""
 
 
 def sampling_defaults(config: dict[str, Any]) -> Sampling:
@@ -46,12 +57,14 @@ class Prompter:
         defaults: Sampling,
         *,
         ratio: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
         self._ratio = ratio
+        self._grammars = grammars
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -71,6 +84,7 @@ class Prompter:
         self._check_token_ids("logit_bias", request.logit_bias or {})
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
+        grammar = self._grammar(request.constraint)
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
@@ -80,9 +94,24 @@ class Prompter:
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
                 depth=request.draft_depth if request.draft else 0,
+                grammar=grammar,
             )
             for choice in range(request.n)
         ]
+
+    def _grammar(self, constraint: Constraint | None) -> Grammar | None:
+        if constraint is None:
+            return None
+        field = _FIELDS[constraint.kind]
+        if self._grammars is None:
+            raise InvalidRequest(
+                f"{field}: {self._info.model} takes no constraints, as it runs on mlx-lm's "
+                "BatchGenerator; leave it out"
+            )
+        try:
+            return self._grammars.compile(constraint)
+        except BadConstraint as error:
+            raise InvalidRequest(f"{field}: cannot be compiled ({error})") from None
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]

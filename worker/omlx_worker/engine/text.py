@@ -117,6 +117,10 @@ class RowText:
             return Piece(text, "stop")
         return Piece(text, "length" if last else None)
 
+    def cut(self) -> str:
+        """The text that was held back, if the row ends before its token limit."""
+        return self._release(self._drain_detokenizer(), final=True)[0]
+
     def _drain_detokenizer(self) -> str:
         self._detokenizer.finalize()
         segment: str = self._detokenizer.last_segment

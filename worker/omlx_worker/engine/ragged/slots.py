@@ -14,6 +14,7 @@ from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Buffers, Snapshot
 from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of, unmoved
+from omlx_worker.engine.ragged.masks import Matcher
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).
@@ -27,6 +28,7 @@ class Slot:
     Attributes:
         cursor: tokens in the cache, at most; exact once every dispatched step is read.
         remaining: tokens still wanted, at most; likewise.
+        matcher: of a constrained row; knows the tokens that the host has read.
     """
 
     row: Row
@@ -34,6 +36,7 @@ class Slot:
     cursor: int
     remaining: int
     left: bool = False
+    matcher: Matcher | None = None
 
     @property
     def offset(self) -> int:
