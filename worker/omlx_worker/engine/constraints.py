@@ -68,17 +68,19 @@ class Grammar:
 
     Attributes:
         start: at the beginning of a text; copied for every row.
+        vocabulary: tokens that its masks tell of, at least the entries of the model's logits.
     """
 
     constraint: Constraint
     start: LLMatcher = field(repr=False)
+    vocabulary: int
 
 
 class Grammars:
     """Compiles constraints for one model. Safe to call from any one thread at a time.
 
     Args:
-        vocabulary: entries of the model's logits; those past the tokenizer's are never allowed.
+        vocabulary: entries of the model's logits. Those past the tokenizer's are never allowed.
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: int) -> None:
@@ -105,9 +107,11 @@ class Grammars:
         except ImportError:
             raise BadConstraint("the worker has no llguidance; install it there") from None
         try:
+            tokenizer = self._tokenizer._tokenizer
             return from_tokenizer(
-                self._tokenizer._tokenizer,
-                n_vocab=self._vocabulary,
+                tokenizer,
+                # Some tokenizers know tokens that their model does not.
+                n_vocab=max(self._vocabulary, len(tokenizer)),
                 eos_token=sorted(self._tokenizer.eos_token_ids),
             )
         except ValueError as error:
@@ -132,7 +136,7 @@ class Grammars:
             return where + reason
         if warnings := start.get_grammar_warnings():
             return _reason(warnings[0])
-        return Grammar(constraint, start)
+        return Grammar(constraint, start, self.tokens.vocab_size)
 
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""

@@ -220,7 +220,7 @@ class Batch:
             looks, buffers.state = self._lookups.step(
                 before, buffers.state, outcome[1], limits, depth, ratio=plan.ratio
             )
-        if masked and depth:
+        if masked:
             buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
         rows = self._slots.taken
         for _, slot in rows:

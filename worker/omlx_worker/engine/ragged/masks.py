@@ -38,12 +38,14 @@ class Matcher:
 
     Attributes:
         inner: llguidance's own.
+        vocabulary: tokens that its masks tell of.
         failed: whether the row cannot go on: its text left the grammar, or the grammar took more
             than a step may take. The row ends as if cut by its token limit.
     """
 
     def __init__(self, grammar: Grammar, generated: Sequence[int] = ()) -> None:
         self.inner = grammar.start.deep_copy()
+        self.vocabulary = grammar.vocabulary
         self.failed = False
         self.commit(generated)
 
@@ -75,12 +77,11 @@ class Masks:
 
     def __init__(self, rows: Sequence[tuple[int, Matcher]], vocabulary: int) -> None:
         self._rows = rows
-        self._words = -(-vocabulary // BITS)
         self._vocabulary = vocabulary
         self._forced = mx.array(0)
 
     def fill(self, state: State, depth: int) -> mx.array:
-        """Read the rows' drafts and fill their masks.
+        """Read the rows' drafts, fill their masks, and find the tokens that are forced next.
 
         Args:
             state: of the step that is under way; the last step's tokens are committed.
@@ -89,42 +90,55 @@ class Masks:
         Returns:
             ``[S, W, ceil(V / 32)]`` uint32; a set bit allows a token, the lowest bit first.
         """
-        drafts = np.array(state["drafts"]) if "drafts" in state else None
-        offered = np.array(state["drafted"])
-        slots, width = len(offered), 1 if drafts is None else 1 + drafts.shape[1]
-        # Masks of rows that are free, and then of every place of every constrained row.
-        bits = np.full((1 + len(self._rows), width, self._words), -1, np.int32)
-        forced = np.zeros((slots, 2 + depth), np.int32)
+        windows = self.look_ahead(state, depth)
+        slots, width = len(state["drafted"]), 1
+        if "drafts" in state:
+            width += state["drafts"].shape[1]
+        words = max(-(-matcher.vocabulary // BITS) for _, matcher in self._rows)
+        # The masks of rows that are free, then of each constrained row.
+        bits = np.full((1 + len(windows), width, words), -1, np.int32)
         chosen = np.zeros(slots, np.int32)
         alone: list[tuple[LLMatcher, int]] = []
         ahead: list[tuple[LLMatcher, int, list[int]]] = []
-        for index, (slot, matcher) in enumerate(self._rows, start=1):
-            if matcher.failed:
-                continue
+        for index, (slot, matcher, drafts) in enumerate(windows, start=1):
             chosen[slot] = index
-            given = [] if drafts is None else drafts[slot, : offered[slot]].tolist()
-            if given:
-                ahead.append((matcher.inner, index * width, given))
+            if drafts:
+                ahead.append((matcher.inner, index * width, drafts))
             else:
                 alone.append((matcher.inner, index * width))
+        _fill(bits.reshape(-1, words), alone, ahead)
+        for _, matcher, _ in windows:
+            matcher.failed |= matcher.inner.is_error()
+        return mx.array(bits.view(np.uint32))[mx.array(chosen)]
+
+    def look_ahead(self, state: State, depth: int) -> list[tuple[int, Matcher, list[int]]]:
+        """The rows' slots, matchers and drafts; finds what is forced after the drafts."""
+        drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
+        offered = np.array(state["drafted"])
+        forced = np.zeros((len(offered), 2 + depth), np.int32)
+        windows = []
+        for slot, matcher in self._rows:
+            if matcher.failed:
+                continue
+            given: list[int] = drafts[slot, : offered[slot]].tolist() if offered[slot] else []
+            windows.append((slot, matcher, given))
             if depth:
                 place, tokens = matcher.forced(given)
                 tokens = tokens[:depth]
                 forced[slot, : 2 + len(tokens)] = [place, len(tokens), *tokens]
-        _fill(bits.reshape(-1, self._words), alone, ahead)
-        for _, matcher in self._rows:
-            matcher.failed |= matcher.inner.is_error()
         self._forced = mx.array(forced)
-        return mx.array(bits.view(np.uint32))[mx.array(chosen)]
+        return windows
 
     def force(self, state: State, limits: mx.array, depth: int, *, ratio: bool) -> State:
         """The state after the step, its drafts forced where they are known and differ.
 
         Args:
             limits: ``[S]`` int32, drafts of each row, at most.
-            depth: drafts that the next step may judge, at least one.
+            depth: drafts that the next step may judge.
             ratio: whether a row's drafts are judged by the `ratio` rule.
         """
+        if not depth:
+            return state
         function = _forcing(depth, self._vocabulary if ratio else 0)
         names = ("accepted", "drafted", "drafts", "weights", "looked_up")
         used = {name: state[name] for name in names if name in state}
