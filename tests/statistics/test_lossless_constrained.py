@@ -6,7 +6,6 @@ Two tokens force the one after them, so forced drafts take part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.interface import Sampling
-from omlx_worker.engine.ragged.masks import Masks
+from omlx_worker.engine.ragged.masks import Run, force, packed
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan
 from omlx_worker.engine.ragged.step import State, commit, read
 from tests.helpers.chi_square import disagreement
@@ -26,31 +25,26 @@ from tests.helpers.table_model import VOCABULARY, TableModel
 FOLLOW = [[4], [0, 2, 3], [0, 1, 3, 5], [0, 1], [1], [2, 3, 4, 5]]
 
 
-class TableMatcher:
-    """A `Matcher` whose grammar is the table."""
-
-    failed = False
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def forced(self, drafts: list[int]) -> tuple[int, list[int]]:
-        last, allowed = self.last, 0
-        for draft in drafts:
-            if draft not in FOLLOW[last]:
-                break
-            last, allowed = draft, allowed + 1
-        tokens: list[int] = []
-        while len(FOLLOW[last]) == 1:
-            [last] = FOLLOW[last]
-            tokens.append(last)
-        return allowed, tokens[1:]
+def runs_of(last: int, drafts: list[int]) -> list[Run]:
+    """What a `Matcher` would return of the table."""
+    found = []
+    for place, draft in enumerate([*drafts, -1]):
+        for token in FOLLOW[last]:
+            forced, end = list[int](), token
+            while len(FOLLOW[end]) == 1 and len(forced) < 4:
+                [end] = FOLLOW[end]
+                forced.append(end)
+            if forced and token != draft:
+                found.append(Run(place, token, forced))
+        if draft not in FOLLOW[last]:
+            break
+        last = draft
+    return found
 
 
-def stepped(shift: int = 0, force: Callable[..., State] = Masks.force) -> Step:
+def stepped(shift: int = 0, *, forces: bool = True) -> Step:
     """A step under masks, planted ``shift`` places late."""
     words = mx.array([sum(1 << token for token in may) for may in FOLLOW], mx.uint32)
-    matchers = [TableMatcher() for _ in range(ROWS)]
 
     def step(
         model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
@@ -58,15 +52,17 @@ def stepped(shift: int = 0, force: Callable[..., State] = Masks.force) -> Step:
         tokens = state["pending"][:, None]
         if "drafts" in state:
             tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
-        for matcher, last in zip(matchers, np.array(state["pending"]).tolist(), strict=True):
-            matcher.last = last
-        masks: Any = Masks(list(enumerate(matchers)), VOCABULARY)  # type: ignore[arg-type]
-        masks.look_ahead(state, depth)
         late = mx.maximum(mx.arange(tokens.shape[1]) - shift, 0)
         allowed = words[tokens[:, late]][..., None]
         hidden = read(model, [], state, depth)
         counts, draw, after = commit(model, [], state, hidden, settings, plan, depth, own, allowed)
-        return counts, draw, force(masks, after, settings["depth"], depth, ratio=plan.ratio)
+        if depth and forces:
+            offered = np.array(state["drafted"]).tolist()
+            lists = enumerate(zip(np.array(tokens).tolist(), offered, strict=True))
+            runs = {row: runs_of(t[0], t[1 : 1 + count]) for row, (t, count) in lists}
+            vocabulary = VOCABULARY if plan.ratio else 0
+            after = force(after, packed(runs, ROWS, depth), settings["depth"], depth, vocabulary)
+        return counts, draw, after
 
     return step
 
@@ -116,7 +112,7 @@ def test_a_mask_that_is_one_place_late_would_be_noticed(rule: str) -> None:
 def test_more_drafts_are_accepted_where_some_are_forced() -> None:
     accepted = {}
     for forces in (True, False):
-        step, judged = stepped(force=Masks.force if forces else _leave), list[Any]()
+        step, judged = stepped(forces=forces), list[Any]()
 
         def heard(*args: Any, step: Step = step, judged: list[Any] = judged) -> Any:
             result = step(*args)
@@ -128,7 +124,3 @@ def test_more_drafts_are_accepted_where_some_are_forced() -> None:
         accepted[forces] = sum(counts[:, 1].sum() for counts in judged[1:3])
 
     assert accepted[True] > 1.2 * accepted[False]
-
-
-def _leave(_: Masks, state: State, *__: Any, **___: Any) -> State:
-    return state

@@ -69,11 +69,13 @@ class Grammar:
     Attributes:
         start: at the beginning of a text; copied for every row.
         vocabulary: tokens that its masks tell of, at least the entries of the model's logits.
+        ends: end tokens, allowed where a text may end.
     """
 
     constraint: Constraint
     start: LLMatcher = field(repr=False)
     vocabulary: int
+    ends: frozenset[int]
 
 
 class Grammars:
@@ -136,7 +138,8 @@ class Grammars:
             return where + reason
         if warnings := start.get_grammar_warnings():
             return _reason(warnings[0])
-        return Grammar(constraint, start, self.tokens.vocab_size)
+        tokens = self.tokens
+        return Grammar(constraint, start, tokens.vocab_size, frozenset(tokens.eos_tokens))
 
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""
