@@ -182,7 +182,7 @@ class DecodingEngine:
         if step.cut and finish_reason is None:
             pieces.append(text.cut())
             finish_reason = "length"
-            log.warning("row %s is cut: its constraint takes too long to follow", row.row_id)
+            log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
         if finish_reason is not None:
             self.remove(row.row_id)
         return Emission(
