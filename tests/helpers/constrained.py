@@ -72,13 +72,12 @@ def constrained(
     return replace(made, grammar=grammar or grammar_of(ORDER, loaded), stop_tokens=ends)
 
 
-def free(name: str, sampling: Sampling = GREEDY, *, tokens: int = 40) -> Row:
+def free(
+    name: str, sampling: Sampling = GREEDY, *, tokens: int = 40, loaded: Loaded | None = None
+) -> Row:
     """A row without a constraint, which ends at its limit."""
-    return replace(
-        constrained(name, sampling=sampling, prompt="class Stack:\n", tokens=tokens),
-        grammar=None,
-        stop_tokens=frozenset(),
-    )
+    tokenizer = (loaded or Loaded.demo()).tokenizer
+    return row(name, tokenizer.encode("class Stack:\n"), tokens, sampling)
 
 
 def play(

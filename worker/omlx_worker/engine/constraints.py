@@ -224,20 +224,21 @@ def _try_apart(text: str) -> None:
         BadConstraint: if that takes too long or ends the process.
     """
     try:
-        subprocess.run(
-            [sys.executable, "-I", "-c", _TRY],
+        tried = subprocess.run(
+            [sys.executable, "-P", "-c", _TRY],
             input=text.encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=MOST_SECONDS,
-            check=True,
         )
     except subprocess.TimeoutExpired:
         raise BadConstraint(
             f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler"
         ) from None
-    except subprocess.CalledProcessError:
-        raise BadConstraint("it is nested too deeply to compile; make it simpler") from None
+    if tried.returncode < 0:
+        raise BadConstraint("it is nested too deeply to compile; make it simpler")
+    if tried.returncode:
+        raise BadConstraint(f"it cannot be tried: Python ended with {tried.returncode}")
 
 
 def _parts(part: Any) -> Iterable[tuple[Sequence[str], dict[str, Any]]]:
