@@ -67,6 +67,7 @@ class SyntheticGrammars(Grammars):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(None, vocabulary)  # type: ignore[arg-type]
+        self.special = frozenset()
 
     @cached_property
     def tokens(self) -> LLTokenizer:

@@ -1,8 +1,7 @@
 """Compiles what a text must match: constraints to grammars of llguidance over a model's tokens.
 
 Grammars are compiled in the thread that prepares rows, never in the one that decodes. Each is first
-compiled in a process of its own, because llguidance has no limit on time, and a hostile grammar
-overflows its stack, which ends the process (seen with 1.9.1: chains of 5,000 references).
+tried in a process of its own; see `omlx_worker.engine.trial`.
 
 Nothing is relaxed: a schema with a keyword that llguidance does not enforce is refused.
 """
@@ -10,11 +9,13 @@ Nothing is relaxed: a schema with a keyword that llguidance does not enforce is 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -22,7 +23,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.constraint import Constraint
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 MOST_GRAMMARS = 128
@@ -30,9 +31,6 @@ MOST_GRAMMARS = 128
 
 MOST_SECONDS = 2.0
 """What compiling one grammar may take."""
-
-_MOST_PARTS = 200
-"""Parts of a refused schema that are looked at for the reason."""
 
 _SCHEMA_OPTIONS: JsonCompileOptions = {
     "item_separator": ", ",
@@ -43,12 +41,10 @@ _SCHEMA_OPTIONS: JsonCompileOptions = {
 }
 """JSON is written as `json.dumps` writes it, so most of what is between values is forced."""
 
-_TRY = """
-import sys
-from llguidance import LLMatcher, LLTokenizer
-LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0).compute_bitmask()
-"""
+_TRIAL = Path(__file__).with_name("trial.py")
 
+_SOME_TOKEN = "<[256]>"
+"""A token of a trial that is no byte."""
 
 _PLAINLY = {
     "NoExtension": "no text can match it",
@@ -119,26 +115,28 @@ class Grammars:
         except ValueError as error:
             raise BadConstraint(f"the model's tokenizer cannot be constrained: {error}") from None
 
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """Tokens that grammars may name."""
+        return frozenset(self._tokenizer._tokenizer.get_added_vocab())
+
     def _compiled(self, constraint: Constraint) -> Grammar | str:
         """The grammar of a constraint, or why there is none, which is kept as well."""
         try:
+            tokens = self.tokens
             text = self._text_of(constraint)
-            _try_apart(text)
+            _try(constraint, _without(self.special, text))
         except BadConstraint as error:
             return str(error)
-        start = _matcher(self.tokens, text)
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False)
+        start = LLMatcher(tokens, text, log_level=0, limits=limits)
         start.compute_bitmask()
         if start.is_error():
-            reason = _reason(start.get_error())
-            where = (
-                self._where(json.loads(constraint.value), reason)
-                if constraint.kind == "json_schema"
-                else ""
-            )
-            return where + reason
+            return _reason(start.get_error())
         if warnings := start.get_grammar_warnings():
             return _reason(warnings[0])
-        tokens = self.tokens
         return Grammar(constraint, start, tokens.vocab_size, frozenset(tokens.eos_tokens))
 
     def _text_of(self, constraint: Constraint) -> str:
@@ -151,24 +149,6 @@ class Grammars:
         [answer] = form["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
         return json.dumps({"grammars": [lead, {**answer, "name": "answer"}]})
-
-    def _where(self, schema: Any, reason: str) -> str:
-        """The innermost part of a schema that is refused for this reason, as a path and a colon."""
-        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        path, part, left = ["schema"], schema, _MOST_PARTS
-        while True:
-            for step, inner in _parts(part):
-                left -= 1
-                if left < 0:
-                    break
-                alone = Constraint("json_schema", json.dumps({**shared, **inner}))
-                if reason in _matcher(self.tokens, _text_of(alone)).get_error():
-                    path, part = [*path, *step], inner
-                    break
-            else:
-                return ".".join(path) + ": "
-            if left < 0:
-                return ".".join(path) + ": "
 
 
 def _text_of(constraint: Constraint) -> str:
@@ -205,52 +185,48 @@ def _lead(constraint: Constraint, tokens: LLTokenizer) -> tuple[str, str]:
     return f"before[suffix={json.dumps(marker)}]: /(?s:.*)/", gap
 
 
-def _matcher(tokens: LLTokenizer, text: str) -> LLMatcher:
-    from llguidance import LLMatcher
-
-    return LLMatcher(tokens, text, log_level=0, limits=_limits())
-
-
-def _limits() -> LLParserLimits:
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(verbose_errors=False)
+def _without(special: Iterable[str], text: str) -> str:
+    """A grammar without a model's own tokens: any one of them is put in the place of all."""
+    for name in special:
+        text = text.replace(name, _SOME_TOKEN)
+    return re.sub(r"<\[[^]<>]*\]>", _SOME_TOKEN, text)
 
 
-def _try_apart(text: str) -> None:
-    """Compile a grammar in another process, over bytes instead of tokens.
+def _try(constraint: Constraint, text: str) -> None:
+    """Compile a grammar in another process.
 
     Raises:
-        BadConstraint: if that takes too long or ends the process.
+        BadConstraint: if it cannot be compiled, takes too long, or ends the process.
     """
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-P", "-c", _TRY],
-            input=text.encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=MOST_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
+    asked: dict[str, Any] = {"grammar": text}
+    if constraint.kind == "json_schema":
+        asked |= {"schema": json.loads(constraint.value), "options": _SCHEMA_OPTIONS}
+    with subprocess.Popen(
+        [sys.executable, "-P", _TRIAL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        late = False
+        try:
+            said, _ = process.communicate(json.dumps(asked), timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            said, _ = process.communicate()
+    error, *paths = map(json.loads, said.splitlines() or ['""'])
+    if error:
+        where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
+        raise BadConstraint(where + _reason(error))
+    if late:
         raise BadConstraint(
             f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler"
-        ) from None
-    if tried.returncode < 0:
+        )
+    if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
-    if tried.returncode:
-        raise BadConstraint(f"it cannot be tried: Python ended with {tried.returncode}")
-
-
-def _parts(part: Any) -> Iterable[tuple[Sequence[str], dict[str, Any]]]:
-    """The schemas directly inside a part of a schema, and the steps to them."""
-    for name, inner in part.items():
-        if isinstance(inner, dict):
-            nested = [([name, key], value) for key, value in inner.items()]
-            yield from (entry for entry in [([name], inner), *nested] if isinstance(entry[1], dict))
-        elif isinstance(inner, list):
-            for index, value in enumerate(inner):
-                if isinstance(value, dict):
-                    yield [name, str(index)], value
+    if process.returncode:
+        raise BadConstraint(f"it cannot be tried: Python ended with {process.returncode}")
 
 
 def _reason(error: str) -> str:

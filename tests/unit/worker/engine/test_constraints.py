@@ -54,6 +54,11 @@ def test_a_constraint_may_begin_after_a_marker() -> None:
     assert not matches(thinking, "well</think>no")
 
 
+def test_grammars_may_name_tokens() -> None:
+    assert matches(Constraint("grammar", 'start: "a" <|im_start|> "b"'), "a<|im_start|>b")
+    assert matches(Constraint("grammar", 'start: "a" <[1]> "b"'), "a<|im_start|>b")
+
+
 def test_a_marker_may_be_a_special_token() -> None:
     assert matches(Constraint("regex", "ok", "<|im_start|>"), "so<|im_start|>ok")
     assert not matches(Constraint("regex", "ok", "<|im_start|>"), "so<|im_start|>no")
@@ -62,7 +67,7 @@ def test_a_marker_may_be_a_special_token() -> None:
 def test_a_constraint_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = Grammars(Loaded.demo().tokenizer, 4096)
     tried: list[str] = []
-    monkeypatch.setattr(constraints, "_try_apart", tried.append)
+    monkeypatch.setattr(constraints, "_try", lambda _, text: tried.append(text))
     good, bad = Constraint("regex", "[0-9]+"), Constraint("regex", "[0-9")
 
     assert fresh.compile(good) is fresh.compile(Constraint("regex", "[0-9]+"))
@@ -118,14 +123,19 @@ def chain(length: int, wrap: bool = False) -> dict[str, Any]:
     return {"$ref": "#/$defs/0", "$defs": {**defs, str(length): {"type": "string"}}}
 
 
+BOMB = {"allOf": [{"pattern": f"(.*a.{{{i}}}.*)"} for i in range(1, 60)]}
+DEEP = json.dumps(chain(5000))
 HOSTILE = {
+    "beside a token by its id": ("grammar", f"start: <[1]> %json {DEEP}"),
+    "beside a token by its name": ("grammar", f"start: <|im_start|> %json {DEEP}"),
     "levels": ("json_schema", "".join(['{"items":'] * 500) + "{}" + "}" * 500),
     "references": ("json_schema", json.dumps(chain(5000))),
     "arrays": ("json_schema", json.dumps(chain(5000, wrap=True))),
     "rules": ("grammar", "\n".join(f'a{i}: "x" a{i + 1}' for i in range(9000)) + "\nstart: a0"),
-    "patterns": (
+    "patterns": ("json_schema", json.dumps(BOMB)),
+    "patterns beside a fault": (
         "json_schema",
-        json.dumps({"allOf": [{"pattern": f"(.*a.{{{i}}}.*)"} for i in range(1, 60)]}),
+        json.dumps({"uniqueItems": True, "properties": {"a": BOMB, "b": {"uniqueItems": True}}}),
     ),
     "alternatives": ("json_schema", json.dumps({"enum": [f"a{i}" for i in range(100_000)]})),
     "groups": ("regex", "(a|b|cd)" * 120_000),
