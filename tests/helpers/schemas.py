@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -29,9 +30,12 @@ def schema(seed: int) -> Schema:
 
 
 def faults(schema: Schema, text: str) -> list[str]:
-    """Why a text does not match; empty if it does."""
+    """Why a text does not match; empty if it does.
+
+    Numbers are taken as written: as a double, 2.4999999999999999999 is not below 2.5.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=Decimal)
     except ValueError as error:
         return [f"{error}: {text}"]
     return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
