@@ -15,8 +15,8 @@ import statistics
 import time
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.engine.interface import Row
 from omlx_worker.engine.loader import DEMO, load_engine
+from omlx_worker.engine.row import Row
 from scripts.bench.in_process import PREFILL_CHUNK, InProcess
 
 numbers = itertools.count()

@@ -17,10 +17,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.bench.sides import CHUNK, FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Known, Row
 
 
 class PromptCaches:

@@ -9,7 +9,8 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.interface import Emission, Engine, Row
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Emission, Row
 
 PREFILL_CHUNK = 2048
 

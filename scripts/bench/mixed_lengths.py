@@ -22,13 +22,13 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import layout
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.row import Row, Sampling
 
 STEPS = 16
 """Of a stretch; few enough that no tail fills up in a run."""

@@ -11,9 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Row, Sampling
 
 CHUNK = 2048
 

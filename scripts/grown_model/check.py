@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Row, Sampling
 
 DEPTH = 3
 

@@ -17,11 +17,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged import layout
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Row, Sampling
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -20,8 +20,8 @@ from omlx_producer.protocol import (
     Markup,
     ModelInfo,
 )
-from omlx_worker.engine.interface import Emission, Known, Row, Sampling
 from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.row import Emission, Known, Row, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024

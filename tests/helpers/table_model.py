@@ -20,7 +20,7 @@ class TableModel:
     vocabulary = VOCABULARY
     dtype = mx.float32
     weight_bytes = 0
-    drafts = True
+    drafts = pads = True
 
     def __init__(self, closeness: float) -> None:
         noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))

@@ -10,7 +10,7 @@ from typing import Any, Self
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Admit, Stepped, Stop
 from omlx_worker.queue.claim import Claim

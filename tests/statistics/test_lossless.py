@@ -7,137 +7,25 @@ filters and penalties, can be written down exactly, and the step under test is t
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
-from omlx_worker.engine.drafts.lookup import LONGEST, PIECE, Lookup
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import lookups, speculation
-from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
-from omlx_worker.engine.ragged.sampling import Distribution, Plan, params
+from omlx_worker.engine.ragged.sampling import Distribution
 from omlx_worker.engine.ragged.speculation import Drafts
-from omlx_worker.engine.ragged.step import State, advance, fit
+from omlx_worker.engine.row import Sampling
 from tests.helpers.chi_square import disagreement
+from tests.helpers.table_law import ROUNDS, ROWS, START, draw_pairs, exact_pairs
 from tests.helpers.table_model import VOCABULARY, TableModel
 
 # Whether each draft survives, and what replaces it.
 Verdict = tuple[mx.array, mx.array]
-
-ROWS = 25_000
-ROUNDS = 8
-START = 2
-
-
-def draw_pairs(
-    model: TableModel,
-    sampling: Sampling,
-    depths: Sequence[int],
-    rounds: int = ROUNDS,
-    *,
-    own: int = 8,
-    text: Sequence[int] = (),
-) -> Counter[tuple[int, int]]:
-    """Count the second and third token after `START`.
-
-    Args:
-        depths: of the steps, over and over: with one alone, both tokens are drafted first.
-        own: of these, at most, by the model's own head.
-        text: a history before `START`, in which drafts are looked up.
-    """
-    counted: Counter[tuple[int, int]] = Counter()
-    looking = Lookups(Lookup(ring=0), 0, VOCABULARY)
-    for lap in range(rounds):
-        rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
-        plan = Plan.of(rows, drafts=True)
-        settings = params(rows, plan)
-        settings["active"] = mx.ones((ROWS,), mx.int32)
-        settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
-        zeros = mx.zeros((ROWS,), mx.int32)
-        state: State = dict.fromkeys(("cursors", "body_lengths", "accepted", "drafted"), zeros) | {
-            "pending": mx.full((ROWS,), START, mx.int32)
-        }
-        if text:
-            state |= {"match": zeros, "foretold": zeros, "looked_up": zeros}
-            state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
-            history = widened(looking.begin([*text, START])["history"], LONGEST + PIECE)
-            state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
-        if plan.penalties:
-            state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
-            state["counts"][:, START] = 1
-        sequences = np.zeros((ROWS, 3), np.int64)
-        lengths = np.zeros(ROWS, np.int64)
-        turns = itertools.cycle(depths)
-        while lengths.min() < 3:
-            depth = next(turns)
-            state = fit(state, [], depth, max(depths))
-            before = state
-            counts, draw, state = advance(model, [], before, settings, plan, depth, own)  # type: ignore[arg-type]
-            if text:
-                emitted, limits = draw.tokens, settings["depth"]
-                _, state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
-            accepted = np.array(counts)[:, 1]
-            for place, tokens in enumerate(np.array(draw.tokens).T):
-                taken = (place <= accepted) & (lengths < 3)
-                sequences[taken, lengths[taken]] = tokens[taken]
-                lengths += taken
-        counted.update((second, third) for _, second, third in sequences.tolist())
-    return counted
-
-
-def weights(scores: list[float], sampling: Sampling, history: Sequence[int]) -> list[float]:
-    """The law of one token, written down again in plain Python."""
-    values = [score + sampling.logit_bias.get(t, 0.0) for t, score in enumerate(scores)]
-    for token in set(history):
-        value = values[token]
-        repeated = sampling.repetition_penalty
-        value = value * repeated if value < 0 else value / repeated
-        values[token] = (
-            value
-            - sampling.presence_penalty
-            - sampling.frequency_penalty * list(history).count(token)
-        )
-    total = math.log(sum(math.exp(value) for value in values))
-    logprobs = [value - total for value in values]
-    order = sorted(range(VOCABULARY), key=logprobs.__getitem__, reverse=True)
-    kept, mass = [], 0.0
-    for rank, token in enumerate(order):
-        if mass >= sampling.top_p or (sampling.top_k and rank >= sampling.top_k):
-            break
-        if sampling.min_p and logprobs[token] < logprobs[order[0]] + math.log(sampling.min_p):
-            break
-        kept.append(token)
-        mass += math.exp(logprobs[token])
-    if sampling.temperature == 0:
-        kept = order[:1]
-    tempered = [
-        math.exp(logprobs[t] / (sampling.temperature or 1.0)) if t in kept else 0.0
-        for t in range(VOCABULARY)
-    ]
-    return [value / sum(tempered) for value in tempered]
-
-
-def exact_pairs(model: TableModel, sampling: Sampling) -> dict[tuple[int, int], float]:
-    table: list[list[float]] = model.target.tolist()  # type: ignore[assignment]
-    law: dict[tuple[int, int], float] = {}
-    for first, second, third in itertools.product(range(VOCABULARY), repeat=3):
-        history = [START]
-        p = 1.0
-        for token in (first, second, third):
-            p *= weights(table[history[-1]], sampling, history)[token]
-            history.append(token)
-        law[second, third] = law.get((second, third), 0.0) + p
-    return law
-
 
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), id="plain"),
@@ -206,13 +94,13 @@ def test_an_eighth_does_so_where_drafts_are_looked_up() -> None:
 def test_judging_a_looked_up_draft_by_the_heads_distribution_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    merged = lookups._merged
+    merged = lookups.merged
 
     def faulty(tokens: mx.array, chosen: mx.array, after: Any, *rest: Any) -> dict[str, mx.array]:
         right = merged(tokens, chosen, after, *rest)
         return right | {"weights": widened(after["weights"], tokens.shape[1])}
 
-    monkeypatch.setattr(lookups, "_merged", faulty)
+    monkeypatch.setattr(lookups, "merged", faulty)
     model, sampling = TableModel(closeness=0.6), Sampling(temperature=0.9, ratio=True)
 
     counted = draw_pairs(model, sampling, [2], own=2, text=TEXT)

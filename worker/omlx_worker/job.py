@@ -20,7 +20,7 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.engine.interface import Emission, Row
+from omlx_worker.engine.row import Emission, Row
 from omlx_worker.queue.claim import Claim
 
 LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.engine.interface import Emission, Engine, Row
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Emission, Row
 from scripts.bench.in_process import PREFILL_CHUNK, InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
 

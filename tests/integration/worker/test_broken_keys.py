@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from omlx_producer.protocol import GenerationRequest, bulk_job_id, ended_stream
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.row import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit
 from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, kill, table, tokens

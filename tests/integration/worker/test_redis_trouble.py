@@ -20,7 +20,7 @@ from omlx_producer.protocol import TokenLogprob
 from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import enqueue, events, is_over, running_worker, streamed_text, wait_for
 

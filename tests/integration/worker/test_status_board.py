@@ -21,7 +21,7 @@ from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
 

@@ -17,8 +17,8 @@ from omlx_producer.protocol import (
     TokensEvent,
 )
 from omlx_worker.delivery.response import finished
-from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.row import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

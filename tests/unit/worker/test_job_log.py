@@ -9,7 +9,7 @@ import pytest
 
 from omlx_producer.protocol import ChoiceDelta, GenerationRequest, TokensEvent
 from omlx_worker.delivery.job_log import log_end
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

@@ -21,7 +21,7 @@ from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.protocol import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.chats import tokenizer_of

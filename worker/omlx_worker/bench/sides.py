@@ -20,8 +20,8 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import Mode, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.interface import Emission, Row, Sampling
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.row import Emission, Row, Sampling
 
 FOREVER = 1 << 30
 """Token limit of a row; the end of a lap removes the row."""

@@ -20,7 +20,8 @@ from omlx_producer.protocol import (
     parse_event,
 )
 from omlx_worker.control.payload import TOO_LONG, decode_request, release_memory
-from omlx_worker.engine.interface import Engine, Row
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Row
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omlx_producer.protocol import Speculation
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS, Scheduler
-from omlx_worker.engine.interface import Emission, Engine
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Emission
 
 log = logging.getLogger("omlx_worker.decode.loop")
 

@@ -21,7 +21,8 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.interface import Emission, Engine
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,

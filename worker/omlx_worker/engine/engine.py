@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
@@ -11,11 +12,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.footprint import RowBytes, budget, keep_within
-from omlx_worker.engine.interface import Emission, Known, Row, Rows
+from omlx_worker.engine.interface import Rows
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.row import Emission, Known, Row
 from omlx_worker.engine.text import RowText, decode_faithfully
+
+log = logging.getLogger(__name__)
 
 
 class Decoder(Rows, Protocol):
@@ -189,8 +193,13 @@ class DecodingEngine:
                 kept.append(sampled)
             finish_reason = piece.finish_reason
             if finish_reason is not None:
-                self.remove(row.row_id)
                 break
+        if step.cut and finish_reason is None:
+            pieces.append(text.cut())
+            finish_reason = "length"
+            log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
+        if finish_reason is not None:
+            self.remove(row.row_id)
         return Emission(
             row_id=row.row_id,
             tokens=[sampled.token for sampled in kept],

@@ -11,9 +11,9 @@ from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator
 
 from omlx_worker.engine.footprint import GeneratorFootprint, RowBytes
-from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.row import Known, Row
 
 
 class _RowSampler:

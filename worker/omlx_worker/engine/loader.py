@@ -20,13 +20,13 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import ModelInfo
+from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.identity import identity_of
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -35,6 +35,7 @@ from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
+from omlx_worker.engine.row import Sampling
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,9 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
     )
-    prompter = Prompter(tokenizer, info, vocabulary, _defaults(path), ratio=ratio)
+    defaults = _defaults(path)
+    grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
+    prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio, grammars=grammars)
     family = config["model_type"]
     return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import (
     DEFAULT_MAX_TOKENS,
     GenerationRequest,
@@ -15,7 +16,8 @@ from omlx_producer.protocol import (
     ModelInfo,
 )
 from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.constraints import BadConstraint, Grammar, Grammars
+from omlx_worker.engine.row import Row, Sampling
 
 
 def sampling_defaults(config: dict[str, Any]) -> Sampling:
@@ -46,6 +48,7 @@ class Prompter:
         defaults: Sampling,
         *,
         ratio: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._chat = Chat(self._tokenizer, info.model)
@@ -53,6 +56,7 @@ class Prompter:
         self._vocabulary = vocabulary
         self._defaults = defaults
         self._ratio = ratio
+        self._grammars = grammars
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -78,6 +82,7 @@ class Prompter:
             marks = (self._chat.shared(request, prompt),)
             reply = self._chat.form(request, prompt)
             constraint = self._chat.constraint(request, prompt)
+        grammar = self._grammar(request, constraint)
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
@@ -90,10 +95,28 @@ class Prompter:
                 depth=request.draft_depth if request.draft else 0,
                 cache=request.cache,
                 marks=marks,
-                constraint=constraint,
+                grammar=grammar,
             )
             for choice in range(request.n)
         ]
+
+    def _grammar(self, request: GenerationRequest, constraint: Constraint | None) -> Grammar | None:
+        if constraint is None:
+            return None
+        field = "response_format"
+        if request.calling:
+            field = "tools"
+        elif request.structured_outputs:
+            field = "structured_outputs"
+        if self._grammars is None:
+            raise InvalidRequest(
+                f"{field}: {self._info.model} takes no constraints, as it runs on mlx-lm's "
+                "BatchGenerator; leave it out"
+            )
+        try:
+            return self._grammars.compile(constraint)
+        except BadConstraint as error:
+            raise InvalidRequest(f"{field}: cannot be compiled ({error})") from None
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]

@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import (
 )
 
 from omlx_producer.protocol import FinishReason
-from omlx_worker.engine.interface import Row
+from omlx_worker.engine.row import Row
 
 
 class _Exact(StreamingDetokenizer):
@@ -116,6 +116,10 @@ class RowText:
         if stopped:
             return Piece(text, "stop")
         return Piece(text, "length" if last else None)
+
+    def cut(self) -> str:
+        """The text that was held back, if the row ends before its token limit."""
+        return self._release(self._drain_detokenizer(), final=True)[0]
 
     def _drain_detokenizer(self) -> str:
         self._detokenizer.finalize()

@@ -11,7 +11,7 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import Decision, FixedPolicy, RowView, StepReport
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Sampling
 from tests.helpers.fake_engine import FakeEngine
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.interface import Emission
 from omlx_worker.engine.loader import ModelError, load_engine
+from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.row import Emission
 from tests.helpers.checkpoints import write_llama, write_qwen
 
 
@@ -27,7 +29,10 @@ def engine(path: Path) -> DecodingEngine:
 
 
 def generate(engine: DecodingEngine, job: str = "job", **fields: Any) -> list[Emission]:
-    request = GenerationRequest.parse({"model": "m", "temperature": 0, **fields})
+    return play(engine, GenerationRequest.parse({"model": "m", "temperature": 0, **fields}), job)
+
+
+def play(engine: DecodingEngine, request: GenerationRequest, job: str = "job") -> list[Emission]:
     open_rows = set()
     for prepared in engine.prepare(request, job):
         engine.add(prepared)
@@ -271,3 +276,41 @@ def test_a_broken_checkpoint_is_one_sentence(tmp_path: Path, file: str, content:
 
     assert str(refused.value).startswith(f"--model {tmp_path}: ")
     assert "\n" not in str(refused.value)
+
+
+class Digits(GenerationRequest):
+    """A request whose text is five digits."""
+
+    @property
+    def constraint(self) -> Constraint:
+        return Constraint("regex", "[0-9]{5}")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_constrained_row_ends_where_its_text_is_complete(path: Path, depth: int) -> None:
+    engine = load_engine(str(path), max_rows=8, depth=depth)
+
+    emissions = play(engine, Digits(model="m", prompt="def f", temperature=0, max_tokens=20))
+
+    assert text_of(emissions).isdigit()
+    assert len(text_of(emissions)) == 5
+    assert emissions[-1].finish_reason == "stop"
+    assert engine.step() == []
+
+
+def test_a_constrained_row_that_cannot_go_on_ends_as_if_cut(
+    engine: DecodingEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit = Matcher.commit
+
+    def fails(self: Matcher, tokens: list[int]) -> None:
+        commit(self, tokens)
+        self.failed |= bool(tokens)
+
+    monkeypatch.setattr(Matcher, "commit", fails)
+    emissions = play(engine, Digits(model="m", prompt="def f", temperature=0, stop="12345"))
+
+    assert emissions[-1].finish_reason == "length"
+    assert 1 <= len(text_of(emissions)) < 5
+    assert engine.step() == []
+    assert "its constraint" in caplog.text

@@ -13,12 +13,12 @@ from mlx.utils import tree_flatten
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine import footprint as memory
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 

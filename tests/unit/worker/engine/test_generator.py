@@ -14,9 +14,9 @@ from mlx_lm.sample_utils import make_logits_processors
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.ragged.sampling import Sampled
+from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import Loaded, row, run
 
 PROMPTS = ([5, 6, 7], [9], list(range(40, 75)), [250, 3])

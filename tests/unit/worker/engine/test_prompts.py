@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
+from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import Loaded
 
 INFO = ModelInfo(model="tiny", context_length=64, longest_token=1)

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.row import Row, Sampling
 from omlx_worker.engine.text import RowText, decode_faithfully
 from tests.helpers.decoding import Loaded
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.engine.interface import Engine, Row, Sampling
+from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.row import Row, Sampling
 
 log = logging.getLogger("omlx_worker.decode.depth.calibration")
 

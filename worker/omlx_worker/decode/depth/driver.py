@@ -13,7 +13,7 @@ from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 
 log = logging.getLogger("omlx_worker.decode.depth.driver")
 

@@ -11,12 +11,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.ragged.window import TAIL, Window
+from omlx_worker.engine.row import Row, Sampling
 
 log = logging.getLogger(__name__)
 

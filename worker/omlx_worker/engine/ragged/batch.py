@@ -15,45 +15,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.footprint import Footprint, RowBytes
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Snapshot
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
 from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
-from omlx_worker.engine.ragged.step import RowStep, Step, Verdict, compiled, fit
-from omlx_worker.engine.ragged.window import TAIL, Spans
-
-MOST_STEPS = 48
-"""Compiled steps that are kept; the least recently used go.
-
-MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
-dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
-one or two traces (1.3 on average where rows come and go and depths change).
-"""
+from omlx_worker.engine.ragged.step import RowStep, Verdict, cut, fit
+from omlx_worker.engine.ragged.steps import Steps
+from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.row import Row, Sampling
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
-    """A dispatched step whose outcome is not read yet.
+    """A dispatched step.
 
     Attributes:
         rows: with their indices in the outcome; their slots may have changed since.
         outcome, looks: what `Verdict` reads.
+        steps: what it yielded, once it is read.
     """
 
     rows: list[tuple[int, Slot]]
     width: int
     outcome: list[mx.array]
     looks: mx.array | None
+    steps: list[RowStep] | None = None
 
 
 class Batch:
@@ -63,14 +57,12 @@ class Batch:
         depth: drafts per row and step, at most; a row may have a lower limit.
         own_depth: of those that the model makes itself; the others are looked up.
         reads: how many outcomes the host has read.
-        traces: how many times a step was compiled for a new bucket or plan.
     """
 
     def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
         self.own_depth = depth if model.drafts else 0
         self.depth = max(lookup.depth if lookup else 0, self.own_depth)
         self.reads = 0
-        self.traces = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
         self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
@@ -81,7 +73,7 @@ class Batch:
         self._plan = Plan()
         self._params: Params = {}
         self._depths: Mapping[str, int] = {}
-        self._steps = lru_cache(MOST_STEPS)(self._compiled)
+        self._steps = Steps(model, self.own_depth)
         self._in_flight: _Flight | None = None
 
     @property
@@ -95,6 +87,11 @@ class Batch:
     @property
     def layout(self) -> Layout:
         return self._buffers.layout
+
+    @property
+    def traces(self) -> int:
+        """How many times a step was compiled for a new bucket or plan."""
+        return self._steps.traces
 
     @property
     def changes(self) -> int:
@@ -125,6 +122,8 @@ class Batch:
         if row.sampling.penalises:
             state["counts"] = _counts(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
+        if row.grammar is not None:
+            slot.matcher = Matcher(row.grammar, row.generated)
         return slot, Snapshot([list(part) for part in prompt], state)
 
     def suspend(self, row_id: str) -> bool:
@@ -177,8 +176,11 @@ class Batch:
         if depths is not None and depths != self._depths:
             self._depths = dict(depths)
             self._slots.changed = True
-        landed, self._in_flight = self._in_flight, self._dispatch()
-        return self._read(landed) if landed else []
+        landed, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
+        steps = self._read(landed) if landed else []
+        taken = self._slots.taken
+        failed = {slot.row.row_id for _, slot in taken if slot.matcher and slot.matcher.failed}
+        return cut(steps, failed) if failed else steps
 
     @property
     def row_bytes(self) -> RowBytes:
@@ -193,7 +195,7 @@ class Batch:
         batch = max(self._footprint.of_batch(layout) for layout in layouts)
         return prompts + batch + self._footprint.of_histories(layouts)
 
-    def _dispatch(self) -> _Flight | None:
+    def _dispatch(self, landed: _Flight | None) -> _Flight | None:
         if all(slot.remaining <= 0 for _, slot in self._slots.taken):
             return None
         self._slots.compact()
@@ -207,24 +209,37 @@ class Batch:
             self._slots.fold()
         if self._slots.changed:
             self._replan()
-        step = self._steps(self._plan, depth, spans_of(buffers.caches))
-        before, looks = buffers.state, None
-        outcome, buffers.state, written = step(before, self._params, buffers.arrays)
+        before, looks, plan = buffers.state, None, self._plan
+        masked = [(index, slot.matcher) for index, slot in self._slots.taken if slot.matcher]
+        masks = Masks(masked, self._model.vocabulary)
+
+        def fill() -> mx.array:
+            if landed:
+                self._read(landed)
+            return masks.fill(before, depth)
+
+        outcome = self._steps.run(buffers, self._params, plan, depth, fill if masked else None)
+        limits = self._params["depth"]
         if self._lookups:
             looks, buffers.state = self._lookups.step(
-                *(before, buffers.state, outcome[1], self._params["depth"], depth),
-                ratio=self._plan.ratio,
+                before, buffers.state, outcome[1], limits, depth, ratio=plan.ratio
             )
-        for cache, part in zip(buffers.caches, written, strict=True):
-            cache.advance(part)
+        if masked:
+            buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
         rows = self._slots.taken
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(outcome, [] if looks is None else looks, buffers.state, written)
+        mx.async_eval(outcome, [] if looks is None else looks, buffers.state, buffers.written)
         return _Flight(rows, width, outcome, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
+        """What a step yielded; waits for it the first time."""
+        if flight.steps is None:
+            flight.steps = self._landed(flight)
+        return flight.steps
+
+    def _landed(self, flight: _Flight) -> list[RowStep]:
         if all(slot.left for _, slot in flight.rows):
             return []
         self.reads += 1
@@ -236,7 +251,9 @@ class Batch:
             step = verdict.at(slot.row, index)
             slot.cursor -= flight.width - len(step.tokens)
             slot.remaining -= step.accepted
-            if self._lookups and step.look:
+            if slot.matcher:
+                slot.matcher.commit([sampled.token for sampled in step.tokens])
+            elif self._lookups and step.look:
                 self._lookups.learn(step.look, step.drafted, step.accepted)
             steps.append(step)
         return steps
@@ -250,15 +267,6 @@ class Batch:
     def _depth_of(self, row: Row) -> int:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)
         return min(limit, self._depths.get(row.row_id, limit))
-
-    def _compiled(self, plan: Plan, depth: int, _spans: Spans) -> Step:
-        # Deeper steps are for copies. There a row without a match does better without drafts than
-        # all rows do with the time that the model's own take.
-        own = self.own_depth if depth <= self.own_depth else 0
-        return compiled(self._model, plan, depth, own, self._traced)
-
-    def _traced(self) -> None:
-        self.traces += 1
 
     # Between steps.
 

@@ -67,6 +67,16 @@ class Buffers:
     def arrays(self) -> Arrays:
         return [cache.arrays for cache in self.caches]
 
+    @property
+    def written(self) -> Arrays:
+        """What a step rewrites of every layer."""
+        return [cache.written for cache in self.caches]
+
+    def advance(self, written: Arrays) -> None:
+        """Take what a step wrote."""
+        for cache, part in zip(self.caches, written, strict=True):
+            cache.advance(part)
+
     def settle(self) -> None:
         """Wait for the step in flight."""
         mx.eval(self.arrays, self.state)

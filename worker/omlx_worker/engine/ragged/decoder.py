@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.interface import Known, Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.row import Known, Row
 
 
 class RaggedDecoder(Batch):

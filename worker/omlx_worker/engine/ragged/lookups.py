@@ -167,19 +167,21 @@ def _look(
         "drafted": mx.where(chosen, mx.minimum(found.counts, limits), after["drafted"]),
     }
     if depth:
-        state |= _merged(found.tokens, chosen, after, depth, vocabulary if ratio else 0)
+        state |= merged(found.tokens, chosen, after, depth, vocabulary if ratio else 0)
     return looks + _FOUND * chosen, state
 
 
-def _merged(
+def merged(
     tokens: mx.array, chosen: mx.array, after: dict[str, mx.array], depth: int, vocabulary: int
 ) -> dict[str, mx.array]:
-    """The drafts of the next step: looked up where ``chosen``, ``[S]`` bool, else the model's own.
+    """The drafts of the next step: ``tokens`` where ``chosen``, ``[S]`` bool, else as they are.
 
-    A draft that is looked up is certain, so its distribution is a point mass: under ``ratio`` it is
-    accepted with probability ``p(d)``, and replaced by a sample from the rest of ``p``.
+    A draft that was not sampled is certain, so its distribution is a point mass: under ``ratio`` it
+    is accepted with probability ``p(d)``, and replaced by a sample from the rest of ``p``.
 
     Args:
+        tokens: ``[S, depth]`` int32.
+        after: the state, with the model's own drafts if it has made any.
         vocabulary: 0 if no distributions are asked for.
     """
     where, state = chosen[:, None], {"drafts": tokens}

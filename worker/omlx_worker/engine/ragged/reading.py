@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from omlx_worker.engine.interface import Row
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.row import Row
 
 MOST_POSITIONS = 1 << 16
 """Positions of caches that are put side by side, at most: they are held twice meanwhile."""

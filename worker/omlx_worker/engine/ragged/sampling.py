@@ -1,6 +1,7 @@
 """Sampling on the device for all rows of a batch at once, each by its own settings.
 
-The order is mlx-lm's: logit bias and penalties change the logits; top-p, min-p and top-k keep
+The order is mlx-lm's: logit bias and penalties change the logits; what a constraint forbids is then
+impossible, and the rest is one again; top-p, min-p and top-k keep
 the likeliest tokens of the untempered distribution (the definitions of `make_sampler`); the
 kept log-probabilities are divided by the temperature and sampled. All three filters keep the
 tokens above some log-probability, so together they are one threshold and their order does not
@@ -14,6 +15,7 @@ so a seeded row draws the same tokens in every batch, slot and step.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_producer.protocol import MAX_TOP_LOGPROBS
-from omlx_worker.engine.interface import Row, Sampling
+from omlx_worker.engine.row import Row, Sampling
 
 Params = dict[str, mx.array]
 
@@ -69,8 +71,8 @@ class Draw:
 
     Attributes:
         tokens: ``[S, W]`` int32.
-        logprobs: ``[S, W]`` float32, of the tokens, after penalties and before filters; None
-            unless the plan asks for it.
+        logprobs: ``[S, W]`` float32, of the tokens, after penalties and constraints and before
+            filters; None unless the plan asks for it.
         top_tokens, top_logprobs: ``[S, W, MAX_TOP_LOGPROBS]``, likeliest first; likewise.
     """
 
@@ -118,7 +120,9 @@ class ReadDraw:
         top: tuple[tuple[int, float], ...] = ()
         if asked and self.top_tokens is not None and self.top_logprobs is not None:
             likeliest = self.top_tokens[index][column][:asked]
-            top = tuple(zip(likeliest, self.top_logprobs[index][column], strict=False))
+            pairs = zip(likeliest, self.top_logprobs[index][column], strict=False)
+            # A constraint may allow fewer tokens than were asked for.
+            top = tuple(pair for pair in pairs if pair[1] > -math.inf)
         return Sampled(token, self.logprobs[index][column], top)
 
 
@@ -154,7 +158,7 @@ class Distribution:
     """What each row may sample at each window position.
 
     Attributes:
-        logprobs: ``[S, W, V]`` float32, the model's own after bias and penalties.
+        logprobs: ``[S, W, V]`` float32, the model's own after bias, penalties and constraints.
         weights: ``[S, W, V]`` float32, log-weights after filters and temperature, not
             normalised; at temperature 0 all on the likeliest token. None if no row of the plan
             has a temperature: then the sample is the likeliest token of ``logprobs``.
@@ -170,7 +174,11 @@ class Distribution:
 
 
 def distribution(
-    logits: mx.array, counts: mx.array | None, params: Params, plan: Plan
+    logits: mx.array,
+    counts: mx.array | None,
+    params: Params,
+    plan: Plan,
+    allowed: mx.array | None = None,
 ) -> Distribution:
     """The distribution that logits ``[S, W, V]`` give each row.
 
@@ -178,6 +186,8 @@ def distribution(
         counts: ``[S, W, V]``, how often each token occurs in the history before each sample;
             needed if the plan has penalties.
         params: from `params`, for the same plan.
+        allowed: ``[S, W, ceil(V / 32)]`` uint32, a set bit for each token that may be sampled, the
+            lowest first; None for all.
     """
     logits = logits.astype(mx.float32)
     if plan.biases:
@@ -188,6 +198,8 @@ def distribution(
     if plan.penalties:
         assert counts is not None
         logits = _penalise(logits, counts, params)
+    if allowed is not None:
+        logits = mx.where(_expanded(allowed, logits.shape[-1]), logits, -mx.inf)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if not plan.noise:
         return Distribution(logprobs, None)
@@ -250,6 +262,12 @@ def _penalise(logits: mx.array, counts: mx.array, params: Params) -> mx.array:
     repeated = mx.where(logits < 0, logits * repetition, logits / repetition)
     logits = mx.where(seen, repeated, logits)
     return logits - params["presence"] * seen - params["frequency"] * counts
+
+
+def _expanded(allowed: mx.array, vocabulary: int) -> mx.array:
+    """Bits ``[S, W, ceil(V / 32)]`` as bools ``[S, W, V]``."""
+    bits = (allowed[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return (bits != 0).reshape(*allowed.shape[:2], -1)[..., :vocabulary]
 
 
 def _threshold(logprobs: mx.array, params: Params) -> mx.array:

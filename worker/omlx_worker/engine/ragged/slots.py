@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Buffers, Snapshot
 from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of, unmoved
+from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.row import Row, Sampling
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).
@@ -27,6 +28,7 @@ class Slot:
     Attributes:
         cursor: tokens in the cache, at most; exact once every dispatched step is read.
         remaining: tokens still wanted, at most; likewise.
+        matcher: of a constrained row; knows the tokens that the host has read.
     """
 
     row: Row
@@ -34,6 +36,7 @@ class Slot:
     cursor: int
     remaining: int
     left: bool = False
+    matcher: Matcher | None = None
 
     @property
     def offset(self) -> int:

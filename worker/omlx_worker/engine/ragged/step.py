@@ -19,14 +19,12 @@ that any later step may draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.interface import Row
-from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.lookups import Look
@@ -42,12 +40,12 @@ from omlx_worker.engine.ragged.sampling import (
 )
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.row import Row
 
 _OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
-Step = Callable[[State, Params, Arrays], tuple[list[mx.array], State, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class RowStep:
         drafted: drafts that were judged for the row.
         window: the most drafts that the step could judge for any row.
         look: what lookups did for the row; None if nothing is looked up.
+        cut: the row ends here, because its constraint cannot be followed any further.
     """
 
     row_id: str
@@ -66,14 +65,15 @@ class RowStep:
     drafted: int = 0
     window: int = 0
     look: Look | None = None
+    cut: bool = False
 
     @property
     def accepted(self) -> int:
-        return len(self.tokens) - 1
+        return max(0, len(self.tokens) - 1)
 
     @property
     def drafts(self) -> dict[str, Any]:
-        """The fields of an `omlx_worker.engine.interface.Emission` about drafts."""
+        """The fields of an `omlx_worker.engine.row.Emission` about drafts."""
         look = self.look
         return {
             "drafted": self.drafted,
@@ -107,36 +107,6 @@ class Verdict:
         return RowStep(row.row_id, tokens, drafted, self._window, look)
 
 
-def compiled(
-    model: RaggedModel,
-    plan: Plan,
-    depth: int,
-    own: int,
-    on_trace: Callable[[], None],
-) -> Step:
-    """The step for a sampling plan that leaves ``depth`` drafts for the next one to judge.
-
-    It takes the state, the rows' settings and every layer's arrays. It returns what `Verdict`
-    reads, the new state, and the arrays that each layer wrote.
-
-    Args:
-        own: see `advance`.
-        on_trace: called on every trace, that is, for every new bucket of shapes; never where
-            nothing is compiled, which runs the function in every step.
-    """
-    traces = compiles()
-
-    def step(state: State, params: Params, layers: Arrays) -> tuple[list[mx.array], State, Arrays]:
-        if traces:
-            on_trace()
-        caches = model.wrap(layers)
-        counts, draw, after = advance(model, caches, state, params, plan, depth, own)
-        return [counts, *draw.arrays], after, [cache.written for cache in caches]
-
-    fused: Step = mx.compile(step)
-    return fused
-
-
 def advance(
     model: RaggedModel,
     caches: list[LayerCache],
@@ -156,22 +126,48 @@ def advance(
         ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
         which a row's first ``accepted + 1`` are committed; and the new state.
     """
-    drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
-    cursors, body_lengths = state["cursors"], state["body_lengths"]
-    tokens = state["pending"][:, None]
-    if drafts is not None:
-        tokens = mx.concatenate([tokens, drafts.tokens], axis=1)
-    width = tokens.shape[1]
-    window = Window.at(cursors, body_lengths, width, spans_of(caches))
+    hidden = read(model, caches, state, depth)
+    return commit(model, caches, state, hidden, params, plan, depth, own)
+
+
+def read(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:
+    """The first half of `advance`: the backbone's output over the window, ``[S, W, hidden]``.
+
+    It needs nothing that is known only once the last step has been read.
+    """
+    tokens, window = _window(state, caches)
     hidden = model.forward(tokens, caches, window, state["accepted"])
-    if width == 1 and not depth:
+    if tokens.shape[1] == 1 and not depth:
         for cache in caches:
             if isinstance(cache, RecurrentCache):
                 cache.kept = []  # no draft of the last window can be accepted any more
+    return hidden
+
+
+def commit(
+    model: RaggedModel,
+    caches: list[LayerCache],
+    state: State,
+    hidden: mx.array,
+    params: Params,
+    plan: Plan,
+    depth: int,
+    own: int,
+    allowed: mx.array | None = None,
+) -> tuple[mx.array, Draw, State]:
+    """The second half of `advance`, from what `read` returned.
+
+    Args:
+        allowed: see `omlx_worker.engine.ragged.sampling.distribution`.
+    """
+    drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
+    cursors, body_lengths = state["cursors"], state["body_lengths"]
+    tokens, window = _window(state, caches)
+    width = tokens.shape[1]
 
     counts = state.get("counts")
     history = None if counts is None else _counts_along(counts, tokens)
-    target = distribution(model.logits(hidden), history, params, plan)
+    target = distribution(model.logits(hidden), history, params, plan, allowed)
     positions = cursors[:, None] + mx.arange(1, width + 1)
     offered = state["drafted"]
     emitted, accepted = judge(target, drafts, offered, positions, params, plan)
@@ -218,6 +214,13 @@ def advance(
     return judged, report(target, emitted, plan), after
 
 
+def cut(steps: Sequence[RowStep], row_ids: Set[str]) -> list[RowStep]:
+    """These steps, and one of no tokens for a row without; those of the rows named are cut."""
+    without = row_ids - {step.row_id for step in steps}
+    whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
+    return [replace(step, cut=True) if step.row_id in row_ids else step for step in whole]
+
+
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:
     """The state of the last step, in the shapes of a step that drafts ``depth`` tokens.
 
@@ -243,6 +246,15 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
     if depth:
         rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
     return rest | {"drafted": mx.minimum(state["drafted"], depth)}
+
+
+def _window(state: State, caches: Sequence[LayerCache]) -> tuple[mx.array, Window]:
+    """The tokens of every row's window, ``[S, W]``, and where they go."""
+    tokens = state["pending"][:, None]
+    if "drafts" in state:
+        tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
+    spans = spans_of(caches)
+    return tokens, Window.at(state["cursors"], state["body_lengths"], tokens.shape[1], spans)
 
 
 def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
+from omlx_worker.engine.constraints import JSON_FORM
 from omlx_worker.engine.tools.parameters import (
     NotWritable,
     Parameter,
@@ -16,14 +17,6 @@ from omlx_worker.engine.tools.parameters import (
 )
 from omlx_worker.engine.tools.syntax import Pairs, Syntax
 
-# JSON as `json.dumps` writes it, so that most of what is between values is forced.
-_JSON_FORM = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "lenient": False,
-    "coerce_one_of": False,
-}
 _KEY = re.compile(r"[A-Za-z0-9_.$-]+")
 
 
@@ -184,7 +177,7 @@ class CallGrammar:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_FORM})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_FORM})}"
 
 
 def _quoted(text: str) -> str:

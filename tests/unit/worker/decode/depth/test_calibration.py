@@ -14,7 +14,7 @@ from omlx_worker.decode.depth import calibration
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.calibration import FILE_VERSION, Calibration
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.engine.interface import Emission
+from omlx_worker.engine.row import Emission
 from tests.helpers.fake_engine import FakeEngine
 
 

@@ -11,7 +11,7 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import make_policy
 from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.interface import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Sampling
 
 
 class Scripted:

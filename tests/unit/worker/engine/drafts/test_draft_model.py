@@ -17,13 +17,13 @@ from mlx_lm.models import llama
 from omlx_worker.engine.drafts import draft_model
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.footprint import Footprint
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.loader import ModelError, decoder_of, load, load_engine
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.window import TAIL, Window
+from omlx_worker.engine.row import Sampling
 from tests.helpers.checkpoints import LLAMA, write_family, write_llama
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 

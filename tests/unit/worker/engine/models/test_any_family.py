@@ -14,7 +14,6 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.loader import decoder_of
 from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -22,6 +21,7 @@ from omlx_worker.engine.models.self_check import difference
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
-from omlx_worker.engine.interface import Row
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.row import Row
 from tests.helpers.decoding import GREEDY, Loaded, small_classes
 
 LENGTH = 140

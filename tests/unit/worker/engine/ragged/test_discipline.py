@@ -7,11 +7,11 @@ import random
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 LONG = 9_300

@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.ragged import batch, speculation, step
-from omlx_worker.engine.ragged.sampling import Distribution, Params, Plan, distribution, params
+from omlx_worker.engine.ragged.sampling import Distribution, Plan, distribution, params
 from omlx_worker.engine.ragged.step import State, advance
+from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import Loaded, row, run
 from tests.helpers.table_model import VOCABULARY, TableModel
 
@@ -40,11 +40,9 @@ class Listener:
 
     @staticmethod
     def _listening(heard: list[Any]) -> Any:
-        def listening(
-            logits: mx.array, counts: mx.array, params: Params, plan: Plan
-        ) -> Distribution:
+        def listening(logits: mx.array, counts: mx.array, *rest: Any) -> Distribution:
             heard.append(counts.tolist())
-            return distribution(logits, counts, params, plan)
+            return distribution(logits, counts, *rest)
 
         return listening
 

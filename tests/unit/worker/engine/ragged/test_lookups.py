@@ -10,11 +10,11 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.drafts.lookup import LEAD, LONGEST, PIECE, Lookup
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 
 PROMPTS = {

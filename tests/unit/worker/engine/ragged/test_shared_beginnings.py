@@ -20,10 +20,10 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.interface import Row, Sampling
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 DEPTHS = [

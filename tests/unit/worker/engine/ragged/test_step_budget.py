@@ -13,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.interface import Sampling
 from omlx_worker.engine.kernels import source
 from omlx_worker.engine.kernels.device import for_cuda
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.row import Sampling
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row
 
@@ -65,7 +65,7 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
     loaded.network.set_dtype(mx.bfloat16)
     model = as_ragged(loaded.network, drafts=depth > 0, kernels=for_cuda(32, 32))
     decoder = decoding(RaggedDecoder(model, depth))
-    decoder._steps.cache_clear()  # compiled afresh, and counted
+    decoder._steps.compiled.cache_clear()  # compiled afresh, and counted
     launched.clear()
 
     decoder.step()

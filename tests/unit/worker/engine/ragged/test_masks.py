@@ -1,0 +1,239 @@
+"""Constrained rows match their schemas, in any company, and their neighbours do not notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from omlx_producer.constraint import Constraint
+from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.ragged import masks, step
+from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.row import Row, Sampling
+from tests.helpers.constrained import (
+    ORDER,
+    Ended,
+    constrained,
+    free,
+    grammar_of,
+    grammars,
+    play,
+)
+from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.schemas import faults, schema
+
+SCHEMAS = 201
+HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+PENALISED = replace(HOT, repetition_penalty=1.2, frequency_penalty=0.1)
+TIERS = [GREEDY, HOT, pytest.param(PENALISED, marks=pytest.mark.slow)]
+
+
+def alone(demo: Loaded, row: Row, depth: int) -> Ended:
+    return play(demo.decoder(depth), [row])[row.row_id]
+
+
+@pytest.mark.parametrize("sampling", TIERS)
+def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
+    demo: Loaded, sampling: Sampling
+) -> None:
+    row = constrained("x", sampling=sampling)
+    others = [free("f", HOT), constrained("y", sampling=replace(sampling, seed=9)), free("g")]
+    wanted = alone(demo, row, 0)
+
+    assert wanted.reason == "stop"
+    assert faults(ORDER, wanted.text) == []
+    for depth in (1, 3):
+        assert alone(demo, row, depth).text == wanted.text
+    for depth in (0, 2):
+        assert play(demo.decoder(depth), [others[0], row, *others[1:]])["x"].text == wanted.text
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_neighbours_say_the_same_with_and_without_a_constrained_row(
+    demo: Loaded, depth: int
+) -> None:
+    neighbours = [free("greedy"), free("hot", HOT), free("penalised", PENALISED)]
+    wanted = play(demo.decoder(depth), neighbours)
+
+    together = play(demo.decoder(depth), [*neighbours, constrained("x", sampling=HOT)])
+
+    assert {name: together[name].tokens for name in wanted} == {
+        name: ended.tokens for name, ended in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_suspended_row_and_one_resumed_from_its_tokens_end_with_the_same_text(
+    demo: Loaded, depth: int
+) -> None:
+    row = constrained("x", sampling=HOT)
+    wanted = alone(demo, row, depth)
+
+    paused = play(demo.decoder(depth), [row, free("f")], pause={"x": (4, 7)})
+    assert paused["x"].text == wanted.text
+    for length in (1, 9, len(wanted.tokens) - 2):
+        resumed = replace(row, generated=wanted.tokens[:length])
+        assert alone(demo, resumed, depth).text == wanted.text
+
+
+def test_lookups_beside_constraints_change_no_text(demo: Loaded) -> None:
+    rows = [constrained("x"), constrained("y", sampling=HOT), free("f")]
+    wanted = play(demo.decoder(3), rows)
+
+    looked_up = play(demo.decoder(3, Lookup(depth=4)), rows)
+
+    assert {n: e.text for n, e in looked_up.items()} == {n: e.text for n, e in wanted.items()}
+
+
+def test_a_batch_without_constraints_takes_one_dispatch_and_with_them_three(
+    demo: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    submit = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *a: (calls.append(len(a)), submit(*a)))
+    decoder = demo.decoder(2)
+
+    play(decoder, [free("f", tokens=12)])
+    plain, reads = len(calls), decoder.reads
+    play(decoder, [constrained("x", tokens=12)])
+
+    # A step may be dispatched after the last that is read.
+    assert plain - reads in (0, 1)
+    # The state's arrays, which the host reads, go out before the forward.
+    assert len(calls) - plain in (3 * (decoder.reads - reads), 3 * (decoder.reads - reads + 1))
+
+
+def test_log_probabilities_are_those_of_what_is_allowed(demo: Loaded) -> None:
+    grammar = grammars().compile(Constraint("choice", '["yes", "no"]'))
+    row = constrained("x", grammar, Sampling(temperature=0.0, top_logprobs=5))
+    decoder = demo.decoder()
+    decoder.add(row)
+    while decoder.prefill({"x": 64})["x"]:
+        pass
+    decoder.step()
+    [first] = decoder.step()
+
+    allowed = {demo.tokenizer.decode([token]): value for token, value in first.tokens[0].top}
+    assert set(allowed) <= {"y", "yes", "n", "no", "ye"}
+    assert sum(2.718281828**value for value in allowed.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_rows_of_the_ratio_rule_obey_the_schema_too(demo: Loaded) -> None:
+    rows = [
+        constrained(str(seed), sampling=Sampling(temperature=1.0, seed=seed, ratio=True))
+        for seed in range(6)
+    ]
+
+    for ended in play(demo.decoder(3), [*rows, free("f", HOT)]).values():
+        if ended.reason == "stop":
+            assert faults(ORDER, ended.text) == []
+
+
+def test_forced_text_takes_fewer_steps(demo: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = alone(demo, constrained("x"), 3)
+    monkeypatch.setattr(Matcher, "runs", lambda *_: [])
+    drafted = alone(demo, constrained("x"), 3)
+
+    assert forced.text == drafted.text
+    assert forced.steps < 0.9 * drafted.steps
+
+
+def test_a_row_that_may_not_draft_is_forced_nothing(demo: Loaded) -> None:
+    ended = alone(demo, replace(constrained("x"), depth=0), 3)
+
+    assert ended.steps == len(ended.tokens)
+
+
+def test_a_row_whose_grammar_gives_up_is_cut_and_its_neighbours_go_on(
+    demo: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Matcher.commit
+
+    def fails(self: Matcher, tokens: list[int]) -> None:
+        commit(self, tokens)
+        self.failed |= len(tokens) > 0 and self.inner.validate_tokens([tokens[-1]]) >= 0
+
+    monkeypatch.setattr(Matcher, "commit", fails)
+    ended = play(demo.decoder(2), [constrained("x"), free("f")])
+
+    assert ended["x"].reason == "length"
+    assert ended["x"].text.startswith("{")
+    assert len(ended["f"].tokens) == 40
+
+
+def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> None:
+    row = replace(constrained("x"), generated=tuple(demo.tokenizer.encode("[1")))
+
+    ended = alone(demo, row, 2)
+
+    assert (ended.reason, ended.text) == ("length", "[1")
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_constraint_begins_after_its_marker(demo: Loaded, depth: int) -> None:
+    grammar = grammars().compile(Constraint("regex", "[0-9]{3}", "return"))
+    row = constrained("x", grammar, GREEDY)
+
+    ended = alone(demo, row, depth)
+
+    before, marker, after = ended.text.partition("return")
+    assert (marker, ended.reason) == ("return", "stop")
+    assert len(before) > 3
+    assert after.isdigit()
+    assert len(after) == 3
+
+
+def checked(loaded: Loaded, outputs: range, depth: int, tokens: int = 160) -> int:
+    """Decode an output of a schema each, in one batch with a free row; returns how many ended."""
+    rows = [
+        constrained(
+            str(output),
+            grammar_of(schema(output % SCHEMAS), loaded),
+            Sampling(temperature=1.0, seed=output) if output % 2 else GREEDY,
+            tokens=tokens,
+            loaded=loaded,
+        )
+        for output in outputs
+    ]
+    played = play(loaded.decoder(depth), [*rows, free("f", HOT, loaded=loaded)], loaded=loaded)
+    texts = {name: end.text for name, end in played.items() if end.reason == "stop"}
+    wrong = {name: faults(schema(int(name) % SCHEMAS), text) for name, text in texts.items()}
+    assert {name: found for name, found in wrong.items() if found} == {}
+    return len(texts)
+
+
+def test_outputs_of_random_weights_match_their_schemas(qwen: Loaded) -> None:
+    assert checked(qwen, range(48), 2) > 32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_outputs_of_the_demo_model_match_their_schemas(
+    demo: Loaded, pytestconfig: pytest.Config
+) -> None:
+    outputs: int = pytestconfig.getoption("--constrained-outputs")
+    starts = range(0, outputs, 50)
+
+    # 201 schemas are in step with neither depths nor samplings, so each meets all of them.
+    ended = sum(checked(demo, range(start, start + 50), start // 50 % 4) for start in starts)
+
+    assert ended > 0.7 * outputs
+
+
+def test_a_mask_one_place_late_would_be_noticed(
+    demo: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = masks.Masks.fill
+
+    def late(self: masks.Masks, state: step.State, depth: int) -> mx.array:
+        bits = fill(self, state, depth)
+        return mx.concatenate([bits[:, :1], bits[:, :-1]], axis=1)
+
+    monkeypatch.setattr(masks.Masks, "fill", late)
+    row = constrained("x", sampling=HOT, tokens=60)
+
+    ended = alone(demo, row, 3)
+
+    assert ended.reason == "length" or faults(ORDER, ended.text)

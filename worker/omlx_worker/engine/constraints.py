@@ -1,0 +1,240 @@
+"""Compiles what a text must match: constraints to grammars of llguidance over a model's tokens.
+
+Grammars are compiled in the thread that prepares rows, never in the one that decodes. Each is first
+tried in a process of its own; see `omlx_worker.engine.trial`.
+
+Nothing is relaxed: a schema with a keyword that llguidance does not enforce is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.constraint import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MOST_GRAMMARS = 128
+"""Compiled grammars that are kept; the least recently used go."""
+
+MOST_SECONDS = 2.0
+"""What compiling one grammar may take."""
+
+JSON_FORM: JsonCompileOptions = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""JSON is written as `json.dumps` writes it, so most of what is between values is forced."""
+
+_TRIAL = Path(__file__).with_name("trial.py")
+
+_SOME_TOKEN = "<[256]>"
+"""A token of a trial that is no byte."""
+
+_PLAINLY = {
+    "NoExtension": "no text can match it",
+    "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
+    "Expecting object schema": "it is no JSON object; give one",
+}
+"""What llguidance says, and what users need to know."""
+
+
+class BadConstraint(ValueError):
+    """A constraint that cannot be compiled. The message is the reason, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled constraint, shared by all rows that have it.
+
+    Attributes:
+        start: at the beginning of a text; copied for every row.
+        vocabulary: tokens that its masks tell of, at least the entries of the model's logits.
+        ends: end tokens, allowed where a text may end.
+    """
+
+    constraint: Constraint
+    start: LLMatcher = field(repr=False)
+    vocabulary: int
+    ends: frozenset[int]
+
+
+class Grammars:
+    """Compiles constraints for one model. Safe to call from any one thread at a time.
+
+    Args:
+        vocabulary: entries of the model's logits. Those past the tokenizer's are never allowed.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._kept = lru_cache(MOST_GRAMMARS)(self._compiled)
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint.
+
+        Raises:
+            BadConstraint: if it cannot be compiled, or not in `MOST_SECONDS`.
+        """
+        kept = self._kept(constraint)
+        if isinstance(kept, str):
+            raise BadConstraint(kept)
+        return kept
+
+    @cached_property
+    def tokens(self) -> LLTokenizer:
+        """The model's tokens as llguidance wants them; takes a second for a large vocabulary."""
+        try:
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise BadConstraint("the worker has no llguidance; install it there") from None
+        try:
+            tokenizer = self._tokenizer._tokenizer
+            return from_tokenizer(
+                tokenizer,
+                # Some tokenizers know tokens that their model does not.
+                n_vocab=max(self._vocabulary, len(tokenizer)),
+                eos_token=sorted(self._tokenizer.eos_token_ids),
+            )
+        except ValueError as error:
+            raise BadConstraint(f"the model's tokenizer cannot be constrained: {error}") from None
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """Tokens that grammars may name."""
+        return frozenset(self._tokenizer._tokenizer.get_added_vocab())
+
+    def _compiled(self, constraint: Constraint) -> Grammar | str:
+        """The grammar of a constraint, or why there is none, which is kept as well."""
+        try:
+            tokens = self.tokens
+            text = self._text_of(constraint)
+            _try(constraint, _without(self.special, text))
+        except BadConstraint as error:
+            return str(error)
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False)
+        start = LLMatcher(tokens, text, log_level=0, limits=limits)
+        start.compute_bitmask()
+        if start.is_error():
+            return _reason(start.get_error())
+        if warnings := start.get_grammar_warnings():
+            return _reason(warnings[0])
+        return Grammar(constraint, start, tokens.vocab_size, frozenset(tokens.eos_tokens))
+
+    def _text_of(self, constraint: Constraint) -> str:
+        """A constraint in llguidance's own form."""
+        text = _text_of(constraint)
+        if not constraint.begin_after:
+            return text
+        before, after = _lead(constraint, self.tokens)
+        form = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
+        [answer] = form["grammars"]
+        lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
+        return json.dumps({"grammars": [lead, {**answer, "name": "answer"}]})
+
+
+def _text_of(constraint: Constraint) -> str:
+    from llguidance import LLMatcher
+
+    value = constraint.value
+    match constraint.kind:
+        case "grammar":
+            return LLMatcher.grammar_from_lark(value)
+        case "regex":
+            return LLMatcher.grammar_from_regex(value)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(_literally, json.loads(value))))
+        case "json_object":
+            value = '{"type": "object"}'
+    try:
+        return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
+    except ValueError as error:
+        raise BadConstraint(_reason(str(error))) from None
+
+
+def _literally(text: str) -> str:
+    """A regular expression of exactly this text. Rust's syntax takes Python's escapes not all."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _lead(constraint: Constraint, tokens: LLTokenizer) -> tuple[str, str]:
+    """The rule of the text up to the marker, and what follows it before the answer begins."""
+    marker = constraint.begin_after
+    ids = tokens.tokenize_str(marker, parse_special=True)
+    gap = "/[ \\n]*/" if constraint.kind in ("json_object", "json_schema") else ""
+    if len(ids) == 1 and tokens.is_special_token(ids[0]):
+        return "before: /(?s:.*)/", f"<[{ids[0]}]> {gap}"
+    return f"before[suffix={json.dumps(marker)}]: /(?s:.*)/", gap
+
+
+def _without(special: Iterable[str], text: str) -> str:
+    """A grammar without a model's own tokens: any one of them is put in the place of all."""
+    for name in special:
+        text = text.replace(name, _SOME_TOKEN)
+    return re.sub(r"<\[[^]<>]*\]>", _SOME_TOKEN, text)
+
+
+def _try(constraint: Constraint, text: str) -> None:
+    """Compile a grammar in another process.
+
+    Raises:
+        BadConstraint: if it cannot be compiled, takes too long, or ends the process.
+    """
+    asked: dict[str, Any] = {"grammar": text}
+    if constraint.kind == "json_schema":
+        asked |= {"schema": json.loads(constraint.value), "options": JSON_FORM}
+    with subprocess.Popen(
+        [sys.executable, "-P", _TRIAL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        late = False
+        try:
+            said, _ = process.communicate(json.dumps(asked), timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            said, _ = process.communicate()
+    error, *paths = map(json.loads, said.splitlines() or ['""'])
+    if error:
+        where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
+        raise BadConstraint(where + _reason(error))
+    if late:
+        raise BadConstraint(
+            f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler"
+        )
+    if process.returncode < 0:
+        raise BadConstraint("it is nested too deeply to compile; make it simpler")
+    if process.returncode:
+        raise BadConstraint(f"it cannot be tried: Python ended with {process.returncode}")
+
+
+def _reason(error: str) -> str:
+    """The part of llguidance's message that says why, on one line."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    chosen = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    chosen = chosen.removeprefix("error:").strip()
+    for start, plain in _PLAINLY.items():
+        if chosen.startswith(start):
+            return plain
+    return chosen if len(chosen) <= 200 else f"{chosen[:200]}..."
