@@ -234,6 +234,9 @@ def _reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     chosen = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
     chosen = chosen.removeprefix("error:").strip()
+    if chosen.startswith("Unimplemented keys: "):
+        names = " and ".join(re.findall('"(.+?)"', chosen))
+        return f"{names}: not supported; leave it out"
     for start, plain in _PLAINLY.items():
         if chosen.startswith(start):
             return plain
