@@ -183,12 +183,8 @@ def test_a_mask_of_a_costly_but_legal_constraint_takes_no_longer_than_a_step(val
 INFO = ModelInfo(model="m", context_length=512, longest_token=20, draft_depth=0)
 
 
-class Constrained(GenerationRequest):
-    """A request with a constraint of the test's own."""
-
-    @property
-    def constraint(self) -> Constraint:
-        return Constraint(*self.prompt.split(" ", 1))  # type: ignore[arg-type, union-attr]
+def ask(**fields: Any) -> GenerationRequest:
+    return GenerationRequest.parse({"model": "m", "prompt": "x", **fields})
 
 
 def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
@@ -197,16 +193,16 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     constrained = Prompter(tokenizer, INFO, 4096, Sampling(), grammars=grammars())
 
     with pytest.raises(InvalidRequest) as refused:
-        plain.rows(Constrained(model="m", prompt="json_object "), "job")
+        plain.rows(ask(response_format={"type": "json_object"}), "job")
     assert str(refused.value) == (
         "response_format: m takes no constraints, as it runs on mlx-lm's BatchGenerator; leave it "
         "out"
     )
     with pytest.raises(InvalidRequest) as refused:
-        constrained.rows(Constrained(model="m", prompt="regex [a-z"), "job")
+        constrained.rows(ask(structured_outputs={"regex": "[a-z"}), "job")
     assert str(refused.value) == (
-        "structured_outputs.regex: cannot be compiled (unclosed character class)"
+        "structured_outputs: cannot be compiled (unclosed character class)"
     )
-    [row] = constrained.rows(Constrained(model="m", prompt="regex [a-z]"), "job")
+    [row] = constrained.rows(ask(structured_outputs={"regex": "[a-z]"}), "job")
     assert row.grammar is not None
     assert row.grammar.constraint == Constraint("regex", "[a-z]")
