@@ -21,7 +21,19 @@ pytestmark = pytest.mark.system
 SHARED = "# Each of these functions is tested.\n" + "".join(
     f"def number_{n}():\n    return {n}\n\n\n" for n in range(12)
 )
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "sizes": {"type": "array"}},
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
 REQUESTS: list[dict[str, Any]] = [
+    {
+        "prompt": "# As JSON:\n",
+        "seed": 14,
+        "ignore_eos": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    },
     {"prompt": SHARED + "def fibonacci(n):", "temperature": 0.0},
     {"prompt": SHARED + "class Stack:", "temperature": 0.8, "seed": 13},
     {"prompt": SHARED + "class Queue:", "temperature": 0.0, "cache": False},
