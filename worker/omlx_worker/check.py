@@ -114,7 +114,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
 
 
 def _rows(engine: DecodingEngine, limit: int) -> int:
-    """How many rows of the full context decode together; their prompts are read one by one."""
+    """How many rows of the full context fit, one of which is still reading its prompt."""
     memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
     context = engine.info.context_length
 
