@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from omlx_producer.protocol import (
@@ -123,7 +123,8 @@ class ActiveJob:
         self.streams = streams
         self.created = int(time.time())
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
-        self.choices = [Choice(DecodeRow(row, level)) for row in rows]
+        goes_on = level < BULK and request.messages is not None
+        self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
         self.sent = 0
         # For each event its n, then each choice's tokens and characters up to its end.
         self._ends = array("Q", bytes(8 * self._width))

@@ -22,7 +22,7 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
     last = len(row.request.prompt) - 1
     row.stops |= {mark for mark in row.request.marks if SHORTEST <= mark <= last}
     if row.level < BULK and last >= SHORTEST:
-        row.stops.add(last)  # the conversation may go on, or the prompt come again
+        row.stops.add(last)  # a conversation may go on, or the prompt come again
     for other in others:
         if other.request.cache and other.stage in (Stage.WAITING, Stage.READING):
             part = in_common(row.request.prompt, other.request.prompt)

@@ -52,6 +52,10 @@ class Decoder(Rows, Protocol):
         """Like `Engine.step`, in tokens."""
         ...
 
+    def finish(self, row_id: str) -> None:
+        """Drop a row whose text has ended, and keep it for prompts that begin with it."""
+        ...
+
     def close(self) -> None:
         """Write what waits to be written to files."""
         ...
@@ -199,7 +203,8 @@ class DecodingEngine:
             finish_reason = "length"
             log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
         if finish_reason is not None:
-            self.remove(row.row_id)
+            del self._rows[row.row_id]
+            self._decoder.finish(row.row_id)
         return Emission(
             row_id=row.row_id,
             tokens=[sampled.token for sampled in kept],

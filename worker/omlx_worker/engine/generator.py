@@ -99,6 +99,9 @@ class GeneratorDecoder:
             self._insert(self._waiting.pop(row_id))
         return dict.fromkeys(tokens, 0)
 
+    def finish(self, row_id: str) -> None:
+        self.remove(row_id)
+
     def close(self) -> None:
         """There are no files."""
 

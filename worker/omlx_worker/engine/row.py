@@ -67,6 +67,7 @@ class Row:
             emitted again.
         cache: whether its prompt may be taken from the prefix cache, and kept there.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
+        goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.
     """
 
@@ -81,6 +82,7 @@ class Row:
     generated: tuple[int, ...] = ()
     cache: bool = True
     marks: tuple[int, ...] = ()
+    goes_on: bool = False
     grammar: Grammar | None = None
 
     @property

@@ -178,8 +178,7 @@ class Batch:
             self._slots.changed = True
         landed, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
         steps = self._read(landed) if landed else []
-        taken = self._slots.taken
-        failed = {slot.row.row_id for _, slot in taken if slot.matcher and slot.matcher.failed}
+        failed = {s.row.row_id for _, s in self._slots.taken if s.matcher and s.matcher.failed}
         return cut(steps, failed) if failed else steps
 
     @property
@@ -259,10 +258,13 @@ class Batch:
         return steps
 
     def _committed(self, slot: Slot) -> int:
-        """Positions of a row's history that the host has read, the pending token's left out."""
+        """Tokens of a row that the host has read, the pending one left out."""
+        return slot.cursor - self._width_in_flight(slot)
+
+    def _width_in_flight(self, slot: Slot) -> int:
+        """Of the step in flight, if the row is in it; else 0."""
         flight = self._in_flight
-        flying = flight is not None and any(other is slot for _, other in flight.rows)
-        return slot.cursor - (flight.width if flight and flying else 0)
+        return flight.width if flight and any(s is slot for _, s in flight.rows) else 0
 
     def _depth_of(self, row: Row) -> int:
         limit = self.depth if row.depth is None else min(self.depth, row.depth)

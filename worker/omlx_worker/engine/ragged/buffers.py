@@ -177,6 +177,19 @@ class Buffers:
         mx.eval(snapshot.arrays)
         return snapshot, cursor
 
+    def beginning(self, slot: int, body_length: int, length: int) -> Arrays:
+        """Copies of what a row's layers hold of its first ``length`` tokens.
+
+        The last of them is the first of the window that was read last, where recurrent states are.
+        """
+        row = mx.array([slot])
+        return [
+            cache.read(slot, body_length, length)
+            if isinstance(cache, AttentionCache)
+            else [state[row] for state in cache.states]
+            for cache in self.caches
+        ]
+
     def vacate(self, slot: int) -> None:
         """Reset a slot without a row, so that steps do not write past its tail."""
         self.state["cursors"][slot] = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import refill
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.row import Known, Row
 
@@ -72,6 +74,31 @@ class RaggedDecoder(Batch):
     def remove(self, row_id: str) -> None:
         if self._reading.pop(row_id, None) is None:
             self.leave(row_id)
+
+    def finish(self, row_id: str) -> None:
+        if self._prefixes and (kept := self._text_so_far(row_id)):
+            self._prefixes.put(*kept)
+        self.remove(row_id)
+
+    def _text_so_far(self, row_id: str) -> tuple[list[int], list[Any]] | None:
+        """The tokens of a row that may go on, and caches with all of them; None if unknown.
+
+        The step in flight has read the last of them, whose samples nobody wants any more.
+        """
+        index = self._slots.find(row_id)
+        slot = None if index is None else self._slots.at(index)
+        if index is None or slot is None or not (slot.row.cache and slot.row.goes_on):
+            return None
+        state = self._buffers.state
+        if "history" not in state or not self._width_in_flight(slot):
+            return None
+        self._slots.drain()
+        length = self._committed(slot) + 1
+        tokens: list[int] = state["history"][index, LEAD : LEAD + length].tolist()  # type: ignore[assignment]
+        layers = self._buffers.beginning(index, slot.body_length, length)
+        caches = self._model.new_prompt_cache()
+        refill(caches, layers, length)
+        return tokens, caches
 
     def _keep(self, reading: Reading) -> None:
         if self._prefixes and reading.row.cache and reading.done:

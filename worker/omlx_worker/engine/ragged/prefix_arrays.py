@@ -73,6 +73,28 @@ def fill(
             cache.cache = [next(copied) for _ in cache.cache]
 
 
+def refill(caches: Sequence[Any], layers: Sequence[Sequence[mx.array]], length: int) -> None:
+    """Make fresh caches those of ``length`` tokens, from what ragged caches hold of a row.
+
+    Args:
+        layers: for each cache keys and values ``[1, H, L, D]``, each position at its index in a
+            body or ring; or a recurrent layer's states.
+    """
+    for cache, arrays in zip(caches, layers, strict=True):
+        if isinstance(cache, KVCache):
+            cache.keys, cache.values = (array[..., :length, :] for array in arrays)
+            cache.offset = length
+        elif isinstance(cache, RotatingKVCache):
+            latest = min(length, cache.max_size)
+            ordered = (
+                mx.roll(a[..., :latest, :], -((length - latest) % latest), 2) for a in arrays
+            )
+            cache.keys, cache.values = ordered
+            cache.offset, cache._idx = length, latest
+        else:
+            cache.cache = list(arrays)
+
+
 def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
     """The first ``length`` positions, and the room that mlx-lm leaves for more."""
     *whole, last = pieces

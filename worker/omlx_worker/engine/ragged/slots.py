@@ -77,7 +77,7 @@ class Slots:
 
     def place(self, joining: Sequence[Slot]) -> list[int]:
         """Find or make free slots and return their indices; the caller writes their arrays."""
-        self._drain()
+        self.drain()
         rows: list[tuple[int | None, int]] = [(i, s.body_length) for i, s in self.taken]
         rows += [(None, slot.body_length) for slot in joining]
         layout, indices = seat(self.buffers.layout, rows)
@@ -91,7 +91,7 @@ class Slots:
     def take_out(self, index: int) -> tuple[Slot, Snapshot]:
         """Copy a row out of its slot and free the slot."""
         slot = self.at(index)
-        self._drain()
+        self.drain()
         useless = _useless(slot.row.sampling)
         snapshot, slot.body_length = self.buffers.read(index, slot.body_length, useless)
         return self.free(index), snapshot
@@ -111,7 +111,7 @@ class Slots:
 
     def fold(self) -> None:
         """Move every tail to its body."""
-        self._drain()
+        self.drain()
         cursors: list[int] = self.buffers.state["cursors"].tolist()  # type: ignore[assignment]
         rows = [(index, cursors[index]) for index, _ in self.taken]
         ends = {slot.row.row_id: cursors[index] for index, slot in self.taken}
@@ -129,13 +129,13 @@ class Slots:
         """
         self._slack = self._slack + self._excess if self._excess else 0
         if self._excess and (at_once or self._slack >= SHRINK_AFTER):
-            self._drain()
+            self.drain()
             rows = self._lengths()
             self._arrange(*packed(rows), rows)
             self._slack = 0
             self._weigh()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Wait for the step in flight, so that only the caches hold their buffers."""
         if self.rows:
             self.drains += 1

@@ -19,6 +19,7 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -37,7 +38,8 @@ class Decoding:
     def __init__(self, network: nn.Module, *, kept: int = PLENTY, depth: int = 0) -> None:
         model = as_ragged(network, drafts=depth > 0)
         self.prefixes = PrefixCache(kept)
-        decoder = RaggedDecoder(model, depth, prefixes=self.prefixes if kept else None)
+        prefixes = self.prefixes if kept else None
+        decoder = RaggedDecoder(model, depth, Lookup(depth=3), prefixes)
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prompter = cast(Any, None)  # rows come with tokens
@@ -126,6 +128,37 @@ def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() ->
 
     # The second one is read cold, but leaves the states where the two have parted.
     assert [row.cached for row in (first, second, third)] == [0, 0, 200]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        pytest.param("llama", marks=pytest.mark.slow),
+        pytest.param("lfm2", marks=pytest.mark.slow),
+        pytest.param("qwen", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("length", [SHORTEST + 9, SHORTEST + 40])
+def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
+    qwen: Loaded, family: str, length: int
+) -> None:
+    network, depth = (qwen.network, 1) if family == "qwen" else (tiny(family), 0)
+    warm, cold = (Decoding(network, kept=kept, depth=depth) for kept in (PLENTY, 0))
+    prompt = tokens(length, "prompt")
+    answer = cold.run([bulk("cold", prompt, 40)])["cold"]
+    # The row ends at a token that is not in its text, as at an end token.
+    place = next(n for n in range(12, 40) if answer[n] not in answer[:n])
+    first = Row("first", prompt, 40, GREEDY, stop_tokens=frozenset([answer[place]]), goes_on=True)
+    assert warm.run([DecodeRow(first)])["first"] == answer[:place]
+
+    second = prompt + answer[: place + 1] + tokens(20, "question")
+    [row] = rows = [bulk("second", second, 10)]
+    got = warm.run(rows)
+
+    assert row.cached == length + place + 1
+    assert got["second"] == cold.run([bulk("second", second, 10)])["second"]
+    assert warm.logprobs["second"] == pytest.approx(cold.logprobs["second"], abs=1e-4)
 
 
 def test_choices_of_one_prompt_read_it_once() -> None:
