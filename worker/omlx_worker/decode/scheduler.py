@@ -134,7 +134,8 @@ class Scheduler:
 
     def read(self, action: Prefill, left: Mapping[str, int], seconds: float | None = None) -> None:
         """Report a `Prefill`: how many tokens are left of each row, and how long it took."""
-        if seconds is not None:
+        # A row's last token is read by its first step: there may have been nothing to read.
+        if seconds is not None and any(row.left > 1 for row in action.rows):
             context = action.rows[0].context
             self._chunks.read(context, self._hurried, action.computed, seconds)
         for row in action.rows:
