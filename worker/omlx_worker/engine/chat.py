@@ -40,7 +40,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._model = model
         self._syntax = syntax_of(tokenizer)
-        # The last system message that was asked for, and its tokens: a file's chats often share one.
+        # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
 
     def encode(self, request: GenerationRequest) -> list[int]:

@@ -30,6 +30,7 @@ from omlx_worker.engine.ragged.prefix_arrays import (
 )
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.ragged.prefix_file import Tokens, farthest
+from omlx_worker.engine.tokens import in_common
 
 
 @dataclass(eq=False, slots=True)
@@ -158,7 +159,7 @@ class PrefixCache:
         node, done = self._root, 0
         while done < len(prompt) and (child := node.children.get(prompt[done])):
             path.append(child)
-            agreeing = _agreeing(child.tokens, prompt[done : done + len(child.tokens)])
+            agreeing = in_common(child.tokens, prompt[done : done + len(child.tokens)])
             done += agreeing
             if agreeing < len(child.tokens):
                 break
@@ -286,11 +287,3 @@ def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:
         if node.states is not None and (end <= covered or node.can_be_cut):
             held, depth = min(end, covered), at
     return held, depth
-
-
-def _agreeing(ours: Tokens, theirs: Tokens) -> int:
-    """How many tokens two texts have in common from their beginnings on."""
-    if ours == theirs:
-        return len(ours)
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
