@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import mlx.core as mx
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix import PrefixCache, _held
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
+from omlx_worker.engine.ragged.prefix_file import farthest
 from tests.helpers.readers import Reader, read_all, read_on, read_through
 
 PROMPT = [*range(20)]
@@ -42,6 +44,17 @@ def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) ->
         a.shape == b.shape and bool(mx.allclose(a, b, rtol=tolerance, atol=tolerance))
         for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def findable(cache: PrefixCache, tokens: list[int]) -> int:
+    """How many tokens of a prompt `take` would find, if all files are whole. It counts no use."""
+    prompt = array("I", tokens)
+    path, covered = cache._match(prompt)
+    held, _ = _held(path, covered)
+    spans = cache._disk.matching(prompt) if cache._disk else []
+    while spans and (span := farthest(spans, covered)) and span.end > held:
+        held, covered = span.end, max(covered, span.end)
+    return held
 
 
 def give_up(cache: PrefixCache, size: int) -> int:
@@ -105,8 +118,8 @@ def poisoning(cache: PrefixCache) -> Iterator[None]:
     yield
     for node in before:
         if node not in cache._nodes:
-            for array in [*node.pieces, *(node.states or [])]:
-                array[...] = mx.nan
+            for part in [*node.pieces, *(node.states or [])]:
+                part[...] = mx.nan
 
 
 class Starts:

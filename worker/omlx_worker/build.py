@@ -11,9 +11,10 @@ from redis.retry import Retry
 
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import AutoPolicy, make_policy
+from omlx_worker.decode.depth.fixed import make_policy
 from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
 

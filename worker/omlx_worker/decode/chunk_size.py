@@ -29,7 +29,8 @@ FEWEST_ALIKE = 3
 MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
 
 LAST_PIECE = 1.15
-"""The rest of a prompt is read at once if that takes at most this times the allowed time."""
+"""What is left before a stop or the end is read at once if it takes at most this times the allowed
+time."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class _Chunks:
 
     Attributes:
         size: tokens of a chunk.
-        longest: tokens of a prompt's last chunk, at most.
+        longest: tokens of the last chunk before a stop or the end of a prompt, at most.
         fixed: seconds that a chunk takes however short it is.
         each: seconds a token beside them; 0 if not known.
         seen: tokens and seconds of each: what it took, or added to a step if it was hurried.
@@ -88,10 +89,14 @@ class ChunkSize:
         Args:
             context: tokens in the row's cache.
             hurried: whether consumers wait for tokens of rows that decode.
-            left: tokens of the prompt that are not read yet.
+            left: tokens to read up to the next stop, or to the prompt's end.
         """
         chunks = self._nearest(context, hurried)
         return left if left <= min(self._most, chunks.longest) else int(chunks.size)
+
+    def whole(self, context: int, hurried: bool) -> int:
+        """Tokens of a chunk that neither a stop nor the prompt's end cuts short."""
+        return int(self._nearest(context, hurried).size)
 
     def overhead(self, context: int, hurried: bool) -> float:
         """Tokens that take as long as the fixed time of a chunk."""
@@ -99,7 +104,10 @@ class ChunkSize:
         return chunks.fixed / chunks.each if chunks.each else FIRST_OVERHEAD
 
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
-        """A chunk was read in ``seconds``; what it adds to a step is measured by `stepped`."""
+        """A chunk of ``tokens``, padding included, was read in ``seconds``.
+
+        What it adds to a step is measured by `stepped`.
+        """
         self._between.append((context, hurried, tokens))
         if not hurried:
             self._learn(context, hurried, tokens, seconds)

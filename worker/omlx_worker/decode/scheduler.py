@@ -6,9 +6,9 @@ again, so no row waits for ever. When the batch is full and a row of the best le
 youngest row of the lowest level is paused and takes its turn again later.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
-than one chunk. Rows of one level join until they fill some chunks. Those with equally many tokens
-in their caches are read together. A row whose prompt begins as one that is being read waits until
-the engine has kept that beginning.
+than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks. Those with equally
+many tokens in their caches are read together. A row waits while another one reads a beginning that
+both prompts share, and takes it from the prefix cache then.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ from omlx_worker.engine.row import Known
 PATIENCE_SECONDS = 30.0
 
 AHEAD = 4
-"""Chunks of prompts for which rows join at once, so that prompts of like length meet."""
-
-
-_UNLIMITED = 1 << 62  # tokens of a prompt: a whole chunk of it
+"""Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
 
 
 class Scheduler:
@@ -99,9 +96,9 @@ class Scheduler:
 
     @property
     def coming(self) -> int:
-        """Rows expected to join soon, after a chunk each or one that they share.
+        """Rows expected to decode soon, each after a chunk of its own or a shared one.
 
-        0 while a prompt is read of which more than a chunk is left.
+        0 while more than a chunk of some prompt is left.
         """
         if not self._follows_chunk:
             return 0
@@ -185,12 +182,12 @@ class Scheduler:
         return None
 
     def _is_due(self, row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
-        """Whether it goes before the rows whose prompts are being read, or into their chunk."""
+        """Whether it goes before the rows whose prompts are being read, or is read beside them."""
         first = min(reading, key=lambda row: row.rank, default=None)
         if first is None or row.rank < first.rank:
             return True
         unread = sum(other.left for other in reading)
-        chunk = self._chunk_of(first, _UNLIMITED)
+        chunk = self._chunks.whole(first.context, self._hurried)
         return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
 
     def _prefill(self) -> Prefill | None:
@@ -202,7 +199,7 @@ class Scheduler:
         first, *others = reading
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
-        room = self._chunk_of(first, _UNLIMITED)
+        room = self._chunks.whole(first.context, self._hurried)
         overhead = self._chunks.overhead(first.context, self._hurried)
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})

@@ -40,7 +40,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._model = model
         self._syntax = syntax_of(tokenizer)
-        # The last beginning that was asked for, and its tokens: the chats of a file have one.
+        # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
 
     def encode(self, request: GenerationRequest) -> list[int]:
@@ -75,10 +75,11 @@ class Chat:
         )
         asked = repr((other.messages, _template_arguments(other)))
         if asked != self._asked:
+            self._asked = asked
             try:
-                self._asked, self._begins = asked, self.encode(other)
+                self._begins = self.encode(other)
             except InvalidRequest:
-                self._begins = []  # its template wants more than that
+                self._begins = []  # the template refuses such a chat
         return in_common(prompt, self._begins)
 
     def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:

@@ -39,19 +39,19 @@ JSON_FORM: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""JSON is written as `json.dumps` writes it, so most of what is between values is forced."""
+"""JSON is written as `json.dumps` writes it, so most tokens between values are forced."""
 
 _TRIAL = Path(__file__).with_name("trial.py")
 
 _SOME_TOKEN = "<[256]>"
-"""A token of a trial that is no byte."""
+"""A token of the trial's vocabulary that is not a byte."""
 
 _PLAINLY = {
     "NoExtension": "no text can match it",
     "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
     "Expecting object schema": "it is no JSON object; give one",
 }
-"""What llguidance says, and what users need to know."""
+"""How messages of llguidance begin, and what users read instead."""
 
 
 class BadConstraint(ValueError):
@@ -64,7 +64,7 @@ class Grammar:
 
     Attributes:
         start: at the beginning of a text; copied for every row.
-        vocabulary: tokens that its masks tell of, at least the entries of the model's logits.
+        vocabulary: tokens that its masks cover, at least the entries of the model's logits.
         ends: end tokens, allowed where a text may end.
     """
 
@@ -141,7 +141,7 @@ class Grammars:
 
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""
-        text = _text_of(constraint)
+        text = _text_of_answer(constraint)
         if not constraint.begin_after:
             return text
         before, after = _lead(constraint, self.tokens)
@@ -151,7 +151,8 @@ class Grammars:
         return json.dumps({"grammars": [lead, {**answer, "name": "answer"}]})
 
 
-def _text_of(constraint: Constraint) -> str:
+def _text_of_answer(constraint: Constraint) -> str:
+    """The same, of what follows `Constraint.begin_after`."""
     from llguidance import LLMatcher
 
     value = constraint.value
@@ -161,7 +162,7 @@ def _text_of(constraint: Constraint) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
-            return LLMatcher.grammar_from_regex("|".join(map(_literally, json.loads(value))))
+            return LLMatcher.grammar_from_regex("|".join(map(literally, json.loads(value))))
         case "json_object":
             value = '{"type": "object"}'
     try:
@@ -170,8 +171,8 @@ def _text_of(constraint: Constraint) -> str:
         raise BadConstraint(_reason(str(error))) from None
 
 
-def _literally(text: str) -> str:
-    """A regular expression of exactly this text. Rust's syntax takes Python's escapes not all."""
+def literally(text: str) -> str:
+    """A regular expression, in Rust's syntax, that matches exactly this text."""
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
@@ -186,7 +187,7 @@ def _lead(constraint: Constraint, tokens: LLTokenizer) -> tuple[str, str]:
 
 
 def _without(special: Iterable[str], text: str) -> str:
-    """A grammar without a model's own tokens: any one of them is put in the place of all."""
+    """A grammar whose named tokens are all replaced by one that the trial knows."""
     for name in special:
         text = text.replace(name, _SOME_TOKEN)
     return re.sub(r"<\[[^]<>]*\]>", _SOME_TOKEN, text)

@@ -142,7 +142,8 @@ class DecodingEngine:
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
-        left = self._decoder.prefill(running, keep) if running else {}
+        kept = [row_id for row_id in keep if row_id in running]
+        left = self._decoder.prefill(running, kept) if running else {}
         return dict.fromkeys(tokens, 0) | left
 
     def limit_prefixes(self, room: int) -> None:

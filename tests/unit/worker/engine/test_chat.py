@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -208,3 +209,17 @@ def test_a_chat_without_a_system_message_shares_nothing_that_is_known() -> None:
     request = ask()
 
     assert chat.shared(request, chat.encode(request)) == 0
+
+
+def test_a_chat_that_its_template_refuses_takes_nothing_from_those_after_it() -> None:
+    tokenizer = tokenizer_of("json_tools")
+    chat = Chat(tokenizer, "m")
+    plain = ask(messages=[{"role": "system", "content": "Be brief."}, *HELLO])
+    prompt = chat.encode(plain)
+    wanted = chat.shared(plain, prompt)
+
+    with patch.object(tokenizer, "apply_chat_template", side_effect=ValueError):
+        other = ask(messages=[{"role": "system", "content": "Be long."}, *HELLO])
+        assert chat.shared(other, prompt) == 0
+
+    assert chat.shared(plain, prompt) == wanted > 0

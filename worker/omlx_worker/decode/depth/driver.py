@@ -79,7 +79,7 @@ class DepthDriver:
 
         Args:
             slots: of the batch as the step before it left it, the one whose outcome is read next.
-            coming: rows that join right after this step, one by one.
+            coming: see `Scheduler.coming`.
         """
         self._slots = slots
         views = [RowView(row.row_id, self._limit(row), row.length) for row in rows]

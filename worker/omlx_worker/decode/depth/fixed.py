@@ -1,4 +1,4 @@
-"""How deep every row drafts, decided between two steps.
+"""Policies of how deep rows draft: what all of them have in common, and those that learn nothing.
 
 Pure Python: a policy sees rows by name and learns from reports; it knows no MLX and no Redis.
 """
@@ -9,20 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
-
-__all__ = [
-    "AutoPolicy",
-    "Decision",
-    "DepthPolicy",
-    "FixedPolicy",
-    "HybridPolicy",
-    "Mode",
-    "Outcome",
-    "RowView",
-    "StepReport",
-    "make_policy",
-]
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 
 Mode = Literal["auto", "hybrid", "mtp", "batched"]
 

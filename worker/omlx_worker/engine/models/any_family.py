@@ -26,6 +26,7 @@ from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.prompt_cache import in_order, in_window
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.window import Window
 
@@ -181,12 +182,11 @@ def _arrays_of(cache: Any) -> list[mx.array]:
     """What a layer's `write` takes of a prompt that has been read."""
     if isinstance(cache, ArraysCache):
         return list(cache.cache)
-    return _ring_of(cache) if isinstance(cache, RotatingKVCache) else list(cache.keys_and_values())
+    return _ring_of(cache) if isinstance(cache, RotatingKVCache) else in_order(cache)
 
 
 def _ring_of(cache: RotatingKVCache) -> list[mx.array]:
     """Keys and values of a prompt, ``[1, H, L, D]``, each position at its index in the ring."""
-    ring, length = cache.max_size, cache.offset
-    latest = min(ring, length)
-    arrays = (cache._temporal_order(array) for array in (cache.keys, cache.values))
-    return [mx.roll(array[..., -latest:, :], (length - latest) % ring, 2) for array in arrays]
+    ring = cache.max_size
+    first = max(0, cache.offset - ring)
+    return [mx.roll(array, first % ring, 2) for array in in_window(cache)]

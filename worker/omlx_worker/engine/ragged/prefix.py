@@ -30,6 +30,7 @@ from omlx_worker.engine.ragged.prefix_arrays import (
 )
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.ragged.prefix_file import Tokens, farthest
+from omlx_worker.engine.tokens import in_common
 
 
 @dataclass(eq=False, slots=True)
@@ -69,29 +70,15 @@ class PrefixCache:
     Attributes:
         limit: bytes, at present.
         nbytes: of all arrays kept.
-        hits: beginnings taken up.
-        tokens_found: tokens of them.
-        evictions: nodes dropped.
     """
 
     def __init__(self, most: int, disk: PrefixDisk | None = None) -> None:
         self._most = self.limit = most
-        self.nbytes = self.hits = self.tokens_found = self.evictions = 0
+        self.nbytes = 0
         self._disk = disk if most else None
         self._root = _Node(array("I"), [], None)
         # Least recently used first. Every node is used later than those below it.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
-
-    def find(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a prompt `take` would find; less, if files turn out to be damaged."""
-        prompt = array("I", tokens)
-        path, covered = self._match(prompt)
-        held, _ = _held(path, covered)
-        if self._disk and held < len(prompt):
-            spans = self._disk.matching(prompt)
-            while spans and (span := farthest(spans, covered)) and span.end > held:
-                held, covered = span.end, max(covered, span.end)
-        return held
 
     def shared(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt agree with one that is kept, taken up or not.
@@ -122,8 +109,6 @@ class PrefixCache:
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
         self._count_use(path if whole else path[:-1])
-        self.hits += 1
-        self.tokens_found += length
         return length
 
     def put(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
@@ -158,7 +143,7 @@ class PrefixCache:
         node, done = self._root, 0
         while done < len(prompt) and (child := node.children.get(prompt[done])):
             path.append(child)
-            agreeing = _agreeing(child.tokens, prompt[done : done + len(child.tokens)])
+            agreeing = in_common(child.tokens, prompt[done : done + len(child.tokens)])
             done += agreeing
             if agreeing < len(child.tokens):
                 break
@@ -222,7 +207,6 @@ class PrefixCache:
         while True:
             assert node.parent
             self.nbytes -= node.nbytes
-            self.evictions += 1
             del self._nodes[node]
             del node.parent.children[node.tokens[0]]
             node = node.parent
@@ -286,11 +270,3 @@ def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:
         if node.states is not None and (end <= covered or node.can_be_cut):
             held, depth = min(end, covered), at
     return held, depth
-
-
-def _agreeing(ours: Tokens, theirs: Tokens) -> int:
-    """How many tokens two texts have in common from their beginnings on."""
-    if ours == theirs:
-        return len(ours)
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

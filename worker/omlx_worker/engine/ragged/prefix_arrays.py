@@ -13,18 +13,15 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from omlx_worker.engine.ragged.prompt_cache import in_order, in_window, refill
+
 AT_ONCE = 64 << 20
 """Bytes that are copied before the next are begun."""
 
 
 def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
     """Keys and values, ``[1, H, T, D]``, of every layer that can be cut."""
-    return [
-        array[..., : cache.offset, :]
-        for cache in caches
-        if isinstance(cache, KVCache)
-        for array in (cache.keys, cache.values)
-    ]
+    return [array for cache in caches if isinstance(cache, KVCache) for array in in_order(cache)]
 
 
 def states_of(caches: Sequence[Any]) -> list[mx.array]:
@@ -32,9 +29,7 @@ def states_of(caches: Sequence[Any]) -> list[mx.array]:
     states: list[mx.array] = []
     for cache in caches:
         if isinstance(cache, RotatingKVCache):
-            latest = min(cache.offset, cache.max_size)
-            ordered = map(cache._temporal_order, (cache.keys, cache.values))
-            states += [array[..., -latest:, :] for array in ordered]
+            states += in_window(cache)
         elif not isinstance(cache, KVCache):
             states += cache.cache
     return states
@@ -64,11 +59,9 @@ def fill(
     copied = map(copy, states)
     for cache in caches:
         if isinstance(cache, KVCache):
-            cache.keys, cache.values = (_joined(next(columns), length) for _ in range(2))
-            cache.offset = length
+            refill(cache, _joined(next(columns), length), _joined(next(columns), length), length)
         elif isinstance(cache, RotatingKVCache):
-            cache.keys, cache.values = next(copied), next(copied)
-            cache.offset, cache._idx = length, cache.keys.shape[2]
+            refill(cache, next(copied), next(copied), length)
         else:
             cache.cache = [next(copied) for _ in cache.cache]
 

@@ -69,15 +69,9 @@ class PrefixDisk:
         self._paths: dict[Span, Path] = {}
         self._list(folder)
         self._waiting: dict[Span, Contents] = {}
-        self._drafts: SimpleQueue[Span | None] = SimpleQueue()
+        self._queue: SimpleQueue[Span | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="prefixes", daemon=True)
         self._writer.start()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        with self._lock:
-            return sum(self._sizes.values())
 
     def matching(self, tokens: Tokens) -> list[Span]:
         """The files whose tokens are a beginning of these."""
@@ -119,7 +113,7 @@ class PrefixDisk:
             ):
                 return
             self._waiting[span] = contents
-        self._drafts.put(span)
+        self._queue.put(span)
 
     def load(
         self, span: Span, tokens: Tokens, counts: tuple[int, int]
@@ -147,7 +141,7 @@ class PrefixDisk:
 
     def close(self) -> None:
         """Write what is waiting, then end the thread."""
-        self._drafts.put(None)
+        self._queue.put(None)
         self._writer.join()
 
     # The index. The lock is held.
@@ -202,7 +196,7 @@ class PrefixDisk:
     # The writing thread.
 
     def _write(self) -> None:
-        while span := self._drafts.get():
+        while span := self._queue.get():
             try:
                 self._save(span, self._waiting[span])
             except OSError as error:

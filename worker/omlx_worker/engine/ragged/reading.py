@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.prompt_cache import in_order, refill
 from omlx_worker.engine.row import Row
 
 MOST_POSITIONS = 1 << 16
@@ -100,7 +101,7 @@ def _together(caches: Sequence[Any]) -> Any:
         states = zip(*(cache.cache for cache in caches), strict=True)
         merged.cache = [mx.concatenate(list(parts)) for parts in states]
         return merged
-    parts = [_in_order(cache) for cache in caches]
+    parts = [in_order(cache) for cache in caches]
     # Rings of equal contexts may hold more than they need, by how they were read.
     length = min(keys.shape[2] for keys, _ in parts)
     keys, values = (
@@ -116,25 +117,14 @@ def _apart(cache: Any, row: int, unread: int) -> Any:
         alone = ArraysCache(len(cache.cache))
         alone.cache = [state[row : row + 1] for state in cache.cache]
         return alone
-    keys, values = (array[row : row + 1] for array in _in_order(cache))
+    keys, values = (array[row : row + 1] for array in in_order(cache))
     end = keys.shape[2] - unread
     return _cache_of(cache, keys[:, :, :end], values[:, :, :end], cache.offset - unread)
 
 
-def _in_order(cache: Any) -> tuple[mx.array, mx.array]:
-    """Keys and values that a cache holds, the oldest first."""
-    if isinstance(cache, RotatingKVCache):
-        return cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-    keys, values = cache.keys_and_values()
-    return keys, values
-
-
 def _cache_of(like: Any, keys: mx.array, values: mx.array, offset: int) -> Any:
-    """A cache with these keys and values, the last of them at position ``offset - 1``."""
-    if isinstance(like, RotatingKVCache):
-        made: Any = RotatingKVCache(like.max_size, like.keep)
-        made._idx = keys.shape[2]
-    else:
-        made = KVCache()
-    made.keys, made.values, made.offset = keys, values, offset
+    """A cache of the same kind; see `refill`."""
+    sliding = isinstance(like, RotatingKVCache)
+    made = RotatingKVCache(like.max_size, like.keep) if sliding else KVCache()
+    refill(made, keys, values, offset)
     return made

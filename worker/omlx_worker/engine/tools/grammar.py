@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
-from omlx_worker.engine.constraints import JSON_FORM
+from omlx_worker.engine.constraints import JSON_FORM, literally
 from omlx_worker.engine.tools.parameters import (
     NotWritable,
     Parameter,
@@ -24,9 +24,9 @@ class CallGrammar:
     """Writes the grammar of what may be called, in Lark's notation.
 
     Args:
-        added: ids of the tokens beside the vocabulary proper, by their text. A grammar names them
-            by their ids, because llguidance does not take them for text.
-        after_thinking: whether line ends may come first.
+        added: ids of the added tokens, by their text. A grammar names them by their ids, because
+            llguidance does not take them for text.
+        after_thinking: whether the answer follows thinking, and line ends may come first.
 
     Raises:
         NotWritable: if the syntax cannot express a function's parameters.
@@ -122,7 +122,10 @@ class CallGrammar:
         return name
 
     def _sequence(self, named: Sequence[tuple[str, bool]], between: str) -> str:
-        """Pairs of which some may be left out, in their order; with commas the required first."""
+        """Pairs in their order, of which optional ones may be left out.
+
+        With something between pairs, the required ones come first.
+        """
         if not between:
             return " ".join(name if needed else f"{name}?" for name, needed in named)
         required = [name for name, needed in named if needed]
@@ -185,10 +188,5 @@ def _quoted(text: str) -> str:
 
 
 def _text_without(*markers: str) -> str:
-    """Any text in which no marker occurs, also none that other tokens spell."""
-    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_escaped(text)}(?s:.*)/" for text in markers)])
-
-
-def _escaped(text: str) -> str:
-    """A text as a regular expression of Rust between slashes."""
-    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+    """Any text in which no marker occurs, whichever tokens spell it."""
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){literally(text)}(?s:.*)/" for text in markers)])

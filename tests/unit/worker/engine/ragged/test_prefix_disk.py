@@ -27,6 +27,7 @@ from tests.helpers.prefixes import (
     RESTARTS,
     Starts,
     equal,
+    findable,
     play,
     put,
 )
@@ -80,7 +81,7 @@ def test_a_beginning_used_twice_is_found_after_a_restart(
     cache = start()
     taken = reader.caches()
 
-    assert cache.find([*PROMPT, 1]) == cache.take([*PROMPT, 1], taken) == 20
+    assert findable(cache, [*PROMPT, 1]) == cache.take([*PROMPT, 1], taken) == 20
 
     assert taken[0].keys.dtype == dtype
     assert equal(reader.arrays(taken), reader.arrays(caches))
@@ -108,7 +109,7 @@ def test_a_conversation_is_written_once_and_read_in_turns(start: Starts, reader:
 
     cache = start()
     taken = reader.caches()
-    assert cache.find(PROMPT) == cache.take(PROMPT, taken) == 20
+    assert findable(cache, PROMPT) == cache.take(PROMPT, taken) == 20
     assert equal(reader.arrays(taken), reader.arrays(read_all(reader, PROMPT)))
 
 
@@ -120,7 +121,7 @@ def test_a_turn_is_of_no_use_without_those_before_it(start: Starts, reader: Read
     middle.unlink()
 
     cache = start()
-    assert cache.find(PROMPT) == cache.take(PROMPT, reader.caches()) == 8
+    assert findable(cache, PROMPT) == cache.take(PROMPT, reader.caches()) == 8
 
 
 def test_a_branch_without_its_states_goes_into_the_files_below_it(
@@ -143,7 +144,7 @@ def test_files_and_tree_complete_each_other(start: Starts, reader: Reader) -> No
         if file.name.startswith("0-8-"):
             file.unlink()
     cache = start()
-    assert cache.find(PROMPT) == 0
+    assert findable(cache, PROMPT) == 0
     put(cache, reader, PROMPT[:12], times=1)
     taken = reader.caches()
 
@@ -155,8 +156,8 @@ def test_files_and_tree_complete_each_other(start: Starts, reader: Reader) -> No
 def test_another_identity_finds_nothing(start: Starts, reader: Reader) -> None:
     put(start("a model, float16"), reader, PROMPT)
 
-    assert start("a model, float32").find(PROMPT) == 0
-    assert start("a model, float16").find(PROMPT) == 20
+    assert findable(start("a model, float32"), PROMPT) == 0
+    assert findable(start("a model, float16"), PROMPT) == 20
 
 
 def test_the_least_recently_used_file_goes_first(start: Starts, reader: Reader) -> None:
@@ -170,10 +171,10 @@ def test_the_least_recently_used_file_goes_first(start: Starts, reader: Reader) 
     cache.take([1, 1], reader.caches())
 
     put(cache, reader, [3, 3])
-    assert [start().find([n, n]) for n in (1, 2, 3)] == [2, 2, 2]
-    assert start("an earlier model").find([9, 9]) == 0
+    assert [findable(start(), [n, n]) for n in (1, 2, 3)] == [2, 2, 2]
+    assert findable(start("an earlier model"), [9, 9]) == 0
     put(start(limit=3 * size), reader, [4, 4])
-    assert [start().find([n, n]) for n in (1, 2, 3, 4)] == [2, 0, 2, 2]
+    assert [findable(start(), [n, n]) for n in (1, 2, 3, 4)] == [2, 0, 2, 2]
 
 
 def test_the_limit_holds_from_the_start(start: Starts, reader: Reader) -> None:
@@ -185,7 +186,7 @@ def test_the_limit_holds_from_the_start(start: Starts, reader: Reader) -> None:
     start(limit=2 * size)
 
     assert sum(path.stat().st_size for path in start.files) <= 2 * size
-    assert [start().find([n, n]) for n in range(5)] == [0, 0, 0, 2, 2]
+    assert [findable(start(), [n, n]) for n in range(5)] == [0, 0, 0, 2, 2]
 
 
 def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader: Reader) -> None:
@@ -193,7 +194,7 @@ def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader:
     size = start.files[0].stat().st_size
     for limit in (100, size - 1):
         put(start(limit=limit), reader, PROMPT[::-1])
-    assert start(limit=size - 1).find(PROMPT[::-1]) == 0
+    assert findable(start(limit=size - 1), PROMPT[::-1]) == 0
 
 
 def test_only_files_of_the_cache_are_counted_and_removed(start: Starts, reader: Reader) -> None:
@@ -239,7 +240,7 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
         put(cache, reader, [2, 2])
         free.set()
         start.end()
-    assert [start().find([n, n]) for n in (1, 2)] == [2, 0]
+    assert [findable(start(), [n, n]) for n in (1, 2)] == [2, 0]
 
     put(start(), reader, [2, 2])
-    assert start().find([2, 2]) == 2
+    assert findable(start(), [2, 2]) == 2

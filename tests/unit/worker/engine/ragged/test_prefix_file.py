@@ -15,12 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from omlx_worker.engine.ragged import prefix_file
-from tests.helpers.prefixes import (
-    PROMPT,
-    Starts,
-    equal,
-    put,
-)
+from tests.helpers.prefixes import PROMPT, Starts, equal, findable, put
 from tests.helpers.readers import Reader, StandIn, read_all
 
 
@@ -53,7 +48,7 @@ def test_a_damaged_file_is_never_used(
     assert all(cache.empty() for cache in caches)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "it is damaged" in caplog.text
-    assert cache.find(PROMPT) == 0
+    assert findable(cache, PROMPT) == 0
     assert start.files == []
 
 

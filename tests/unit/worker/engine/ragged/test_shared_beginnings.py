@@ -183,6 +183,18 @@ def test_a_row_that_wants_none_of_it_is_read_cold_and_keeps_nothing() -> None:
     assert row.cached == 0
 
 
+def test_a_row_that_had_ended_keeps_nothing_while_it_is_read_beside_others() -> None:
+    decoding = Decoding(tiny("llama"))
+    requests = [Row(name, tokens(SHORTEST + 9, name), 2, GREEDY) for name in ("ended", "new")]
+    ended, new = (DecodeRow(request) for request in requests)
+    ended.tokens = [1, 2]
+
+    produced = decoding.run([ended, new])
+
+    assert produced["ended"] == [1, 2]
+    assert len(produced["new"]) == 2
+
+
 Script = list[tuple[int, int, int, int]]
 
 prompts: st.SearchStrategy[Script] = st.lists(
