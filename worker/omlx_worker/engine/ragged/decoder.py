@@ -11,7 +11,7 @@ from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import refill
+from omlx_worker.engine.ragged.prefix_arrays import fill_from_slot
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.row import Known, Row
 
@@ -97,7 +97,7 @@ class RaggedDecoder(Batch):
         tokens: list[int] = state["history"][index, LEAD : LEAD + length].tolist()  # type: ignore[assignment]
         layers = self._buffers.beginning(index, slot.body_length, length)
         caches = self._model.new_prompt_cache()
-        refill(caches, layers, length)
+        fill_from_slot(caches, layers, length)
         return tokens, caches
 
     def _keep(self, reading: Reading) -> None:

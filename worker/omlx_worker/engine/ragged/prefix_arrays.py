@@ -66,7 +66,9 @@ def fill(
             cache.cache = [next(copied) for _ in cache.cache]
 
 
-def refill(caches: Sequence[Any], layers: Sequence[Sequence[mx.array]], length: int) -> None:
+def fill_from_slot(
+    caches: Sequence[Any], layers: Sequence[Sequence[mx.array]], length: int
+) -> None:
     """Make fresh caches those of ``length`` tokens, from what ragged caches hold of a row.
 
     Args:
@@ -74,16 +76,14 @@ def refill(caches: Sequence[Any], layers: Sequence[Sequence[mx.array]], length: 
             body or ring; or a recurrent layer's states.
     """
     for cache, arrays in zip(caches, layers, strict=True):
-        if isinstance(cache, KVCache):
-            cache.keys, cache.values = (array[..., :length, :] for array in arrays)
-            cache.offset = length
-        elif isinstance(cache, RotatingKVCache):
+        if isinstance(cache, RotatingKVCache):
             latest = min(length, cache.max_size)
-            ordered = (
-                mx.roll(a[..., :latest, :], -((length - latest) % latest), 2) for a in arrays
-            )
-            cache.keys, cache.values = ordered
-            cache.offset, cache._idx = length, latest
+            first = (length - latest) % latest
+            keys, values = (mx.roll(array[..., :latest, :], -first, 2) for array in arrays)
+            refill(cache, keys, values, length)
+        elif isinstance(cache, KVCache):
+            keys, values = (array[..., :length, :] for array in arrays)
+            refill(cache, keys, values, length)
         else:
             cache.cache = list(arrays)
 
