@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loader import Prefixes
 
-
 _PREFIX_SHARE = 8
 """The default size of the prefix cache is the memory limit divided by this."""
 
