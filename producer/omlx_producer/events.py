@@ -121,7 +121,7 @@ class TokensEvent(Wire):
     """The new tokens of one step. ``n`` counts the tokens of the job so far.
 
     Attributes:
-        markup: of the texts of a chat, in the first event of a job.
+        markup: the markers in the texts of a chat; only in the first event of a job.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from omlx_producer.protocol import (
     Message,
     Priority,
+    ReasoningEffort,
     ResponseFormat,
     StructuredOutputs,
     Tool,
-    ToolChoice,
+    ToolChoiceOption,
 )
 
 
@@ -49,9 +50,9 @@ class RequestFields(TypedDict, total=False):
     response_format: ResponseFormat | dict[str, Any] | None
     structured_outputs: StructuredOutputs | dict[str, Any] | None
     tools: list[Tool] | list[dict[str, Any]] | None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | dict[str, Any] | None
+    tool_choice: ToolChoiceOption | dict[str, Any] | None
     parallel_tool_calls: bool
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    reasoning_effort: ReasoningEffort | None
     chat_template_kwargs: dict[str, Any] | None
     completion_window: str | None
 

@@ -108,7 +108,7 @@ def _exists(reference: str, root: Any) -> bool:
     """Whether a schema has what a JSON pointer into it names."""
     for step in reference.removeprefix("#/").split("/"):
         if "%" in step:
-            return True
+            return True  # Percent-encoded: left to the compiler.
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(root, dict) and name in root:
             root = root[name]

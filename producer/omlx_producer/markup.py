@@ -13,13 +13,13 @@ Part = Literal["content", "reasoning", "call"]
 
 
 class Markup(BaseModel):
-    """The markers in a model's text. An empty one never occurs.
+    """The markers in a model's text; "" where the model has none.
 
     Line ends beside a marker belong to it. A call without an end marker lasts until the text ends.
 
     Attributes:
-        thinks: whether the text begins inside of the thinking, which the prompt has opened.
-        bare: whether content that begins with a brace is a call, to its end.
+        thinks: whether the prompt has opened the thinking, so that the text begins inside it.
+        bare: whether content that begins with a brace is a call up to the end of the text.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)

@@ -23,8 +23,9 @@ held back until a stop token, which is in no choice) adds one, so a consumer det
 ``n`` of a terminal event may be larger than any before it: not every job publishes its tokens; one
 that finishes has published all or none. A Redis server that was killed may lose the last entries:
 the worker writes them again, or another worker writes the same tokens in other events. The
-``text`` of a choice, concatenated over all events, is exactly the text in the result, or, if
-the first event has a ``markup``, the text that `Markup` takes apart into the result's message.
+``text`` of a choice, concatenated over all events, is exactly the text in the result. If the first
+event has a ``markup``, `omlx_producer.markup.read` splits that text into the parts of the result's
+message.
 
 A terminal event appears with, or before, the change of the job's status and the result. Other tools
 end jobs without an event; then status and result stand for it.
@@ -35,8 +36,9 @@ The result (``job.return_value()``) is an OpenAI response body: a ``chat.complet
 Jobs of a bulk run have ids from ``bulk_job_id``. Whoever ends one also adds its id (field ``job``)
 to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so a client with a
 million rows follows one key. An entry is only a hint to look at the job. It may come twice, or
-late. Under ``BEGINNING`` their ``meta`` may name what their prompt shares with others: a worker
-prefers jobs whose beginning it has read. A job without a name is never overtaken.
+late. Under ``BEGINNING`` the ``meta`` of such a job may name the beginning that its prompt shares
+with others: a worker prefers jobs whose beginning it has read. A job without a name is never
+overtaken.
 """
 
 from __future__ import annotations
@@ -69,22 +71,18 @@ from omlx_producer.messages import Message, TextPart
 from omlx_producer.request import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
-    MAX_DRAFT_DEPTH,
     MAX_LOGIT_BIASES,
     MAX_PROMPT_CHARACTERS,
-    MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
-    ModelAlias,
-    StopString,
-    TokenId,
+    ReasoningEffort,
 )
 from omlx_producer.structure import NamedSchema, ResponseFormat, StructuredOutputs
-from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice
+from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 BEGINNING = "beginning"
-"""The key in RQ's ``meta`` under which jobs name the beginning of their prompts, if they do."""
+"""The key in RQ's ``meta`` under which a job may name its prompt's beginning; for claim.lua."""
 MODELS_KEY = "omlx:models"
 # The stream of a bulk run expires this long after its last entry.
 ENDED_SECONDS = 7 * 24 * 3600
@@ -130,10 +128,8 @@ __all__ = [
     "ENDED_SECONDS",
     "JOB_FUNCTION",
     "MAX_CHOICES",
-    "MAX_DRAFT_DEPTH",
     "MAX_LOGIT_BIASES",
     "MAX_PROMPT_CHARACTERS",
-    "MAX_STOP_STRINGS",
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",
     "PRIORITIES",
@@ -150,24 +146,23 @@ __all__ = [
     "InvalidRequest",
     "Markup",
     "Message",
-    "ModelAlias",
     "ModelInfo",
     "NamedSchema",
     "Priority",
     "PromptTokensDetails",
+    "ReasoningEffort",
     "ResponseFormat",
     "Speculation",
-    "StopString",
     "StructuredOutputs",
     "TerminalEvent",
     "TextPart",
     "TokenEvent",
-    "TokenId",
     "TokenLogprob",
     "TokensEvent",
     "Tool",
     "ToolCall",
     "ToolChoice",
+    "ToolChoiceOption",
     "Usage",
     "bulk_job_id",
     "ended_stream",

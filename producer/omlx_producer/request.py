@@ -16,8 +16,8 @@ from omlx_producer.structure import ResponseFormat, StructuredOutputs
 from omlx_producer.tools import (
     MAX_TOOLS,
     Calling,
-    Choosing,
     Tool,
+    ToolChoiceOption,
     calling_of,
     require_callable,
 )
@@ -35,6 +35,7 @@ REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacc
 ModelAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._@/-]+$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class GenerationRequest(RequestPart):
@@ -143,13 +144,13 @@ class GenerationRequest(RequestPart):
         description=f"a list of 1 to {MAX_TOOLS} functions such as "
         '{"type": "function", "function": {"name": "f"}}',
     )
-    tool_choice: Choosing | None = Field(
+    tool_choice: ToolChoiceOption | None = Field(
         default=None,
         description='"auto", "none", "required" or {"type": "function", "function": {"name": "f"}}',
     )
     parallel_tool_calls: bool = Field(default=True, description="true or false")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        Field(default=None, description="one of none, minimal, low, medium, high, xhigh and max")
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="one of none, minimal, low, medium, high, xhigh and max"
     )
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         default=None, description='a JSON object such as {"enable_thinking": false}'

@@ -13,7 +13,7 @@ from omlx_producer.request_part import RequestPart, Text, json_text
 
 _SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 
-Constraining = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
+ConstraintText = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
 
 
 class NamedSchema(RequestPart):
@@ -65,14 +65,14 @@ class StructuredOutputs(RequestPart):
     json_: dict[str, Any] | None = Field(
         default=None, alias="json", description=f"a JSON schema such as {_SCHEMA}"
     )
-    regex: Constraining | None = Field(
+    regex: ConstraintText | None = Field(
         default=None,
         description=f"a regular expression of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
     )
-    choice: Annotated[list[Constraining], Field(min_length=1, fail_fast=True)] | None = Field(
+    choice: Annotated[list[ConstraintText], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None, description="a list of at least one text, none of them empty"
     )
-    grammar: Constraining | None = Field(
+    grammar: ConstraintText | None = Field(
         default=None,
         description=f"a Lark grammar of llguidance of 1 to {MAX_CONSTRAINT_CHARACTERS} characters",
     )

@@ -20,7 +20,8 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 class FunctionDefinition(RequestPart):
     """A function: its name, what it does, and a JSON schema of its arguments.
 
-    ``strict`` holds the arguments to the schema also where the model is free to call.
+    If one function of a request is ``strict``, the arguments of all are held to their schemas, also
+    where the model is free to call.
     """
 
     name: FunctionName = Field(description="1 to 64 letters, digits, _ and -")
@@ -72,14 +73,14 @@ class ToolChoice(RequestPart):
     function: ChosenFunction = Field(description='a function such as {"name": "f"}')
 
 
-Choosing = Literal["auto", "none", "required"] | ToolChoice
+ToolChoiceOption = Literal["auto", "none", "required"] | ToolChoice
 
 
-def require_callable(tools: Sequence[Tool], choice: Choosing | None) -> None:
+def require_callable(tools: Sequence[Tool], choice: ToolChoiceOption | None) -> None:
     """Check tools and their choice together.
 
     Raises:
-        ValueError: if two have the same name, the chosen one is missing, or they are too long.
+        ValueError: if two tools have one name, the chosen one is missing, or all are too long.
     """
     names: set[str] = set()
     for index, tool in enumerate(tools):
@@ -117,11 +118,13 @@ class Calling:
 
     @property
     def strict(self) -> bool:
-        """Whether arguments are held to their schemas also where no call is required."""
+        """Whether all arguments are held to their schemas also where no call is required."""
         return any(function.strict for function in self.functions)
 
 
-def calling_of(tools: Sequence[Tool], choice: Choosing | None, *, parallel: bool) -> Calling | None:
+def calling_of(
+    tools: Sequence[Tool], choice: ToolChoiceOption | None, *, parallel: bool
+) -> Calling | None:
     """What tools and their choice permit; None for no call. A chosen function is called once."""
     if not tools or choice == "none":
         return None

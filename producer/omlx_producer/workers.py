@@ -31,7 +31,7 @@ class WorkerFigures(BaseModel):
         reason: why this depth.
         acceptance: the accepted share of recent drafts; None without drafts.
         cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
-            None before any, and from older workers.
+            None before the first prompt, and from older workers.
         mode_changes: how often drafting began or ended while rows were decoded.
         pauses: rows paused for more urgent ones, since the start.
         cache_bytes: the most that the caches of the held rows may take.

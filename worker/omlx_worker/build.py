@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loader import Prefixes
 
+_PREFIX_SHARE = 8
+"""The default size of the prefix cache is the memory limit divided by this."""
+
 
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
     """A worker for these settings. It loads its model when it starts."""
@@ -32,10 +35,6 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         connection=connection,
         make_driver=lambda engine, budget: make_driver(settings, engine, budget),
     )
-
-
-_PREFIX_SHARE = 8
-"""Of the memory limit one in so many bytes is for beginnings of prompts, unless a size is given."""
 
 
 class ModelNotLoaded(Exception):
@@ -82,7 +81,7 @@ def _lookup(settings: WorkerSettings) -> Lookup | None:
 
 
 def _prefixes(settings: WorkerSettings) -> Prefixes | None:
-    """How beginnings of prompts are kept; None for not at all."""
+    """The limits of the prefix cache; None without one."""
     from omlx_worker.engine.footprint import budget
     from omlx_worker.engine.loader import Prefixes
 

@@ -162,7 +162,7 @@ class ActiveJob:
     def cached_tokens(self) -> int:
         """Tokens of the prompt that no row has read.
 
-        A row that goes on with its text may find a part of that kept too, which does not count.
+        A resumed row may also find a part of its own text in the cache. That does not count.
         """
         return min(self.prompt_tokens, *(row.cached for row in self.rows))
 

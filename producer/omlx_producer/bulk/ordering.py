@@ -3,8 +3,8 @@
 Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
 memory is bounded and results come roughly in the order of the input.
 
-Rows of a group name their beginning. Workers that share a queue then share out the groups; see
-`omlx_worker.queue`'s claim.lua.
+Rows of a group name their beginning, by which the workers of a queue share out the groups; see
+claim.lua in `omlx_worker.queue`.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Row:
             return TOKEN_CHARACTERS * len(prompt)
         if prompt is not None:
             return len(prompt)
-        return sum(len(message.text) for message in self.request.messages or ())
+        return sum(message.characters for message in self.request.messages or ())
 
     @property
     def work(self) -> int:

@@ -1,6 +1,6 @@
 """The table of results, CSV or Parquet: a line for each choice, and one for each failed row.
 
-The token counts are those of a row with all its choices, so they stand on its first line only.
+The token counts are those of a row with all its choices, so only its first line has them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_table(output: Path) -> bool:
 
 
 def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
-    """The properties that answers in a format have at their top."""
+    """The top-level properties of answers in this format."""
     named = (response_format or {}).get("json_schema") or {}
     properties = named.get("schema", {}).get("properties")
     return list(properties) if isinstance(properties, dict) else []
@@ -42,8 +42,8 @@ def write_table(
 
     Args:
         with_body: add the whole response body as JSON, in the column `BODY`.
-        properties: those of answers in JSON, each of which gets a column. It has another column's
-            name only with the prefix `ANSWER`.
+        properties: of answers in JSON. Each gets a column. One with the name of another column gets
+            the prefix `ANSWER`.
 
     Raises:
         InvalidRequest: if Parquet is asked for without pyarrow.

@@ -91,7 +91,7 @@ def form_options() -> list[Callable[[Any], Any]]:
 
 
 def with_structured_outputs(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of which the constraints of vLLM are in their own field."""
+    """The fields of a request, with the constraints moved into ``structured_outputs``."""
     constraints = {name: fields[name] for name in _CONSTRAINTS if name in fields}
     rest = {name: value for name, value in fields.items() if name not in constraints}
     return rest | ({"structured_outputs": constraints} if constraints else {})

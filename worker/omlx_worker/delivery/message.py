@@ -11,10 +11,10 @@ from omlx_worker.engine.reply import ReplyForm
 
 
 def message_of(text: str, form: ReplyForm | None, row_id: str) -> dict[str, Any]:
-    """The assistant's message that a whole text is.
+    """The assistant's message for a whole text.
 
-    A text whose calls cannot be read has none; they stay in its content. Content is null if there
-    are only calls.
+    Calls stay in the content if none can be read. An unreadable one beside others is dropped: it
+    was cut, as a rule. Content is None if there is no text beside calls.
 
     Args:
         row_id: names the calls, so a retry gives them the same ids.

@@ -6,10 +6,11 @@
 -- reservation expires if its worker does not claim again.
 --
 -- Jobs of a bulk run whose prompts begin alike name that beginning in RQ's `meta`. A worker that
--- takes one of them reads the beginning and keeps it, so it owns the name for a while. When the next
--- job has a beginning of another worker, a worker takes from the jobs behind it one with a beginning
--- of its own, else one with a beginning that nobody owns, else that job after all. A job is passed
--- over a limited number of times, and one that names no beginning never.
+-- takes one of them keeps the beginning in memory and owns its name for a while. If the next job's
+-- beginning belongs to another worker, the jobs behind it are looked at: a worker takes the first
+-- one with a beginning that it owns. Else it takes the first one whose beginning has no owner, else
+-- the next job after all. A job is passed over a limited number of times, and one that names no
+-- beginning never.
 --
 -- KEYS       names of queues, best first (names, not keys)
 -- ARGV[1]    limit
