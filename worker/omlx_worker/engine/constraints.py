@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_GRAMMARS = 128
 """Compiled grammars that are kept; the least recently used go."""
 
+HARMLESS_CHOICES = 10_000
+"""Characters of choices up to which they are compiled without a trial."""
+
 MOST_SECONDS = 2.0
 """What compiling one grammar may take."""
 
@@ -125,7 +128,8 @@ class Grammars:
         try:
             tokens = self.tokens
             text = self._text_of(constraint)
-            _try(constraint, _without(self.special, text))
+            if not _is_harmless(constraint):
+                _try(constraint, _without(self.special, text))
         except BadConstraint as error:
             return str(error)
         from llguidance import LLMatcher, LLParserLimits
@@ -169,6 +173,13 @@ def _text_of_answer(constraint: Constraint) -> str:
         return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
     except ValueError as error:
         raise BadConstraint(_reason(str(error))) from None
+
+
+def _is_harmless(constraint: Constraint) -> bool:
+    """Whether it compiles in no time whoever wrote it, so that no trial is needed."""
+    if constraint.kind == "choice":
+        return len(constraint.value) <= HARMLESS_CHOICES
+    return constraint.kind == "json_object"
 
 
 def literally(text: str) -> str:

@@ -19,6 +19,14 @@ from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import BadConstraint, Grammar, Grammars
 from omlx_worker.engine.row import Row, Sampling
 
+_KINDS = {
+    "json_object": "object",
+    "json_schema": "schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+}
+
 
 def sampling_defaults(config: dict[str, Any]) -> Sampling:
     """What a request that leaves a field out gets: the model's value, else OpenAI's.
@@ -104,7 +112,7 @@ class Prompter:
         if constraint is None:
             return None
         field = "response_format"
-        if request.calling:
+        if request.calling and constraint.kind == "grammar":
             field = "tools"
         elif request.structured_outputs:
             field = "structured_outputs"
@@ -116,7 +124,9 @@ class Prompter:
         try:
             return self._grammars.compile(constraint)
         except BadConstraint as error:
-            raise InvalidRequest(f"{field}: cannot be compiled ({error})") from None
+            raise InvalidRequest(
+                f"{field}: the {_KINDS[constraint.kind]} cannot be compiled ({error}); change it"
+            ) from None
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -201,8 +202,17 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidRequest) as refused:
         constrained.rows(ask(structured_outputs={"regex": "[a-z"}), "job")
     assert str(refused.value) == (
-        "structured_outputs: cannot be compiled (unclosed character class)"
+        "structured_outputs: the regular expression cannot be compiled (unclosed character class); "
+        "change it"
     )
     [row] = constrained.rows(ask(structured_outputs={"regex": "[a-z]"}), "job")
     assert row.grammar is not None
     assert row.grammar.constraint == Constraint("regex", "[a-z]")
+
+
+def test_a_few_choices_need_no_process_to_try_them_in() -> None:
+    with patch.object(constraints.subprocess, "Popen", side_effect=AssertionError):
+        grammars().compile(Constraint("choice", json.dumps(["yes", "no"])))
+        grammars().compile(Constraint("json_object"))
+        with pytest.raises(AssertionError):
+            grammars().compile(Constraint("choice", json.dumps(["x" * 10_000, "no"])))

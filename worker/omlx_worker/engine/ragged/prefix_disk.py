@@ -60,7 +60,9 @@ class PrefixDisk:
     def __init__(self, folder: Path, identity: str, limit: int) -> None:
         name = hashlib.sha256(f"{FORMAT} {identity}".encode()).hexdigest()[:16]
         self._folder = folder / name
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # What prompts said can be told from what was kept of them.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._identity = identity
         self._limit = limit
         self._lock = threading.Lock()

@@ -244,3 +244,10 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
 
     put(start(), reader, [2, 2])
     assert findable(start(), [2, 2]) == 2
+
+
+def test_files_are_closed_to_other_users(start: Starts, reader: Reader) -> None:
+    put(start(), reader, PROMPT)
+
+    [file] = start.files
+    assert file.parent.stat().st_mode & 0o077 == 0
