@@ -190,7 +190,7 @@ class Scheduler:
         return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
 
     def _prefill(self) -> Prefill | None:
-        """A chunk of the best row that has joined, and of those that can be read with it."""
+        """A chunk of the best row that has joined, and of rows that can be read with it."""
         reading = sorted(self._in(Stage.READING), key=lambda row: row.rank)
         if not reading:
             return None
@@ -261,5 +261,5 @@ class Scheduler:
 
 
 def _goes_with(row: DecodeRow, first: DecodeRow) -> bool:
-    """Whether a chunk of one can be read together with one of the other, as urgently."""
+    """Whether two rows can be read together: as urgent, with equally many tokens read."""
     return row.context == first.context and row.rank[0] == first.rank[0]

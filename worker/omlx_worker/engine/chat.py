@@ -26,7 +26,7 @@ from omlx_worker.engine.tools.syntax import syntax_of
 
 _LEADING = ("system", "developer")
 _OTHER = "\u2063"
-"""What no message is likely to begin with: an invisible separator."""
+"""An invisible separator, with which no message is likely to begin."""
 
 
 class Chat:
@@ -65,7 +65,7 @@ class Chat:
         return tokens
 
     def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
-        """Tokens of the prompt that any chat with the same system message begins with."""
+        """Length of the prompt's beginning that any chat with the same system message has too."""
         messages = request.messages or []
         leading = list(takewhile(lambda message: message.role in _LEADING, messages))
         if not leading or len(leading) == len(messages):

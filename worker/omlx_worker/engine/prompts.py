@@ -21,7 +21,7 @@ from omlx_worker.engine.row import Row, Sampling
 
 
 def sampling_defaults(config: dict[str, Any]) -> Sampling:
-    """What a request that leaves a field out gets: the model's value, else OpenAI's.
+    """Defaults for fields that a request leaves out: the model's values, else OpenAI's.
 
     Args:
         config: the model's ``generation_config.json``; ``do_sample: false`` means greedy.

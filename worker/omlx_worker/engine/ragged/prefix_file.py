@@ -1,8 +1,8 @@
 """A file with the beginning of a prompt: what layers keep of a span of its positions.
 
 It is named ``start-end-tokens-digest.safetensors``. ``tokens`` is a hash of the prompt from its
-first token to ``end``, ``digest`` one of the file. So a name tells what can be found there, and a
-file that is not what its name says is never used.
+first token to ``end``, ``digest`` one of the file. So a name says what the file holds, and a file
+that does not match its name is never used.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def read(
     """Pieces and states.
 
     Args:
-        tokens: of a prompt, which the file's have to be.
+        tokens: of a prompt; the file's must be the same.
         counts: of pieces and of states that the model's layers have.
 
     Raises:
@@ -137,6 +137,6 @@ def _metadata(identity: str, start: int) -> dict[str, str]:
 
 
 def farthest(spans: Iterable[Span], covered: int) -> Span | None:
-    """The span that leads farthest where the first ``covered`` tokens are known; the shortest."""
+    """Of the spans usable once ``covered`` tokens are known, the shortest with the farthest end."""
     reachable = [span for span in spans if span.start <= covered]
     return max(reachable, key=lambda span: (span.end, span.start), default=None)
