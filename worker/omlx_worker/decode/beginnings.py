@@ -33,9 +33,15 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
                     one.kin[kin] = part
 
 
-def awaits(row: DecodeRow) -> bool:
-    """Whether another row is still reading a beginning that this row shares."""
+def awaits(row: DecodeRow, first: DecodeRow | None) -> bool:
+    """Whether another row is still reading a beginning that this row shares.
+
+    A less urgent row is waited for only while it is ``first``, the row that is read next: more
+    urgent ones may keep it from reading for ever.
+    """
     return any(
-        other.stage is Stage.READING and part >= other.context + SHORTEST
+        other.stage is Stage.READING
+        and part >= other.context + SHORTEST
+        and (other is first or other.rank[0] <= row.rank[0])
         for other, part in row.kin.items()
     )
