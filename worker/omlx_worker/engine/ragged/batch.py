@@ -3,8 +3,9 @@
 A row is its committed tokens, which are in the caches, and one pending token, which is not: the
 last prompt token at first, then the token sampled last. A step runs one forward over every row's
 window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`. Cursors,
-pending tokens and drafts stay on the device. A step is dispatched before the last one is read: the
-host reads once per step, one step late, and until then knows only bounds of every cursor.
+pending tokens and drafts stay on the device. A step is dispatched before the last one is read, or
+with a constrained row its forward is: the host reads once per step, one step late, and until then
+knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
 plan, not per join; `omlx_worker.engine.ragged.slots` says which row has which slot. A suspended
@@ -234,7 +235,7 @@ class Batch:
         return _Flight(rows, width, outcome, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
-        """What a step yielded; waits for it the first time."""
+        """What a step yielded. Waits for the device when called first."""
         if flight.steps is None:
             flight.steps = self._landed(flight)
         return flight.steps

@@ -104,7 +104,7 @@ def name_of(span: Span, contents: Contents) -> str:
 def read(
     path: Path, identity: str, span: Span, tokens: Tokens, counts: tuple[int, int]
 ) -> tuple[list[mx.array], list[mx.array]]:
-    """Pieces and states.
+    """Read the pieces and states of a file.
 
     Args:
         tokens: of a prompt; the file's must be the same.
@@ -125,11 +125,11 @@ def read(
     mx.eval(arrays)
     if arrays.pop("tokens").tolist() != tokens[: span.end].tolist():
         raise Unusable("it holds other tokens")
-    cut, known = counts
-    if len(arrays) != cut + known:
+    pieces, states = counts
+    if len(arrays) != pieces + states:
         raise Unusable("it belongs to other layers")
-    pieces = [arrays[f"piece.{i}"] for i in range(cut)]
-    return pieces, [arrays[f"state.{i}"] for i in range(known)]
+    cut = [arrays[f"piece.{i}"] for i in range(pieces)]
+    return cut, [arrays[f"state.{i}"] for i in range(states)]
 
 
 def _metadata(identity: str, start: int) -> dict[str, str]:
