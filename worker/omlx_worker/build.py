@@ -35,7 +35,7 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
 
 
 _PREFIX_SHARE = 8
-"""Of the memory limit one in so many bytes is for beginnings of prompts, unless a size is given."""
+"""The prefix cache gets an eighth of the memory limit, unless a size is given."""
 
 
 class ModelNotLoaded(Exception):
