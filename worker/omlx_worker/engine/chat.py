@@ -85,18 +85,21 @@ class Chat:
     def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
         """How the answers to a request are read; None if they are plain text."""
         tokenizer, calling = self._tokenizer, request.calling
-        marks: dict[str, Any] = {}
+        markers: dict[str, Any] = {}
         if tokenizer.has_thinking:
-            marks |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
-            marks["thinks"] = self._thinks(prompt)
+            markers |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
+            markers["thinks"] = self._thinks(prompt)
         if calling is not None and tokenizer.has_tool_calling:
-            marks |= {"call_start": tokenizer.tool_call_start, "call_end": tokenizer.tool_call_end}
+            markers |= {
+                "call_start": tokenizer.tool_call_start,
+                "call_end": tokenizer.tool_call_end,
+            }
         elif calling is not None:
-            marks["bare"] = True
-        if not marks:
+            markers["bare"] = True
+        if not markers:
             return None
         read = CallReader(tokenizer, calling.functions).read if calling else None
-        return ReplyForm(Markup(**marks), read)
+        return ReplyForm(Markup(**markers), read)
 
     def constraint(self, request: GenerationRequest, prompt: list[int]) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

@@ -72,7 +72,7 @@ class RowStep:
         return max(0, len(self.tokens) - 1)
 
     @property
-    def drafts(self) -> dict[str, Any]:
+    def draft_fields(self) -> dict[str, Any]:
         """The fields of an `omlx_worker.engine.row.Emission` about drafts."""
         look = self.look
         return {
