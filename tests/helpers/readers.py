@@ -117,7 +117,7 @@ def read_on(
 def read_through(
     cache: PrefixCache, reader: Reader, tokens: Sequence[int], chunk: int = 1 << 20
 ) -> list[Any]:
-    """Read a prompt the way a decoder does: take up, put where the tree branches and at the end."""
+    """Read a prompt as a decoder does: take, read, put where the tree branches, and at the end."""
     caches = reader.caches()
     done = cache.take(tokens, caches)
     branch = cache.shared(tokens)

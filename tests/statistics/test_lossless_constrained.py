@@ -15,7 +15,7 @@ import pytest
 
 from omlx_worker.engine.ragged.masks import Run, force, packed
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan
-from omlx_worker.engine.ragged.step import State, commit, read
+from omlx_worker.engine.ragged.step import State, commit, forward
 from omlx_worker.engine.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, Step, draw_pairs, exact_pairs
@@ -54,7 +54,7 @@ def stepped(shift: int = 0, *, forces: bool = True) -> Step:
             tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
         late = mx.maximum(mx.arange(tokens.shape[1]) - shift, 0)
         allowed = words[tokens[:, late]][..., None]
-        hidden = read(model, [], state, depth)
+        hidden = forward(model, [], state, depth)
         counts, draw, after = commit(model, [], state, hidden, settings, plan, depth, own, allowed)
         if depth and forces:
             offered = np.array(state["drafted"]).tolist()

@@ -95,7 +95,7 @@ class DecoderSide:
 
 def _as_emission(step: RowStep) -> Emission:
     tokens = [sampled.token for sampled in step.tokens]
-    return Emission(step.row_id, tokens, "", **step.drafts)
+    return Emission(step.row_id, tokens, "", **step.draft_fields)
 
 
 class BatchGeneratorSide:

@@ -1,7 +1,7 @@
-"""Beginnings that prompts share, so that each is read once. Pure functions of tokens.
+"""Finds beginnings that prompts share, so that each is read once. Pure functions of tokens.
 
-A row stops reading where the prompt of another row parts from its own: there the engine can keep
-what has been read, and the other row goes on from it.
+A row stops reading where the prompt of another row parts from its own. There the engine keeps what
+it has read, and the other row goes on from it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from omlx_worker.decode.row import BULK, DecodeRow, Stage
 from omlx_worker.engine.tokens import in_common
 
 SHORTEST = 64
-"""Tokens of a beginning that is worth a stop and a wait: fewer are read in next to no time."""
+"""Tokens of the shortest beginning that is worth a stop and a wait."""
 
 
 def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
-    """Note whose prompts begin as a new row's does; all of them stop where they part."""
+    """Note which rows share a beginning with a new row, and let all of them stop at its end."""
     if not row.request.cache:
         return
     last = len(row.request.prompt) - 1
@@ -33,9 +33,15 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
                     one.kin[kin] = part
 
 
-def awaits(row: DecodeRow) -> bool:
-    """Whether a row that is being read has yet to read a beginning that this row shares."""
+def awaits(row: DecodeRow, first: DecodeRow | None) -> bool:
+    """Whether another row is still reading a beginning that this row shares.
+
+    A less urgent row is waited for only while it is ``first``, the row that is read next: more
+    urgent ones may keep it from reading for ever.
+    """
     return any(
-        other.stage is Stage.READING and part >= other.context + SHORTEST
+        other.stage is Stage.READING
+        and part >= other.context + SHORTEST
+        and (other is first or other.rank[0] <= row.rank[0])
         for other, part in row.kin.items()
     )

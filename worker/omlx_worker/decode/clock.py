@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 TRACED_STEPS = 2
-"""A step that is traced is slow, and so may the next be, for which memory is allocated anew."""
+"""Steps without a usable time after a trace. The traced one is slow; the next allocates memory."""
 
 
 class StepClock:

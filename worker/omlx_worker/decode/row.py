@@ -95,7 +95,7 @@ class DecodeRow:
         return min([self.left, *stops])
 
     def stops_after(self, tokens: int) -> bool:
-        """Whether reading stops once so many more tokens are read."""
+        """Whether reading stops once ``tokens`` more are read."""
         return self.context + tokens in self.stops
 
     @property

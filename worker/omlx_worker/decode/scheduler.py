@@ -167,11 +167,12 @@ class Scheduler:
     def _admit(self) -> Join | Pause | Resume | Evict | None:
         """Give the best row that waits a place, if one is free or can be made."""
         self._age()
-        reading = self._in(Stage.READING)
+        reading = sorted(self._in(Stage.READING), key=_rank)
+        first = reading[0] if reading else None
         waiting = [row for row in self._rows.values() if not row.in_batch]
         if self._shares:
-            waiting = [row for row in waiting if not awaits(row)]
-        best = min(waiting, key=lambda row: row.rank, default=None)
+            waiting = [row for row in waiting if not awaits(row, first)]
+        best = min(waiting, key=_rank, default=None)
         if best is None or not self._is_due(best, reading):
             return None
         if self._has_place_for(best):
@@ -182,17 +183,21 @@ class Scheduler:
         return None
 
     def _is_due(self, row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
-        """Whether it goes before the rows whose prompts are being read, or is read beside them."""
-        first = min(reading, key=lambda row: row.rank, default=None)
-        if first is None or row.rank < first.rank:
+        """Whether it goes before the rows whose prompts are being read, or is read beside them.
+
+        Args:
+            reading: these rows, the best one first.
+        """
+        if not reading or row.rank < reading[0].rank:
             return True
+        first = reading[0]
         unread = sum(other.left for other in reading)
         chunk = self._chunks.whole(first.context, self._hurried)
         return row.rank[0] == first.rank[0] and unread < AHEAD * chunk
 
     def _prefill(self) -> Prefill | None:
-        """A chunk of the best row that has joined, and of those that can be read with it."""
-        reading = sorted(self._in(Stage.READING), key=lambda row: row.rank)
+        """A chunk of the best row that has joined, and of rows that can be read with it."""
+        reading = sorted(self._in(Stage.READING), key=_rank)
         if not reading:
             return None
         self._hurried = any(other.level < BULK for other in self.decoding)
@@ -219,7 +224,7 @@ class Scheduler:
         kept = sum(other.kept_bytes for other in paused)
         if not paused or self._fits([*self._batch(), row], beside=kept):
             return None
-        victim = max(paused, key=lambda other: other.rank)
+        victim = max(paused, key=_rank)
         self._restart(victim)
         return Evict(victim)
 
@@ -262,5 +267,9 @@ class Scheduler:
 
 
 def _goes_with(row: DecodeRow, first: DecodeRow) -> bool:
-    """Whether a chunk of one can be read together with one of the other, as urgently."""
+    """Whether two rows can be read together: as urgent, with equally many tokens read."""
     return row.context == first.context and row.rank[0] == first.rank[0]
+
+
+def _rank(row: DecodeRow) -> tuple[int, int]:
+    return row.rank

@@ -26,7 +26,7 @@ from omlx_worker.engine.tools.syntax import syntax_of
 
 _LEADING = ("system", "developer")
 _OTHER = "\u2063"
-"""What no message is likely to begin with: an invisible separator."""
+"""An invisible separator, with which no message is likely to begin."""
 
 
 class Chat:
@@ -65,10 +65,10 @@ class Chat:
         return tokens
 
     def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
-        """Tokens of the prompt that any chat with the same system message begins with."""
+        """Length of the prompt's beginning that any chat with the same system message has too."""
         messages = request.messages or []
         leading = list(takewhile(lambda message: message.role in _LEADING, messages))
-        if not leading or len(leading) == len(messages):
+        if not (request.cache and leading) or len(leading) == len(messages):
             return 0
         other = request.model_copy(
             update={"messages": [*leading, Message(role="user", content=_OTHER)]}
@@ -85,18 +85,21 @@ class Chat:
     def form(self, request: GenerationRequest, prompt: list[int]) -> ReplyForm | None:
         """How the answers to a request are read; None if they are plain text."""
         tokenizer, calling = self._tokenizer, request.calling
-        marks: dict[str, Any] = {}
+        markers: dict[str, Any] = {}
         if tokenizer.has_thinking:
-            marks |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
-            marks["thinks"] = self._thinks(prompt)
+            markers |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
+            markers["thinks"] = self._thinks(prompt)
         if calling is not None and tokenizer.has_tool_calling:
-            marks |= {"call_start": tokenizer.tool_call_start, "call_end": tokenizer.tool_call_end}
+            markers |= {
+                "call_start": tokenizer.tool_call_start,
+                "call_end": tokenizer.tool_call_end,
+            }
         elif calling is not None:
-            marks["bare"] = True
-        if not marks:
+            markers["bare"] = True
+        if not markers:
             return None
         read = CallReader(tokenizer, calling.functions).read if calling else None
-        return ReplyForm(Markup(**marks), read)
+        return ReplyForm(Markup(**markers), read)
 
     def constraint(self, request: GenerationRequest, prompt: list[int]) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

@@ -61,6 +61,10 @@ class BadConstraint(ValueError):
     """A constraint that cannot be compiled. The message is the reason, without a full stop."""
 
 
+class TooSlow(BadConstraint):
+    """A constraint that did not compile in `MOST_SECONDS`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
     """A compiled constraint, shared by all rows that have it.
@@ -130,6 +134,8 @@ class Grammars:
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
                 _try(constraint, _without(self.special, text))
+        except TooSlow:
+            raise  # and not kept: the machine may have been busy
         except BadConstraint as error:
             return str(error)
         from llguidance import LLMatcher, LLParserLimits
@@ -232,9 +238,7 @@ def _try(constraint: Constraint, text: str) -> None:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
         raise BadConstraint(where + _reason(error))
     if late:
-        raise BadConstraint(
-            f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler"
-        )
+        raise TooSlow(f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler")
     if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:

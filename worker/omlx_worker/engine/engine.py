@@ -212,7 +212,7 @@ class DecodingEngine:
             text="".join(pieces),
             logprobs=self._describe(row, kept),
             finish_reason=finish_reason,
-            **step.drafts,
+            **step.draft_fields,
         )
 
     def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:

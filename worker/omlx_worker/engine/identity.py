@@ -1,4 +1,4 @@
-"""What kept keys and values depend on, as one text: weights, layout, precision and software."""
+"""Names all that kept keys and values depend on: weights, layout, precision and software."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The interface between the service and an engine. This module imports no MLX.
 
 The service prepares rows from requests on any thread. One thread then drives the engine: ``add``,
-``prefill`` until the prompt is read, then ``step`` repeatedly. A row leaves with the `Emission`
-that carries its finish reason, or by ``remove``. One `Engine.prefill` reads several prompts.
+``prefill`` until the prompt is read, then ``step`` repeatedly. One ``prefill`` may read several
+prompts. A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rows(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether beginnings of prompts are kept for other rows: there is a prefix cache."""
+        """Whether there is a prefix cache, which keeps beginnings of prompts for other rows."""
         ...
 
     def add(self, row: Row) -> Known:
@@ -48,9 +48,9 @@ class Rows(Protocol):
         """Read more of some rows' prompts, and of what they have generated, together.
 
         Args:
-            tokens: how many of each row's, at most. All of these rows have as many in their
+            tokens: the most to read of each row. All these rows have equally many in their
                 caches.
-            keep: rows whose tokens, up to the last one read now, other rows may share.
+            keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
 
         Returns:
             How many of each row's `Row.length` tokens are left to read; at 0 the row decodes

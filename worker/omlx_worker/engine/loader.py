@@ -119,8 +119,8 @@ def load_engine(
     if draft_model:
         paths.append(resolve(draft_model, DRAFT_MODEL))
         draft = load_draft_model(draft_model, tokenizer)
-    kept = partial(prefixes.cache, paths=paths) if prefixes else None
-    decoder = decoder_of(network, max_rows, depth, draft, lookup, kept)
+    make_prefixes = partial(prefixes.cache, paths=paths) if prefixes else None
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
     info = ModelInfo(
         model=model,
         context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
@@ -221,14 +221,14 @@ def decoder_of(
     depth: int,
     draft: nn.Module | None = None,
     lookup: Lookup | None = None,
-    kept: Callable[[RaggedModel], PrefixCache] | None = None,
+    make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`.
 
     Args:
         draft: drafts in place of the model's own head.
         lookup: see `load_engine`.
-        kept: makes the cache of beginnings of prompts; None for none.
+        make_prefixes: makes the prefix cache; None for none.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model.
@@ -252,4 +252,4 @@ def decoder_of(
             ) from None
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
-    return RaggedDecoder(ragged, depth, lookup, kept(ragged) if kept else None)
+    return RaggedDecoder(ragged, depth, lookup, make_prefixes(ragged) if make_prefixes else None)

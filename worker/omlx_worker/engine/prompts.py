@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def sampling_defaults(config: dict[str, Any]) -> Sampling:
-    """What a request that leaves a field out gets: the model's value, else OpenAI's.
+    """Defaults for fields that a request leaves out: the model's values, else OpenAI's.
 
     Args:
         config: the model's ``generation_config.json``; ``do_sample: false`` means greedy.

@@ -1,4 +1,4 @@
-"""Rows as an engine takes them, and what it says of them. This module imports no MLX."""
+"""Rows as an engine takes them, and what it reports of them. This module imports no MLX."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Rows:
     def add(
         self, name: str, prompt: int | list[int], level: int = DEFAULT, *, cache: bool = True
     ) -> None:
-        """Add a row with this prompt, or with one of so many tokens that no other row shares."""
+        """Add a row with this prompt, or with a prompt of this length that no other row shares."""
         if isinstance(prompt, int):
             prompt = [1000 + len(self.rows)] * prompt
         row = DecodeRow(Row(name, prompt, 100, Sampling(), cache=cache), level)
@@ -152,6 +152,17 @@ def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> No
         "read 29 of first, 19 of second",
     ]
     assert rows.rows["second"].cached == 70
+
+
+def test_no_row_waits_for_a_beginning_that_a_less_urgent_row_is_kept_from_reading() -> None:
+    rows = Rows(8, shares=True)
+    beginning = list(range(200))
+    rows.add("bulk", [*beginning, 1], BULK)
+    assert rows.told(2) == ["join bulk", "read 8 of bulk"]
+    rows.add("high", [*beginning, 2], HIGH)
+    assert rows.told(2) == ["read 8 of bulk", "read 8 of bulk"]
+    rows.add("other", 100, HIGH)
+    assert rows.told(3) == ["join other", "join high", "read 8 of high"]
 
 
 def test_a_row_that_does_not_want_the_cache_waits_for_nobody() -> None:

@@ -216,3 +216,14 @@ def test_a_few_choices_need_no_process_to_try_them_in() -> None:
         grammars().compile(Constraint("json_object"))
         with pytest.raises(AssertionError):
             grammars().compile(Constraint("choice", json.dumps(["x" * 10_000, "no"])))
+
+
+def test_a_constraint_that_took_too_long_once_is_tried_again() -> None:
+    made, asked = grammars(), Constraint("regex", "[0-9]{7}")
+    with (
+        patch.object(constraints, "MOST_SECONDS", 0.0),
+        pytest.raises(BadConstraint, match="takes more than 0 seconds"),
+    ):
+        made.compile(asked)
+
+    assert made.compile(asked).constraint == asked

@@ -18,8 +18,13 @@ AHEAD = 3  # steps from a decision to the outcome of its drafts
 
 
 class Record:
-    """Drafts judged and accepted at each position, folded in now and then; ``expected`` of 0, 1,
-    ... drafts."""
+    """Drafts judged and accepted at each position, with fading memory.
+
+    Attributes:
+        tries, hits: drafts judged and accepted, by position, as of the last `fold`.
+        expected: how many of 0, 1, ... drafts are accepted.
+        news: steps since the last `fold`.
+    """
 
     def __init__(self, depth: int) -> None:
         self.tries, self.hits = [0.0] * depth, [0.0] * depth
@@ -91,7 +96,7 @@ class Acceptance:
         self._add_up()
 
     def decide(self) -> None:
-        """A decision is made with what is known now."""
+        """Remember which rows are expected to have looked-up drafts at the decision made now."""
         self._predicted.append(self._found)
 
     def observe(self, outcomes: Sequence[Outcome], depth: int) -> None:
@@ -104,7 +109,7 @@ class Acceptance:
             if row_id in self._rows:
                 (found.add if outcome.found else found.discard)(row_id)
             if row_id in predicted:
-                # A prediction fails too if nothing is found any more, or what is found is wrong.
+                # A prediction also fails if nothing is found any more, or something wrong.
                 judged = outcome.looked_up and outcome.drafted
                 hit = outcome.looked_up and outcome.foretold and not depth
                 counts = (outcome.drafted, outcome.accepted) if judged else (1, int(hit))

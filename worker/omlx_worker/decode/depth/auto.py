@@ -53,7 +53,7 @@ class Cell:
         self.depths[depth] = _Cost(math.log(seconds) - self.shift, self.shift)
 
     def observe(self, depth: int, seconds: float, step: int, *, in_use: bool) -> None:
-        """Take in the time of a step. Outliers are no median; a jump is three that agree."""
+        """Learn from the median of the last three timings; three that agree may be a jump."""
         if depth != self._last:
             self._last, self._recent = depth, deque(maxlen=ALIKE)
         self._recent.append(math.log(seconds))
@@ -120,7 +120,7 @@ class AutoPolicy:
         if top == 0 or coming > len(rows):
             return self._decide(0, "rows join" if top else "no row drafts", passing=top > 0)
         slots = slots_for(slots)
-        cell, seconds = self._look_up(slots, max([row.context for row in rows]), top)
+        cell, seconds = self._estimate(slots, max([row.context for row in rows]), top)
         speeds = [(len(rows) + self.acceptance.totals[k]) / seconds[k] for k in range(top + 1)]
         best = max((k for k in self.depths if k <= top), key=speeds.__getitem__)
         size = self._sizes[slots]
@@ -155,9 +155,12 @@ class AutoPolicy:
             cell = self.cells[slots, bucket_of(report.context)]
             cell.observe(report.depth, report.seconds, self._step, in_use=in_use)
 
-    def _look_up(self, slots: int, context: int, top: int) -> tuple[Cell, list[float]]:
-        """The cell, and seconds of a step at each depth. One unknown here costs what it does in
-        other contexts, else with other slots, moved as much as one known in both; else a guess."""
+    def _estimate(self, slots: int, context: int, top: int) -> tuple[Cell, list[float]]:
+        """The cell, and seconds of a step at each depth.
+
+        A depth unknown here costs what it does in the nearest cell that knows it, scaled by a depth
+        that both know. Other contexts are nearer than other slots. Without such a cell, a guess.
+        """
         bits, bucket = slots.bit_length(), bucket_of(context)
         cell = self.cells[slots, bucket]
         known = {depth: cell.seconds(depth) for depth in cell.depths}
@@ -179,8 +182,11 @@ class AutoPolicy:
     def _begin(
         self, size: _Size, cell: Cell, current: int, speeds: list[float], seconds: list[float]
     ) -> None:
-        """Begin a probe: of the shallowest unknown depth that would win if it cost no more than
-        shallower ones; else, if one is due and paid for, of a depth in doubt or long not timed."""
+        """Begin a probe, if one is worth it.
+
+        First of the shallowest unknown depth that would win if it cost no more than shallower ones.
+        Else, when a probe is due and paid for, of a depth in doubt or not timed for long.
+        """
         least, urgency, prices = 0.0, dict[int, float](), [0.0] * len(speeds)
         best = max((speeds[k] for k in cell.depths if k < len(speeds)), default=0.0)
         for depth in (k for k in self.depths if k < len(speeds)):

@@ -1,4 +1,4 @@
-"""Between two decode steps: how deep to draft, and what the step that has landed tells.
+"""Asks the depth policy before each decode step, and reports outcomes to it.
 
 A step is dispatched before the outcome of the one before it is read, so whatever is decided now
 shows in the outcome after next.
@@ -19,11 +19,11 @@ log = logging.getLogger("omlx_worker.decode.depth.driver")
 
 
 class DepthDriver:
-    """Asks a policy before each step, and reports to it after.
+    """What the decode loop calls before and after each step.
 
     Args:
         depth: drafts a row and step, at most.
-        calibration: runs while there is nothing else to do, where the policy learns from it.
+        calibration: runs while there is nothing else to do; None if the policy learns nothing.
 
     Attributes:
         transitions: how often drafting began or ended while rows were being decoded.
@@ -93,7 +93,7 @@ class DepthDriver:
         """A step was dispatched, and these emissions of the one before it were read.
 
         Args:
-            seconds: since the step before; None if they were not those of a step alone.
+            seconds: since the step before; None if anything but a step took time.
         """
         if not emissions:
             return

@@ -37,7 +37,7 @@ class Decision:
 
     Attributes:
         depth: drafts in the window of that later step: the most that any row gets.
-        depths: drafts for each row; rows that get none are not named.
+        depths: drafts for each row; rows without drafts are left out.
         reason: why, in words; it changes only when the decision does.
         passing: whether it holds for a few steps only: a depth is probed, or rows join.
     """
@@ -70,8 +70,8 @@ class StepReport:
     """A step whose outcome has been read.
 
     Attributes:
-        seconds: from the end of the step before it to its own; None where they were not those of
-            a step at this depth alone: a prompt was read, a row joined, or the depth changed.
+        seconds: from the end of the step before it to its own; None if anything but a step at this
+            depth took time: a prompt was read, a row joined, or the depth changed.
         slots: of the batch in that step, or the rows in it where slots are not known.
         depth: drafts in the window that it verified.
         context: tokens in the cache of its longest row.

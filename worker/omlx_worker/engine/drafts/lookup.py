@@ -21,7 +21,7 @@ LEAD = LONGEST - 1
 """Entries before a text, so that a match may end at its first tokens too."""
 
 PIECE = 256
-"""Tokens that one block of a GPU searches."""
+"""Tokens that one thread block of a GPU searches."""
 
 GAP, START = -1, -2
 """After each text of a ring, and before a history: no tokens, so no match crosses them."""
@@ -58,10 +58,10 @@ class Found:
 
 
 def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
-    """Look up to ``depth`` drafts up for every row.
+    """Find up to ``depth`` drafts for every row.
 
-    Of matches of one length the latest is taken, a row's own before the ring's. On a GPU the
-    search costs what its kernel launches cost, so indices are constants and most operations fuse.
+    Among matches of equal length, the latest wins, a row's own before the ring's. On a GPU the cost
+    is that of the kernel launches, so indices are constants and most operations fuse.
 
     Args:
         history: ``[S, LONGEST + L]`` int32, each token `LEAD` after its position, `START` before
@@ -121,7 +121,7 @@ class Ring:
         self._end = LEAD
 
     def add(self, text: mx.array) -> None:
-        """Write ``[N]`` int32 tokens over the oldest; of a longer text than the ring, the first."""
+        """Write ``[N]`` int32 tokens over the oldest. A text longer than the ring is cut."""
         text = mx.concatenate([text[: self._limit - LEAD - 1], mx.array([GAP], mx.int32)])
         end = self._end + text.shape[0]
         while end > (size := self.tokens.shape[0]) < self._limit:

@@ -1,4 +1,4 @@
-"""How long a match must be to go before the model's own drafts, learnt from both."""
+"""Learns how long a match must be for its drafts to replace the model's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trust:
 
     @property
     def shortest(self) -> int:
-        """The shortest match to take: those from it on are right as often as own drafts."""
+        """The shortest match to take. It and all longer ones are right as often as own drafts."""
         if self._own is None:
             return SHORTEST
         shortest = LONGEST + 1

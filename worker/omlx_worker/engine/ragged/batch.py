@@ -3,8 +3,9 @@
 A row is its committed tokens, which are in the caches, and one pending token, which is not: the
 last prompt token at first, then the token sampled last. A step runs one forward over every row's
 window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`. Cursors,
-pending tokens and drafts stay on the device. A step is dispatched before the last one is read: the
-host reads once per step, one step late, and until then knows only bounds of every cursor.
+pending tokens and drafts stay on the device. A step is dispatched before the last one is read, or
+with a constrained row its forward is: the host reads once per step, one step late, and until then
+knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
 plan, not per join; `omlx_worker.engine.ragged.slots` says which row has which slot. A suspended
@@ -21,7 +22,7 @@ import mlx.core as mx
 from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.buffers import Snapshot
+from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
 from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
@@ -120,7 +121,7 @@ class Batch:
         if self._lookups:
             state |= self._lookups.begin(history)
         if row.sampling.penalises:
-            state["counts"] = _counts(history, self._model.vocabulary)[None]
+            state["counts"] = counts_of(history, self._model.vocabulary)[None]
         slot = Slot(row, length, length, row.max_tokens - len(row.generated))
         if row.grammar is not None:
             slot.matcher = Matcher(row.grammar, row.generated)
@@ -233,7 +234,7 @@ class Batch:
         return _Flight(rows, width, outcome, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
-        """What a step yielded; waits for it the first time."""
+        """What a step yielded. Waits for the device when called first."""
         if flight.steps is None:
             flight.steps = self._landed(flight)
         return flight.steps
@@ -293,8 +294,3 @@ class Batch:
         drafts = self._buffers.state.get("drafts")
         if drafts is not None:
             self._buffers.keep("weights", self._plan.ratio, (drafts.shape[1],), mx.float32)
-
-
-def _counts(tokens: Sequence[int], vocabulary: int) -> mx.array:
-    """How often each token of the vocabulary occurs, ``[V]`` int32."""
-    return mx.zeros((vocabulary,), mx.int32).at[mx.array(list(tokens), mx.int32)].add(1)

@@ -213,3 +213,8 @@ def history_length(layout: Layout) -> int:
     """Tokens of a history: of the longest body and a tail, in whole pieces, and `LONGEST`."""
     positions = max((group.capacity for group in layout), default=0) + TAIL
     return LONGEST + -(-positions // PIECE) * PIECE
+
+
+def counts_of(tokens: Sequence[int], vocabulary: int) -> mx.array:
+    """How often each token of the vocabulary occurs, ``[V]`` int32."""
+    return mx.zeros((vocabulary,), mx.int32).at[mx.array(list(tokens), mx.int32)].add(1)

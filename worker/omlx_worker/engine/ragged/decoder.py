@@ -20,7 +20,7 @@ class RaggedDecoder(Batch):
     """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it.
 
     Args:
-        prefixes: keeps beginnings of prompts for other rows; None for not at all.
+        prefixes: keeps beginnings of prompts for other rows; None to keep none.
     """
 
     reason = None

@@ -1,4 +1,4 @@
-"""Drafts that are looked up, beside the step that verifies them.
+"""Looks drafts up in a dispatch of its own, right behind the step.
 
 A batch that looks drafts up has these arrays in its state too:
 

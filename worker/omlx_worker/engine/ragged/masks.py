@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 BITS = 32
-"""Tokens to a word of a mask."""
+"""Tokens in one word of a mask."""
 
 FEW = 16
-"""A mask of at most so many tokens is worth asking what each of them would force."""
+"""Tokens of the largest mask for which it is worth finding out what each token would force."""
 
 MOST_RUNS = 16
 """Forced runs of a row and step that go to the device."""
@@ -56,7 +56,7 @@ class Matcher:
 
     Attributes:
         inner: llguidance's own.
-        vocabulary: tokens that its masks tell of.
+        vocabulary: tokens that its masks cover.
         ends: its end tokens.
         failed: whether the row cannot go on: its text left the grammar, or the grammar took more
             than a step may take. The row ends as if cut by its token limit.
@@ -76,7 +76,7 @@ class Matcher:
         self.failed |= taken < len(tokens) and not self.inner.is_stopped()
 
     def ahead(self, drafts: Sequence[int]) -> list[int]:
-        """Those of a window's drafts that matter: what the grammar allows before an end token."""
+        """The drafts of a window up to the first that the grammar forbids or that ends the text."""
         ends = (at for at, draft in enumerate(drafts) if draft in self.ends)
         drafts = list(drafts[: next(ends, len(drafts))])
         return drafts[: self.inner.validate_tokens(drafts)]
@@ -134,7 +134,7 @@ class Masks:
             for slot, matcher in rows
         ]
         words = max(-(-matcher.vocabulary // BITS) for _, matcher in self._rows)
-        # The masks of rows that are free, then of each constrained row.
+        # One mask for all free rows, then one for each constrained row.
         bits = np.full((1 + len(rows), 1 + drafts.shape[1], words), -1, np.int32)
         _fill(bits, [(m.inner, window) for (_, m), window in zip(rows, windows, strict=True)])
         chosen = np.zeros(len(offered), np.int32)
@@ -149,7 +149,7 @@ class Masks:
         return mx.array(seen)[mx.array(chosen)]
 
     def force(self, state: State, limits: mx.array, depth: int, *, ratio: bool) -> State:
-        """The state after the step, its drafts those that are forced, where some are.
+        """Replace drafts by forced tokens in the state after the step; returns the new state.
 
         Args:
             limits: ``[S]`` int32, drafts of each row, at most.
@@ -183,7 +183,7 @@ def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary
 
 
 def _fill(bits: NDArray[np.int32], rows: Sequence[tuple[LLMatcher, list[int]]]) -> None:
-    """Fill masks ``[1 + N, W, words]``, from the second on those of a matcher and its drafts."""
+    """Fill masks ``[1 + N, W, words]``: the first stays, the others are those of ``rows``."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,

@@ -2,11 +2,10 @@
 
 A node is an edge of tokens. Layers that keep the keys and values of every token can be cut
 anywhere; a node has those of its edge. Layers with a sliding window or a recurrent state are known
-only where they were put; a node has their arrays at its end, if it was. So a prompt takes up the
-longest path down to such an end, or of a model whose layers can all be cut, any path.
+only where a prompt was put; only the node that ends there has their arrays. So a prompt takes the
+longest path to a node with these arrays. If all layers of a model can be cut, it takes any path.
 
-What is put is copied, and what is taken is a copy: rows and nodes never share an array that one of
-them writes to.
+`put` and `take` copy: rows and nodes never share an array that one of them writes to.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class _Node:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a prompt may take up only a part of the edge."""
+        """Whether a prompt may take only the first tokens of the edge."""
         return self.states is not None and not self.states
 
 
@@ -81,10 +80,9 @@ class PrefixCache:
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a prompt agree with one that is kept, taken up or not.
+        """How many tokens of a prompt agree with a kept one, even if `take` finds fewer.
 
-        A prompt that agrees further than `take` finds can be put there for the next one: the tree
-        branches.
+        A row that is put after these tokens lets the next one take all of them.
         """
         return self._match(array("I", tokens))[1]
 
@@ -138,7 +136,8 @@ class PrefixCache:
     # The tree.
 
     def _match(self, prompt: Tokens) -> tuple[list[_Node], int]:
-        """The nodes that agree with a prompt, the last one perhaps in part, and for how long."""
+        """The nodes that agree with a prompt, the last one perhaps in part, and their tokens in
+        common."""
         path: list[_Node] = []
         node, done = self._root, 0
         while done < len(prompt) and (child := node.children.get(prompt[done])):
@@ -227,7 +226,7 @@ class PrefixCache:
             self._write(self._disk, path)
 
     def _write(self, disk: PrefixDisk, path: Sequence[_Node]) -> None:
-        """Write the nodes that were used twice; each from the end above that has its states."""
+        """Write the nodes that were used twice, each from the last end with states above it."""
         prompt, start, between = array("I"), 0, list[_Node]()
         used = []
         for node in path:
@@ -259,10 +258,10 @@ class PrefixCache:
 
 
 def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:
-    """How much of a path can be taken up, if a prompt agrees for ``covered`` tokens.
+    """How much of a path can be taken, if a prompt agrees with it for ``covered`` tokens.
 
     Returns:
-        tokens, and the nodes that have them.
+        Tokens, and how many nodes of the path have them.
     """
     held = end = depth = 0
     for at, node in enumerate(path, 1):

@@ -1,7 +1,7 @@
-"""The arrays that a prompt's caches keep of its beginning, and caches made of them again.
+"""Takes arrays out of a prompt's caches, and fills caches with them again.
 
-Layers that keep the keys and values of every token can be cut: their arrays are pieces, and those
-of neighbouring pieces join. All other layers have states, which are true of one position alone.
+Layers that keep the keys and values of every token can be cut: their arrays are pieces, and
+neighbouring pieces join. All other layers have states, which are valid at one position alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from omlx_worker.engine.ragged.prompt_cache import in_order, in_window, refill
 
 AT_ONCE = 64 << 20
-"""Bytes that are copied before the next are begun."""
+"""Bytes that are copied before the device is waited for."""
 
 
 def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
@@ -25,7 +25,7 @@ def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
 
 
 def states_of(caches: Sequence[Any]) -> list[mx.array]:
-    """The arrays of all other layers; a sliding window's in the order of their positions."""
+    """The arrays of all other layers; those of a sliding window in the order of positions."""
     states: list[mx.array] = []
     for cache in caches:
         if isinstance(cache, RotatingKVCache):
@@ -48,10 +48,10 @@ def fill(
     states: Sequence[mx.array],
     length: int,
 ) -> None:
-    """Make fresh caches those of a prompt of ``length`` tokens.
+    """Fill fresh caches as if they had read a prompt of ``length`` tokens.
 
     Args:
-        pieces: one or more after another; the last may be longer than need be.
+        pieces: one or more in a row; the last may be longer than needed.
         states: after these tokens.
     """
     columns = zip(*pieces, strict=True)
@@ -98,10 +98,10 @@ def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
 
 
 def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
-    """Arrays that keep no larger buffer alive.
+    """Copies of arrays, which keep no larger buffer alive.
 
-    They are made without waiting, but for `AT_ONCE` bytes at a time: if nothing else holds the
-    originals by then, no more is taken in passing.
+    Waits for the device after every `AT_ONCE` bytes. If nothing else holds the originals, this
+    limits the memory that originals and copies take together.
     """
     copied: list[mx.array] = []
     started = 0

@@ -1,7 +1,7 @@
 """Beginnings of prompts on disk, for the next start of a worker.
 
-Files of one prompt join like spans of a line: one that starts at a known position leads on to its
-end. Files of another identity are in other folders.
+A file holds a span of a prompt's positions. It is usable if all positions before its start are
+known; then all positions up to its end are. Each identity has a folder of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from omlx_worker.engine.ragged.prefix_file import (
 log = logging.getLogger("omlx_worker.engine.ragged.prefix_disk")
 
 QUEUED_BYTES = 256 << 20
-"""Of arrays that wait to be written and thus stay in memory; those of one file may be larger."""
+"""Limit of arrays that wait to be written and thus stay in memory; a single file may be larger."""
 
 STALE_SECONDS = 3600.0
 """Age from which an unfinished file belongs to no running worker."""
@@ -98,9 +98,9 @@ class PrefixDisk:
     def write(
         self, tokens: Tokens, start: int, pieces: Sequence[mx.array], states: Sequence[mx.array]
     ) -> None:
-        """Write a file behind, from ``start`` to the end of ``tokens``.
+        """Queue a file to be written, from ``start`` to the end of ``tokens``.
 
-        Nothing is written while too much is waiting, and nothing larger than the limit.
+        Nothing is queued while `QUEUED_BYTES` wait, and nothing larger than the limit.
 
         Args:
             pieces: keys and values of these positions, ``[1, H, end - start, D]`` each.

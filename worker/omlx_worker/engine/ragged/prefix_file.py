@@ -1,8 +1,8 @@
 """A file with the beginning of a prompt: what layers keep of a span of its positions.
 
 It is named ``start-end-tokens-digest.safetensors``. ``tokens`` is a hash of the prompt from its
-first token to ``end``, ``digest`` one of the file. So a name tells what can be found there, and a
-file that is not what its name says is never used.
+first token to ``end``, ``digest`` one of the file. So a name says what the file holds, and a file
+that does not match its name is never used.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def name_of(span: Span, contents: Contents) -> str:
 def read(
     path: Path, identity: str, span: Span, tokens: Tokens, counts: tuple[int, int]
 ) -> tuple[list[mx.array], list[mx.array]]:
-    """Pieces and states.
+    """Read the pieces and states of a file.
 
     Args:
-        tokens: of a prompt, which the file's have to be.
+        tokens: of a prompt; the file's must be the same.
         counts: of pieces and of states that the model's layers have.
 
     Raises:
@@ -125,11 +125,11 @@ def read(
     mx.eval(arrays)
     if arrays.pop("tokens").tolist() != tokens[: span.end].tolist():
         raise Unusable("it holds other tokens")
-    cut, known = counts
-    if len(arrays) != cut + known:
+    pieces, states = counts
+    if len(arrays) != pieces + states:
         raise Unusable("it belongs to other layers")
-    pieces = [arrays[f"piece.{i}"] for i in range(cut)]
-    return pieces, [arrays[f"state.{i}"] for i in range(known)]
+    cut = [arrays[f"piece.{i}"] for i in range(pieces)]
+    return cut, [arrays[f"state.{i}"] for i in range(states)]
 
 
 def _metadata(identity: str, start: int) -> dict[str, str]:
@@ -137,6 +137,6 @@ def _metadata(identity: str, start: int) -> dict[str, str]:
 
 
 def farthest(spans: Iterable[Span], covered: int) -> Span | None:
-    """The span that leads farthest where the first ``covered`` tokens are known; the shortest."""
+    """Of the spans usable once ``covered`` tokens are known, the shortest with the farthest end."""
     reachable = [span for span in spans if span.start <= covered]
     return max(reachable, key=lambda span: (span.end, span.start), default=None)

@@ -1,10 +1,10 @@
-"""Prompts being read: several rows in one forward, each into caches of its own.
+"""Reads prompts: several rows in one forward, each into caches of its own.
 
-Rows that have read equally many tokens are read together: their caches are put side by side, a
-chunk of each, padded on the right, runs in one forward, and the caches are taken apart again.
-Attention needs no mask for that: padding comes after all that a row's own tokens see. Recurrent
-layers hold their states where a row's tokens have ended; a model that cannot reads rows of
-different lengths one after the other.
+Rows with equally many tokens in their caches are read together. Their caches are put side by side,
+a chunk of each runs in one forward, padded on the right, and the caches are taken apart again.
+Attention needs no mask for that: padding comes after everything that a row's own tokens see.
+Recurrent layers hold their states from the end of a row's tokens on. If a model cannot do that,
+rows of different lengths are read in forwards of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omlx_worker.engine.ragged.prompt_cache import in_order, refill
 from omlx_worker.engine.row import Row
 
 MOST_POSITIONS = 1 << 16
-"""Positions of caches that are put side by side, at most: they are held twice meanwhile."""
+"""Most positions of caches put side by side. Both the originals and the copy are in memory."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class Reading:
 
 
 def read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]) -> None:
-    """Read ``counts`` more tokens of rows that have read equally many.
+    """Read ``counts`` more tokens of rows with equally many in their caches.
 
-    In one forward, if the model holds its states over padding and the caches together are not too
-    long. Waits for the device, so that the caller can time it.
+    One forward reads all of them if the model holds its states over padding and the caches are not
+    too long together. Waits for the device, so that the caller can time it.
     """
     due = [pair for pair in zip(readings, counts, strict=True) if pair[1]]
     due.sort(key=lambda pair: pair[1])
@@ -92,7 +92,7 @@ def _padded(rows: Sequence[list[int]], width: int) -> mx.array:
 
 
 def _together(caches: Sequence[Any]) -> Any:
-    """One layer's caches of rows that have read equally many tokens, side by side."""
+    """One layer's caches of several rows as one cache of a batch."""
     first = caches[0]
     if first.empty():
         return first
@@ -102,7 +102,7 @@ def _together(caches: Sequence[Any]) -> Any:
         merged.cache = [mx.concatenate(list(parts)) for parts in states]
         return merged
     parts = [in_order(cache) for cache in caches]
-    # Rings of equal contexts may hold more than they need, by how they were read.
+    # Rings with equally many tokens read may differ in length, as their last chunks did.
     length = min(keys.shape[2] for keys, _ in parts)
     keys, values = (
         mx.concatenate([array[..., -length:, :] for array in arrays])

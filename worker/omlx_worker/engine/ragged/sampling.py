@@ -1,15 +1,15 @@
 """Sampling on the device for all rows of a batch at once, each by its own settings.
 
-The order is mlx-lm's: logit bias and penalties change the logits; what a constraint forbids is then
-impossible, and the rest is one again; top-p, min-p and top-k keep
-the likeliest tokens of the untempered distribution (the definitions of `make_sampler`); the
-kept log-probabilities are divided by the temperature and sampled. All three filters keep the
-tokens above some log-probability, so together they are one threshold and their order does not
-matter. Tokens tied with the threshold are kept.
+The order is mlx-lm's. Logit bias and penalties change the logits. Tokens that a constraint forbids
+get probability 0, and the others are normalised. Top-p, min-p and top-k keep the likeliest tokens
+of the untempered distribution (the definitions of `make_sampler`). The kept log-probabilities are
+divided by the temperature and sampled. All three filters keep the tokens above some
+log-probability, so together they are one threshold and their order does not matter. Tokens tied
+with the threshold are kept.
 
-Sampling adds Gumbel noise and takes the largest (the Gumbel-max trick, exact up to float32).
-The noise depends on the row's seed, the position and the token id alone,
-so a seeded row draws the same tokens in every batch, slot and step.
+Sampling adds Gumbel noise and takes the largest (the Gumbel-max trick, exact up to float32). The
+noise depends on the row's seed, the position and the token id alone, so a seeded row draws the same
+tokens in every batch, slot and step.
 """
 
 from __future__ import annotations

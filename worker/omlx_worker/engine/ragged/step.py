@@ -72,7 +72,7 @@ class RowStep:
         return max(0, len(self.tokens) - 1)
 
     @property
-    def drafts(self) -> dict[str, Any]:
+    def draft_fields(self) -> dict[str, Any]:
         """The fields of an `omlx_worker.engine.row.Emission` about drafts."""
         look = self.look
         return {
@@ -126,14 +126,14 @@ def advance(
         ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
         which a row's first ``accepted + 1`` are committed; and the new state.
     """
-    hidden = read(model, caches, state, depth)
+    hidden = forward(model, caches, state, depth)
     return commit(model, caches, state, hidden, params, plan, depth, own)
 
 
-def read(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:
+def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:
     """The first half of `advance`: the backbone's output over the window, ``[S, W, hidden]``.
 
-    It needs nothing that is known only once the last step has been read.
+    It needs nothing that the host must first read from the last step.
     """
     tokens, window = _window(state, caches)
     hidden = model.forward(tokens, caches, window, state["accepted"])
@@ -155,7 +155,7 @@ def commit(
     own: int,
     allowed: mx.array | None = None,
 ) -> tuple[mx.array, Draw, State]:
-    """The second half of `advance`, from what `read` returned.
+    """The second half of `advance`, from what `forward` returned.
 
     Args:
         allowed: see `omlx_worker.engine.ragged.sampling.distribution`.
@@ -215,7 +215,7 @@ def commit(
 
 
 def cut(steps: Sequence[RowStep], row_ids: Set[str]) -> list[RowStep]:
-    """These steps, and one of no tokens for a row without; those of the rows named are cut."""
+    """Mark the steps of these rows as cut; a row without a step gets one without tokens."""
     without = row_ids - {step.row_id for step in steps}
     whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
     return [replace(step, cut=True) if step.row_id in row_ids else step for step in whole]

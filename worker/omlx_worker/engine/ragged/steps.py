@@ -1,4 +1,4 @@
-"""The compiled steps of a batch, each one dispatch, or two where some row is constrained.
+"""The compiled steps of a batch: one dispatch each, or two if a row is constrained.
 
 The masks of constrained rows depend on the last step's outcome, which the host must read first. The
 backbone's forward does not. So it is dispatched before the host reads, and only sampling waits.
@@ -17,7 +17,7 @@ from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Buffers
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan
-from omlx_worker.engine.ragged.step import Arrays, State, advance, commit, read
+from omlx_worker.engine.ragged.step import Arrays, State, advance, commit, forward
 from omlx_worker.engine.ragged.window import Spans
 
 MOST_STEPS = 48
@@ -98,7 +98,7 @@ class Steps:
 
         def first(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
             caches = self._wrapped(layers)
-            return read(model, caches, state, depth), [cache.written for cache in caches]
+            return forward(model, caches, state, depth), [cache.written for cache in caches]
 
         def second(
             state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array

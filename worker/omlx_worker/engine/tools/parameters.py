@@ -13,12 +13,11 @@ _TELLING_NOTHING = frozenset(
 )
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *DEFINITIONS})
 _OF_TEXTS = frozenset({"type", "enum", "const", *DEFINITIONS})
-
-
 _EITHER = ("anyOf", "oneOf")
 _NULL = {"type": "null"}
+
 MAX_STEPS = 16
-"""References from one to the next that are followed."""
+"""References that are followed, each from the target of the one before."""
 
 
 class NotWritable(ValueError):
@@ -117,12 +116,12 @@ def _kind(schema: dict[str, Any]) -> tuple[str | None, bool]:
 
 
 def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A schema without references and alternatives to null, and whether there was one."""
+    """A schema without references and without null as an alternative, and whether it had one."""
     nullable = False
     for _ in range(MAX_STEPS):
         inner: Any
         if isinstance(reference := schema.get("$ref"), str):
-            keyword, inner = "$ref", _looked_up(reference, root)
+            keyword, inner = "$ref", _target(reference, root)
         elif len(schema.get("allOf", ())) == 1:
             keyword, [inner] = "allOf", schema["allOf"]
         elif found := next((name for name in _EITHER if _is_nullable(schema.get(name))), None):
@@ -140,7 +139,7 @@ def _is_nullable(choices: Any) -> bool:
     return isinstance(choices, list) and len(choices) == 2 and _NULL in choices
 
 
-def _looked_up(reference: str, root: dict[str, Any]) -> Any:
+def _target(reference: str, root: dict[str, Any]) -> Any:
     found: Any = root
     for step in reference.removeprefix("#/").split("/"):
         found = found.get(step) if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""Reads calls from a model's text."""
+"""Reads calls of tools from a model's text, with mlx-lm's parsers."""
 
 from __future__ import annotations
 
