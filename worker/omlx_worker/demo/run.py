@@ -49,7 +49,13 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         KeyboardInterrupt: on Ctrl-C, once the server has ended.
     """
     settings = WorkerSettings(
-        model="demo", model_alias="demo", max_batch=max_batch, mode="mtp", calibration=False
+        model="demo",
+        model_alias="demo",
+        max_batch=max_batch,
+        mode="mtp",
+        calibration=False,
+        # The jobs that are measured have run before: a ring would hold their answers.
+        lookup_ring=0,
     )
     with tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder:
         _say("starting Redis ...")
