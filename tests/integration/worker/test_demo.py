@@ -22,29 +22,25 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from omlx_producer.protocol import DoneEvent, Speculation, Usage
+from omlx_producer.protocol import DoneEvent, Usage
 from omlx_worker import build, cli
+from omlx_worker.decode.counters import Counters, DraftCounts
 from omlx_worker.demo import run
 from omlx_worker.demo.display import Panels, Shown
-from omlx_worker.demo.run import PROMPTS, _unfused_on_a_cpu, figures
+from omlx_worker.demo.prompts import CONSTRAINED, COPY, PROMPTS, Prompt
+from omlx_worker.demo.run import _unfused_on_a_cpu, figures
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
 
 
-def shown(number: int, text: str = "", **end: int) -> Shown:
-    """A job that drafted ``drafted`` tokens in ``steps`` steps, if it has ended."""
-    entry = Shown(number, f"def prompt_{number}():\n", text, tokens=7)
-    if end:
-        usage = Usage(
-            prompt_tokens=5,
-            completion_tokens=end["tokens"],
-            total_tokens=5 + end["tokens"],
-            speculation=Speculation(
-                steps=end["steps"], drafted=end["drafted"], accepted=[end["accepted"]]
-            ),
-        )
-        entry.end = DoneEvent(job_id="j", n=end["tokens"], finish_reasons=["length"], usage=usage)
+def shown(number: int, generated: str = "", tokens: int = 7, kind: str = "") -> Shown:
+    return Shown(number, Prompt(f"def prompt_{number}():\n", kind), generated, tokens)
+
+
+def ended(entry: Shown) -> Shown:
+    usage = Usage(prompt_tokens=5, completion_tokens=entry.tokens, total_tokens=5 + entry.tokens)
+    entry.end = DoneEvent(job_id="j", n=entry.tokens, finish_reasons=["length"], usage=usage)
     return entry
 
 
@@ -68,23 +64,45 @@ def test_the_demo_says_what_it_waits_for_and_shows_every_prompt(
     assert lines[-1] == "no drafts were made"
 
 
-def test_acceptance_counts_the_jobs_that_drafted() -> None:
-    drafting = shown(1, tokens=30, steps=10, drafted=30, accepted=20)
-    _, drafts = figures([drafting, shown(2, tokens=10, steps=10, drafted=0, accepted=0)], 2.0, 1.5)
-    assert drafts == "67% of 30 drafts accepted: a step brings 2.0 tokens a job instead of 1"
+def test_the_figures_tell_speed_acceptance_and_lookups() -> None:
+    drafts = DraftCounts(steps=20, drafted=30, accepted=[15, 5], looked_up=9)
+    counters = Counters(steps=10, rows=15, drafts=drafts)
+    jobs = [ended(shown(1, tokens=30)), ended(shown(2, tokens=10))]
+    assert figures(jobs, 2.0, counters) == [
+        "2 jobs, 40 tokens in 2.0 s: 20 tokens/s, mean batch 1.5",
+        "67% of 30 drafts accepted: a step brings 2.0 tokens a job instead of 1",
+        "9 of these drafts were looked up, each in its job's own text",
+    ]
 
 
 def test_without_drafts_there_is_no_acceptance() -> None:
-    speed, drafts = figures([shown(1, tokens=10, steps=10, drafted=0, accepted=0)], 2.0, 1.0)
-    assert speed == "1 jobs, 10 tokens in 2.0 s: 5 tokens/s, mean batch 1.0"
-    assert drafts == "no drafts were made"
+    assert figures([ended(shown(1))], 2.0, Counters(steps=7, rows=7))[1:] == ["no drafts were made"]
+
+
+@pytest.mark.parametrize(
+    ("generated", "valid"),
+    [
+        ('{"version": "1.1.0", "beta": false}', True),
+        ('{"version": "1.1.0", "be', False),
+        ('{"version": "1.1", "beta": false}', False),
+        ('{"version": "1.1.0", "beta": "no"}', False),
+        ('{"version": "1.1.0", "beta": false, "more": 1}', False),
+    ],
+)
+def test_the_constrained_answer_is_praised_only_if_it_matches(generated: str, valid: bool) -> None:
+    answer = ended(Shown(2, CONSTRAINED, generated, 9))
+    lines = figures([ended(shown(1, generated)), answer], 2.0, Counters())
+    assert ("job 2 wrote JSON that matches its schema" in lines) == valid
+    assert not any(line.startswith("job 1 ") for line in lines)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (132, 43), (240, 70)])
 def test_the_panels_of_all_jobs_fit_the_terminal(width: int, height: int) -> None:
     output = io.StringIO()
     screen = Console(file=output, width=width, height=height)
-    jobs = [shown(number, "    a long line\n" * 20 + "    the last") for number in range(1, 9)]
+    text = "    a long line\n" * 20 + "    the last"
+    jobs = [shown(number, text) for number in range(1, 8)]
+    jobs.append(shown(8, text, kind=COPY.kind))
 
     screen.print(Panels(jobs, screen).draw())
 
@@ -92,7 +110,8 @@ def test_the_panels_of_all_jobs_fit_the_terminal(width: int, height: int) -> Non
     assert len(text.splitlines()) <= height - 2
     assert max(map(len, text.splitlines())) <= width
     assert text.count("the last") == 8
-    assert all(f" {number}: 7 tokens " in text for number in range(1, 9))
+    assert all(f" {number}: 7 tokens " in text for number in range(1, 8))
+    assert " 8: copies its prompt, 7 tokens " in text
 
 
 def test_the_panels_move_while_the_jobs_run() -> None:
@@ -105,10 +124,10 @@ def test_the_panels_move_while_the_jobs_run() -> None:
     def running() -> bool:
         """Write the next words as soon as the ones before are on the screen."""
         assert time.monotonic() < deadline, "the words were never drawn"
-        if job.text and job.text not in output.getvalue():
+        if job.generated and job.generated not in output.getvalue():
             return True
-        job.text = wanted.pop(0) if wanted else ""
-        return bool(job.text)
+        job.generated = wanted.pop(0) if wanted else ""
+        return bool(job.generated)
 
     Panels([job], screen).follow(running)
 
@@ -178,6 +197,7 @@ def test_the_demo_drafts_compares_and_builds_no_kernels(terminal: Terminal, tmp_
     terminal.read()
     assert terminal.process.wait() == 0, terminal.output
     assert "drafts accepted" in terminal.output
+    assert "drafts were looked up" in terminal.output
     assert "8 jobs at once: " in terminal.output
     assert "1 job alone: " in terminal.output
     if mx.default_device() == mx.cpu:
@@ -185,7 +205,7 @@ def test_the_demo_drafts_compares_and_builds_no_kernels(terminal: Terminal, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["loading the demo model", "1: 8 tokens", "measuring"])
+@pytest.mark.parametrize("moment", ["loading the demo model", "3: 8 tokens", "measuring"])
 def test_ctrl_c_ends_the_demo_with_130_and_without_a_traceback(
     terminal: Terminal, tmp_path: Path, moment: str
 ) -> None:

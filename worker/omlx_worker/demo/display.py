@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.protocol import DoneEvent, TerminalEvent
+from omlx_worker.demo.prompts import Prompt
 
 MIN_WIDTH, MAX_WIDTH = 38, 60
 MIN_HEIGHT, MAX_HEIGHT = 3, 11
@@ -25,13 +26,22 @@ LOOK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Shown:
-    """A prompt and its text so far."""
+    """A prompt and the text generated so far."""
 
     number: int
-    prompt: str
-    text: str = ""
+    prompt: Prompt
+    generated: str = ""
     tokens: int = 0
     end: TerminalEvent | None = None
+
+    @property
+    def title(self) -> str:
+        kind = f"{self.prompt.kind}, " if self.prompt.kind else ""
+        return f"{self.number}: {kind}{self.tokens} tokens"
+
+    @property
+    def text(self) -> str:
+        return self.prompt.text + self.generated
 
     @property
     def failed(self) -> bool:
@@ -74,11 +84,11 @@ class Panels:
         return grid
 
     def _panel(self, entry: Shown, width: int, height: int) -> Panel:
-        lines = (entry.prompt + entry.text).splitlines()[BORDER - height :]
+        lines = entry.text.splitlines()[BORDER - height :]
         style = "red" if entry.end and entry.failed else "green" if entry.end else "cyan"
         return Panel(
             Text("\n".join(lines), no_wrap=True, overflow="ellipsis"),
-            title=f"{entry.number}: {entry.tokens} tokens",
+            title=entry.title,
             width=width,
             height=height,
             border_style=style,
@@ -100,7 +110,7 @@ class _Lines:
 
     def _write(self, *, to_the_end: bool) -> None:
         for index, entry in enumerate(self._shown):
-            text = entry.prompt + entry.text if entry.tokens or entry.end else ""
+            text = entry.text if entry.tokens or entry.end else ""
             end = len(text) if to_the_end or entry.end else text.rfind("\n") + 1
             for line in text[self._written[index] : end].splitlines():
                 click.echo(f"{entry.number} | {line}")

@@ -14,23 +14,14 @@ from typing import Any
 import click
 
 from omlx_producer.client import Producer
-from omlx_producer.protocol import DoneEvent, Speculation, TokensEvent
+from omlx_producer.protocol import DoneEvent, TokensEvent
 from omlx_worker.build import connect, make_worker
-from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.counters import Counters, DraftCounts
 from omlx_worker.demo.display import Shown, follow
+from omlx_worker.demo.prompts import CONSTRAINED, PROMPTS, is_release
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.settings import WorkerSettings
 
-PROMPTS = (
-    "def fibonacci(n):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "import json\n\ndef load_config(path):\n",
-    "def test_addition(self):\n",
-    "def read_lines(filename):\n    with open(filename) as f:\n",
-    "class Node:\n    def __init__(self, value):\n",
-    "def main():\n    parser = argparse.ArgumentParser(\n",
-    "for name, value in sorted(\n",
-)
 STAGGER_SECONDS = 0.3
 LOAD_SECONDS = 120.0
 LAP_SECONDS = 120.0
@@ -49,7 +40,13 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         KeyboardInterrupt: on Ctrl-C, once the server has ended.
     """
     settings = WorkerSettings(
-        model="demo", model_alias="demo", max_batch=max_batch, mode="mtp", calibration=False
+        model="demo",
+        model_alias="demo",
+        max_batch=max_batch,
+        mode="mtp",
+        calibration=False,
+        # The jobs that are measured have run before: a ring would hold their answers.
+        lookup_ring=0,
     )
     with tempfile.TemporaryDirectory(prefix="omlx-demo-") as folder:
         _say("starting Redis ...")
@@ -130,7 +127,7 @@ class _Background:
 
 def _show_and_measure(url: str, counters: Counters, max_tokens: int) -> None:
     shown, seconds = _generate(url, max_tokens)
-    for line in figures(shown, seconds, counters.mean_batch):
+    for line in figures(shown, seconds, counters):
         click.echo(line)
     failed = [entry for entry in shown if entry.failed]
     for entry in failed:
@@ -141,48 +138,55 @@ def _show_and_measure(url: str, counters: Counters, max_tokens: int) -> None:
         return
     _say("measuring with and without drafts ...")
     with Producer(url) as producer:
-        for jobs in (len(PROMPTS), 1):
+        # Alone, the last: it goes on with code, as most do.
+        everyone = range(len(PROMPTS))
+        for jobs in (everyone, everyone[-1:]):
             speeds = {}
             for tokens in (WARM_UP_TOKENS, MEASURED_TOKENS):
                 for draft in (True, False):
                     speeds[draft] = _speed(producer, jobs, min(tokens, max_tokens), draft=draft)
-            who = "1 job alone" if jobs == 1 else f"{jobs} jobs at once"
+            who = "1 job alone" if len(jobs) == 1 else f"{len(jobs)} jobs at once"
             click.echo(
                 f"{who}: {speeds[True]:.0f} tokens/s with drafts, {speeds[False]:.0f} without"
             )
     click.echo("omlx-worker run measures this too and drafts where it is faster (--mode auto)")
 
 
-def figures(shown: list[Shown], seconds: float, mean_batch: float) -> list[str]:
-    """The outcome of the jobs that finished in words: their speed and their drafts."""
+def figures(shown: list[Shown], seconds: float, counters: Counters) -> list[str]:
+    """The outcome of the jobs in words: their speed, their drafts, and the constrained answer."""
     ends = [entry.end for entry in shown if isinstance(entry.end, DoneEvent)]
     tokens = sum(end.usage.completion_tokens for end in ends)
-    return [
+    lines = [
         f"{len(ends)} jobs, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s, "
-        f"mean batch {mean_batch:.1f}",
-        _drafts([end.usage.speculation for end in ends], tokens),
+        f"mean batch {counters.mean_batch:.1f}",
+        *_drafts(counters.drafts, tokens),
+    ]
+    return lines + [
+        f"job {entry.number} wrote JSON that matches its schema"
+        for entry in shown
+        if entry.prompt is CONSTRAINED and is_release(entry.generated)
     ]
 
 
-def _drafts(jobs: list[Speculation], tokens: int) -> str:
-    drafted = sum(job.drafted for job in jobs)
-    if not drafted:
-        return "no drafts were made"
-    accepted, steps = sum(sum(job.accepted) for job in jobs), sum(job.steps for job in jobs)
-    return (
-        f"{accepted / drafted:.0%} of {drafted} drafts accepted: a step brings "
-        f"{tokens / steps:.1f} tokens a job instead of 1"
-    )
+def _drafts(drafts: DraftCounts, tokens: int) -> list[str]:
+    if not drafts.drafted:
+        return ["no drafts were made"]
+    return [
+        f"{drafts.acceptance:.0%} of {drafts.drafted} drafts accepted: a step brings "
+        f"{tokens / drafts.steps:.1f} tokens a job instead of 1",
+        f"{drafts.looked_up} of these drafts were looked up, each in its job's own text",
+    ]
 
 
 def _request(index: int, max_tokens: int) -> dict[str, Any]:
+    prompt = PROMPTS[index]
     return {
         "model": "demo",
-        "prompt": PROMPTS[index],
+        "prompt": prompt.text,
         "max_completion_tokens": max_tokens,
         "temperature": 0.6,
         "seed": index + 1,
-    }
+    } | prompt.fields
 
 
 def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
@@ -198,7 +202,7 @@ def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
                 for event in events:
                     if isinstance(event, TokensEvent):
                         entry.tokens = event.n
-                        entry.text += "".join(choice.text for choice in event.choices)
+                        entry.generated += "".join(choice.text for choice in event.choices)
                     else:
                         entry.end = event
 
@@ -209,10 +213,10 @@ def _generate(url: str, max_tokens: int) -> tuple[list[Shown], float]:
     return shown, time.monotonic() - started
 
 
-def _speed(producer: Producer, jobs: int, max_tokens: int, *, draft: bool) -> float:
-    """Tokens a second of the first prompts, submitted at once."""
+def _speed(producer: Producer, jobs: range, max_tokens: int, *, draft: bool) -> float:
+    """Tokens a second of some of the prompts, submitted at once."""
     began = time.monotonic()
-    requests = [_request(index, max_tokens) | {"draft": draft} for index in range(jobs)]
+    requests = [_request(index, max_tokens) | {"draft": draft} for index in jobs]
     results = [job.result(LAP_SECONDS) for job in producer.submit_many(requests)]
     tokens: int = sum(result["usage"]["completion_tokens"] for result in results)
     return tokens / (time.monotonic() - began)
