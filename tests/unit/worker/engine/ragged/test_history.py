@@ -153,7 +153,7 @@ def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> No
 def test_a_history_without_the_prompts_last_token_would_be_noticed(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = batch._counts
-    monkeypatch.setattr(batch, "_counts", lambda tokens, size: counts(tokens[:-1], size))
+    counts = batch.counts_of
+    monkeypatch.setattr(batch, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
 
     assert penalised_run(qwen) != plainly(qwen)

@@ -50,7 +50,7 @@ def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
         assert play(demo.decoder(depth), [others[0], row, *others[1:]])["x"].text == wanted.text
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_neighbours_say_the_same_with_and_without_a_constrained_row(
     demo: Loaded, depth: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_neighbours_say_the_same_with_and_without_a_constrained_row(
     }
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_suspended_row_and_one_resumed_from_its_tokens_end_with_the_same_text(
     demo: Loaded, depth: int
 ) -> None:
@@ -78,6 +78,7 @@ def test_a_suspended_row_and_one_resumed_from_its_tokens_end_with_the_same_text(
         assert alone(demo, resumed, depth).text == wanted.text
 
 
+@pytest.mark.slow
 def test_lookups_beside_constraints_change_no_text(demo: Loaded) -> None:
     rows = [constrained("x"), constrained("y", sampling=HOT), free("f")]
     wanted = play(demo.decoder(3), rows)
@@ -120,6 +121,7 @@ def test_log_probabilities_are_those_of_what_is_allowed(demo: Loaded) -> None:
     assert sum(2.718281828**value for value in allowed.values()) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_of_the_ratio_rule_obey_the_schema_too(demo: Loaded) -> None:
     rows = [
         constrained(str(seed), sampling=Sampling(temperature=1.0, seed=seed, ratio=True))
