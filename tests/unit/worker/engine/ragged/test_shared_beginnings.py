@@ -30,6 +30,11 @@ from tests.helpers.families import tiny
 
 PLENTY = 1 << 30
 GREEDY = Sampling(temperature=0.0, top_logprobs=0)
+CLASSES = [
+    "gemma3_text",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "lfm2", "qwen")),
+]
+"""Sliding windows; keys and values alone, a convolution, a gated delta net with a head."""
 
 
 class Decoding:
@@ -130,15 +135,7 @@ def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() ->
     assert [row.cached for row in (first, second, third)] == [0, 0, 200]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gemma3_text",
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("lfm2", marks=pytest.mark.slow),
-        pytest.param("qwen", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("family", CLASSES)
 @pytest.mark.parametrize("length", [SHORTEST + 9, SHORTEST + 40])
 def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
     qwen: Loaded, family: str, length: int
@@ -213,15 +210,7 @@ def planted(script: Script, start: int) -> list[tuple[str, list[int]]]:
     return rows
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gemma3_text",
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("lfm2", marks=pytest.mark.slow),
-        pytest.param("qwen", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("family", CLASSES)
 def test_texts_of_any_tree_of_prompts_are_those_of_cold_ones(qwen: Loaded, family: str) -> None:
     network, depth = (qwen.network, 1) if family == "qwen" else (tiny(family), 0)
     warm, cold = (Decoding(network, kept=kept, depth=depth) for kept in (PLENTY, 0))
