@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,6 +117,9 @@ def poisoning(cache: PrefixCache) -> Iterator[None]:
     """Fill what the block drops with NaN."""
     before = list(cache._nodes)
     yield
+    # What waits to be written is written from these arrays, which nothing else changes.
+    while cache._disk and cache._disk._waiting:
+        time.sleep(0.001)
     for node in before:
         if node not in cache._nodes:
             for part in [*node.pieces, *(node.states or [])]:
