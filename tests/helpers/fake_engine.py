@@ -25,10 +25,20 @@ from omlx_worker.engine.row import Emission, Known, Row, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
-CALLS = ReplyForm(
-    Markup(think_start="?", think_end="m", call_start="x", thinks=True),
-    lambda text: [FunctionCall(name="f", arguments=json.dumps({"text": text}))],
-)
+
+
+def calls_of(request: GenerationRequest) -> ReplyForm:
+    """Calls of ``f`` with the first of a parameter's choices, or else with the call's own text."""
+    parameters = [tool.function.schema_of_arguments for tool in request.tools or ()]
+    properties = parameters[0].get("properties", {}) if parameters else {}
+    chosen = {name: of["enum"][0] for name, of in properties.items() if "enum" in of}
+
+    def read(text: str) -> list[FunctionCall]:
+        return [FunctionCall(name="f", arguments=json.dumps(chosen or {"text": text}))]
+
+    return ReplyForm(Markup(think_start="?", think_end="m", call_start="x", thinks=True), read)
+
+
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
 
 
@@ -69,7 +79,7 @@ class FakeEngine:
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
-        reply = CALLS if request.calling else None
+        reply = calls_of(request) if request.calling else None
         return [
             Row(
                 f"{job_id}:{choice}",
