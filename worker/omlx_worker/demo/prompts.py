@@ -54,7 +54,7 @@ class Box:
             "color": self.color,
         }
 """
-# The model follows no instruction, but it goes on with a copy.
+# The model follows no instruction, but it continues a copy.
 _COPY_SO_FAR = """\
 @dataclass
 class Crate:

@@ -138,7 +138,7 @@ def _show_and_measure(url: str, counters: Counters, max_tokens: int) -> None:
         return
     _say("measuring with and without drafts ...")
     with Producer(url) as producer:
-        # Alone, the last: it goes on with code, as most do.
+        # Alone, the last: it continues with code, as most prompts do.
         everyone = range(len(PROMPTS))
         for jobs in (everyone, everyone[-1:]):
             speeds = {}

@@ -118,7 +118,7 @@ def load_engine(
     draft, paths = None, [path]
     if draft_model:
         paths.append(resolve(draft_model, DRAFT_MODEL))
-        draft = load_draft_model(draft_model, tokenizer)
+        draft = load_draft_model(draft_model, tokenizer, paths[-1])
     make_prefixes = partial(prefixes.cache, paths=paths) if prefixes else None
     decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
     info = ModelInfo(
@@ -180,13 +180,18 @@ def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapp
     return network, tokenizer, config
 
 
-def load_draft_model(model: str, tokenizer: TokenizerWrapper) -> nn.Module:
+def load_draft_model(
+    model: str, tokenizer: TokenizerWrapper, path: Path | None = None
+) -> nn.Module:
     """Load the network that drafts for a model with this tokenizer.
+
+    Args:
+        path: from `resolve`; None to find it here.
 
     Raises:
         ModelError: if it cannot be loaded or its tokens have other ids.
     """
-    network, other, _ = load(resolve(model, DRAFT_MODEL), DRAFT_MODEL)
+    network, other, _ = load(path or resolve(model, DRAFT_MODEL), DRAFT_MODEL)
     ids, others = tokenizer.get_vocab(), other.get_vocab()
     same = sum(others.get(token) == index for token, index in ids.items())
     if same < SAME_TOKENS * max(len(ids), len(others)):

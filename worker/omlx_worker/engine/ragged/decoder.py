@@ -54,7 +54,7 @@ class RaggedDecoder(Batch):
         counts = [min(tokens[r.row.row_id], r.left) for r in readings]
         if any(counts):
             read(self._model, readings, counts)
-        for row_id in keep if self._prefixes else ():
+        for row_id in keep:
             self._keep(self._reading[row_id])
         finished = [reading for reading in readings if not reading.left]
         if finished:
