@@ -22,7 +22,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,10 @@ class Benchmark:
         self._grammars = {name: grammar_of(name, grammars) for name in (FREE, *SCHEMAS)}
         self._args = args
 
-    def at(self, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
-        """Answer both questions with prompts of one length, at every depth."""
+    def at(self, prompts: Sequence[list[int]]) -> Iterator[list[dict[str, Any]]]:
+        """Answer both questions with prompts of one length, at every depth; lines as they come."""
         args = self._args
         self._caches.read(prompts)
-        figures = []
         for depth, (question, rows, names) in itertools.product(
             args.depths,
             (("batch", args.rows + args.beside, (FREE, TEXT)), ("alone", 1, (FREE, TEXT, FORCED))),
@@ -174,8 +173,7 @@ class Benchmark:
             sampling = Sampling(args.temperature)
             plan = Plan(args.laps, args.tokens, args.settle, sampling=sampling)
             lines = compare(sides, given, plan)
-            figures += [figures_of(line, lines[0], question, depth) for line in lines]
-        return figures
+            yield [figures_of(line, lines[0], question, depth) for line in lines]
 
     def _side(self, name: str, depth: int, first: int) -> DecoderSide:
         model = as_ragged(self._network, drafts=depth > 0)
@@ -206,10 +204,11 @@ def main() -> None:
     head["command"] = shlex.join(["python", "-m", "scripts.bench.constrained", *sys.argv[1:]])
     benchmark, figures = Benchmark(network, grammars, args), list[dict[str, Any]]()
     for context in args.contexts:
-        figures += benchmark.at(heldout_prompts(tokenizer, context, DISTINCT))
-        if args.json:
-            args.json.write_text(json.dumps({**head, "decoding": figures}))
-        Console(width=120).print(table_of(figures))
+        for lines in benchmark.at(heldout_prompts(tokenizer, context, DISTINCT)):
+            figures += lines
+            if args.json:
+                args.json.write_text(json.dumps({**head, "decoding": figures}))
+            Console(width=120).print(table_of(lines))
     # MLX aborts a process that ends while its device is at work.
     mx.synchronize()
 

@@ -18,7 +18,7 @@ A layer with a sliding window keeps no more of a body than a ring of the window'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import mlx.core as mx
@@ -155,26 +155,18 @@ class AttentionCache:
         copy = AttentionCache(
             [*(tail[slot : slot + 1] for tail in self.tails), *history], self.ring
         )
-        copy.fold(0, body_length, cursor)
+        copy.fold(moves_of([(0, body_length, cursor)], copy.spans, self.ring))
         return list(copy.bodies[0])
 
-    def fold(self, slot: int, body_length: int, cursor: int) -> None:
-        """Move a slot's tail, positions ``body_length`` to ``cursor``, to its body."""
-        body, row = self._place(slot)
-        for start, end in self._runs(body_length, cursor):
-            index = start % self.ring if self.ring else start
-            for array, tail in zip(body, self.tails, strict=True):
-                part = tail[slot : slot + 1, :, start - body_length : end - body_length]
-                array[row : row + 1, :, index : index + end - start] = part
+    def fold(self, moves: Sequence[Move]) -> None:
+        """Move tails to the bodies.
 
-    def _runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Positions from ``start`` to ``end``, in pieces that follow each other in a body."""
-        if self.ring:
-            start = max(start, end - self.ring)
-        while start < end:
-            stop = min(end, start - start % self.ring + self.ring) if self.ring else end
-            yield start, stop
-            start = stop
+        Args:
+            moves: one a body, of `moves_of`.
+        """
+        for body, (rows, slots, sources, targets) in zip(self.bodies, moves, strict=True):
+            for array, tail in zip(body, self.tails, strict=True):
+                array[rows, :, targets] = tail[slots, :, sources]
 
     def _limited(self, capacity: int) -> int:
         return min(capacity, self.ring) if self.ring else capacity
@@ -236,6 +228,34 @@ def spans_of(caches: Sequence[object]) -> Spans:
     """The spans of the layers, rings not considered; empty without attention layers."""
     spans = [cache.spans for cache in caches if isinstance(cache, AttentionCache)]
     return max(spans, default=())
+
+
+Move = tuple[mx.array, mx.array, mx.array, mx.array]
+"""Positions of tails that go to one body, ``[N]`` int32 each: rows of the body, slots, indices in
+the tail and in the body."""
+
+
+def moves_of(tails: Sequence[tuple[int, int, int]], spans: Spans, ring: int = 0) -> list[Move]:
+    """What `AttentionCache.fold` moves, for every layer with such bodies.
+
+    Args:
+        tails: slots, body lengths and cursors.
+        ring: positions of a body, at most; 0 for all.
+    """
+    moves = []
+    first = 0
+    for slots, _ in spans:
+        places = [
+            (slot - first, slot, position - length, position % ring if ring else position)
+            for slot, length, cursor in tails
+            if first <= slot < first + slots
+            for position in range(max(length, cursor - ring) if ring else length, cursor)
+        ]
+        columns = zip(*places, strict=True) if places else [()] * 4
+        rows, taken, sources, targets = (mx.array(column, mx.int32) for column in columns)
+        moves.append((rows, taken, sources, targets))
+        first += slots
+    return moves
 
 
 def _padded(array: mx.array, length: int) -> mx.array:

@@ -13,12 +13,12 @@ import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import LONGEST, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, Move, moves_of
 from omlx_worker.engine.ragged.layout import Group, Layout, slots_of, unmoved
 from omlx_worker.engine.ragged.lookups import OF_LOOKUPS
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.step import Arrays, State
-from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.ragged.window import TAIL, Spans
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
 _CUT = ("drafts", "weights", "history")
@@ -201,11 +201,14 @@ class Buffers:
         Args:
             tails: slots, body lengths and cursors.
         """
+        moves: dict[tuple[Spans, int], list[Move]] = {}
         for cache in self.caches:
             if isinstance(cache, AttentionCache):
-                for slot, body_length, cursor in tails:
-                    cache.fold(slot, body_length, cursor)
-                mx.eval(cache.arrays)
+                shape = cache.spans, cache.ring
+                if shape not in moves:
+                    moves[shape] = moves_of(tails, *shape)
+                cache.fold(moves[shape])
+        mx.eval(self.arrays)
         self.state["body_lengths"] = self.state["cursors"]
 
 

@@ -8,8 +8,8 @@ repeat, so a batch meets few shapes.
 
 Capacities double at first. Above `FIRST_LIMIT` they grow by eighths of the power of two below, so
 a long row holds at most an eighth more than it needs. A growing row copies its body once an eighth.
-The smallest eighth is the `TAIL` tokens between two folds, and every step reads the body once, so
-the copies are less than a hundredth of what the steps read.
+The smallest eighth is 256 tokens, and every step reads the body once, so the copies are less than a
+hundredth of what the steps read.
 
 Pure Python: positions and slots, no arrays.
 """

@@ -8,8 +8,11 @@ from typing import Self
 
 import mlx.core as mx
 
-TAIL = 256
-"""Positions of the tail; a fold moves them to the body before it can overflow."""
+TAIL = 128
+"""Positions of the tail; a fold moves them to the body before it can overflow.
+
+Every step copies the tail, and every fold waits for the step in flight.
+"""
 
 Spans = tuple[tuple[int, int], ...]
 """Slots and capacity of each body, in the order of the slots."""
