@@ -101,7 +101,7 @@ def test_a_model_that_drafts_for_itself_has_every_draft_accepted(
         arrivals={"2": 7},
     )
 
-    assert counter.accepted == counter.drafted > 200
+    assert counter.accepted == counter.drafted > tokens / 2
 
 
 def late(cursors: mx.array, *rest: Any) -> Window:
