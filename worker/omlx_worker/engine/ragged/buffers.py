@@ -208,7 +208,8 @@ class Buffers:
                 if shape not in moves:
                     moves[shape] = moves_of(tails, *shape)
                 cache.fold(moves[shape])
-        mx.eval(self.arrays)
+                # One layer at a time: what moves is held twice.
+                mx.eval(cache.arrays)
         self.state["body_lengths"] = self.state["cursors"]
 
 
