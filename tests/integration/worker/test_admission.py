@@ -123,7 +123,8 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
     )
     assert admission.take()
     refused = traffic.get_nowait()
-    assert isinstance(refused, Drop) and refused.claim.id == large.id
+    assert isinstance(refused, Drop)
+    assert refused.claim.id == large.id
     assert traffic.empty()
     assert [message.job.id for message in submitted if isinstance(message, Admit)] == [small.id]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
-from rq import Callback, Repeat, Retry
+from rq import Callback, RateLimit, Repeat, Retry
 from rq.command import send_stop_job_command
 from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
@@ -38,6 +38,11 @@ def remember_failure(job: Any, connection: Redis, *error: Any) -> None:
 
 def remember_stop(job: Any, connection: Redis) -> None:
     connection.set("remembered", "stopped")
+
+
+def wait_for_the_word(job: Any, connection: Redis, result: Any) -> None:
+    connection.set("waiting", 1)
+    connection.blpop(["word"], timeout=4)
 
 
 def refuse(job: Any, connection: Redis, result: Any) -> None:
@@ -184,6 +189,28 @@ def test_a_repeated_job_runs_and_streams_each_time(redis_url: str, connection: R
     assert status(job) == "finished"
     assert len(job.results()) == 3
     assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+@pytest.mark.parametrize("callback", [None, named(wait_for_the_word)])
+def test_a_job_cancelled_before_it_is_ended_ends_its_stream_and_frees_its_slot(
+    redis_url: str, connection: Redis, callback: Callback | None
+) -> None:
+    """Its own callback runs, or that of another job, whose turn is before."""
+    limit = RateLimit("gpu", 1)
+    with running_worker(redis_url, lease_seconds=600) as worker:
+        if callback is None:
+            enqueue(connection, on_success=named(wait_for_the_word))
+            wait_for(lambda: connection.exists("waiting"))
+        job = enqueue(connection, on_success=callback, rate_limit=limit)
+        later = enqueue(connection, rate_limit=limit)
+        wait_for(lambda: (claim := worker._leases.get(job.id)) and claim.ending)
+        wait_for(lambda: connection.exists("waiting"))
+        job.refresh()
+        job.cancel()
+        connection.rpush("word", "go")
+        wait_for(lambda: is_over(later), 5)
+    assert (status(job), status(later)) == ("canceled", "finished")
+    assert events(connection, job.id)[-1].type == "cancelled"
 
 
 def test_a_dependent_that_is_cancelled_while_its_job_ends_does_not_run(
