@@ -16,7 +16,7 @@ from typing import Any
 from redis import Redis
 
 from omlx_producer.outcome import read_stream_end
-from omlx_producer.protocol import TokensEvent, events_key, tokens_channel
+from omlx_producer.protocol import ENDED_SECONDS, TokensEvent, events_key, tokens_channel
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
@@ -176,6 +176,7 @@ class LeaseTable:
                 int(force),
                 events_key(""),
                 tokens_channel(""),
+                ENDED_SECONDS,
             ]
             for job, ending in here:
                 args += [*job.lease, *ending.fields]
