@@ -9,9 +9,7 @@ from omlx_producer.terminal import one_cell
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.settings import WorkerSettings
-
-MOST_ROWS = 1024
+from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
