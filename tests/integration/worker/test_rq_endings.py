@@ -49,6 +49,10 @@ def refuse(job: Any, connection: Redis, result: Any) -> None:
     raise ValueError("not good enough")
 
 
+def refuse_in_odd_words(job: Any, connection: Redis, result: Any) -> None:
+    raise ValueError("not \ud800\ngood")
+
+
 def named(function: Any) -> Callback:
     return Callback(f"tests.integration.worker.test_rq_endings.{function.__name__}")
 
@@ -147,6 +151,16 @@ def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection
     assert "not good enough" in job.latest_result().exc_string
     assert events(connection, job.id)[-1].type == "failed"
     assert started(connection) == 0
+
+
+def test_what_a_callback_raises_is_told_in_one_line_of_text(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, on_success=named(refuse_in_odd_words))
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    sentence = "the success callback failed: ValueError: not \\ud800 good"
+    assert events(connection, job.id)[-1].error == sentence
 
 
 def test_a_failure_callback_gets_the_sentence(redis_url: str, connection: Redis) -> None:
