@@ -89,7 +89,6 @@ class Run:
     """A simulation's steps and sums."""
 
     steps: list[SimulatedStep] = field(default_factory=list)
-    transitions: int = 0
     reading_seconds: float = 0.0
 
     @property
@@ -331,6 +330,4 @@ def simulate(
             policy.observe(landed)
         run.steps.append(step)
         clock += step.tokens
-    if not isinstance(policy, Oracle):
-        run.transitions = policy.transitions
     return run

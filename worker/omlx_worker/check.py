@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from pydantic import ByteSize
+
 from omlx_producer.terminal import one_cell
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.settings import WorkerSettings
-
-MOST_ROWS = 1024
+from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ def examine(settings: WorkerSettings) -> Report:
     Raises:
         ModelNotLoaded: if it does not exist or cannot be loaded.
     """
-    engine = load_engine(settings)
+    # A prefix cache with a folder would write and delete files beside running workers.
+    engine = load_engine(settings.model_copy(update={"prefix_cache": ByteSize(0)}))
     limit = settings.memory_limit or engine.memory_budget
     row = engine.row_bytes
     return Report(

@@ -43,13 +43,9 @@ class Choice:
     sent_tokens: int = 0
     sent_text: int = 0
     unsent_text: str = ""
-    # Characters that this run is yet to repeat of what an interrupted run has published: what
-    # the last step of a row gives out all at once, when it was that step that was interrupted.
+    # Characters that this run produces again and drops: a row's last step publishes text that was
+    # held back, and the interrupted run had got that far.
     repeats: int = 0
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.row.tokens[: self.heard_tokens]
 
     @property
     def text(self) -> str:

@@ -25,6 +25,9 @@ from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.fixed import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
+MOST_ROWS = 1024
+"""Rows in a batch at the same time, at most."""
+
 REMEDY = "remedy"
 """The type of an error whose message says what to do."""
 
@@ -69,7 +72,7 @@ class WorkerSettings(BaseSettings):
         description="Data folder of the embedded server.",
     )
     max_batch: int = Field(
-        default=16, ge=1, le=1024, description="Rows in the batch at the same time."
+        default=16, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
     )
     mode: Mode = Field(
         default="auto", description="Draft if faster, for a single row, always, never."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from queue import SimpleQueue
 
 import pytest
 from redis import Redis
@@ -11,10 +12,16 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from rq.job import Job
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.messages import Admit, DecodeMessage, Drop, TrafficMessage
 from omlx_worker.queue.claim import Claim
-from tests.helpers.fake_engine import BYTES_A_TOKEN, expected
+from omlx_worker.queue.order import ClaimOrder
+from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
+from tests.helpers.leases import QUEUES, table
 from tests.helpers.workers import (
+    ALIAS,
     enqueue,
     events,
     is_over,
@@ -94,6 +101,32 @@ def test_a_request_that_could_never_fit_is_refused_with_the_figures(
         r"4\.9 MiB; beside .* this worker has 1\.0 MiB of 1\.0 MiB \(--memory-limit\)",
         sentence,
     )
+
+
+def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
+    connection: Redis,
+) -> None:
+    large = enqueue(connection, max_completion_tokens=5000)
+    small = enqueue(connection)
+    leases, engine = table(connection), FakeEngine()
+    budget = MemoryBudget(2**20, engine.weight_bytes, engine.bytes_for)
+    submitted: list[DecodeMessage] = []
+    traffic: SimpleQueue[TrafficMessage] = SimpleQueue()
+    admission = Admission(
+        leases,
+        ClaimOrder(QUEUES, patience=30),
+        Intake(engine, ALIAS, connection, budget.objection),
+        budget,
+        engine.max_rows,
+        submit=submitted.append,
+        traffic=traffic,
+    )
+    assert admission.take()
+    refused = traffic.get_nowait()
+    assert isinstance(refused, Drop)
+    assert refused.claim.id == large.id
+    assert traffic.empty()
+    assert [message.job.id for message in submitted if isinstance(message, Admit)] == [small.id]
 
 
 def test_a_high_job_takes_the_place_of_a_bulk_row_which_then_goes_on(

@@ -167,7 +167,7 @@ def test_a_renewal_survives_keys_of_another_type(connection: Redis, key: str) ->
     assert leases.holds(claimed[1])
 
 
-@pytest.mark.parametrize("key", ["omlx:claim:worker-a", "omlx:trial:{}"])
+@pytest.mark.parametrize("key", ["omlx:claim:worker-a", "omlx:suspect:{}"])
 def test_a_claim_replaces_own_keys_of_another_type(connection: Redis, key: str) -> None:
     leases = table(connection)
     running, suspect = enqueue(connection), enqueue(connection)

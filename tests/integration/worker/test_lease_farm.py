@@ -108,7 +108,7 @@ def test_innocents_finish_killers_are_convicted_and_no_queue_stands_still(
         farm.turn(number)
     assert farm.convicted == set(deadly)
     assert ours - set(deadly) <= farm.finished
-    assert all(connection.ttl(key) > 0 for key in connection.keys("omlx:trial:*"))
+    assert all(connection.ttl(key) > 0 for key in connection.keys("omlx:suspect:*"))
 
 
 @pytest.mark.parametrize(("lone_crashes", "spares_innocents"), [(3, True), (1, False)])

@@ -165,11 +165,11 @@ def test_a_job_that_was_put_back_after_its_cancel_is_not_ended_by_the_worker_tha
 ) -> None:
     job = enqueue(connection)
     leases = table(connection)
-    claim(leases)
+    (claimed,) = claim(leases)
     job.refresh()
     job.cancel()
     queue(connection).enqueue_job(job)
-    leases.tell_cancelled(job.id)
+    leases.lose(claimed)
     assert told(connection, job) == []
 
 

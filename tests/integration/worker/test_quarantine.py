@@ -118,7 +118,7 @@ def test_the_reservation_of_a_worker_that_died_ends_by_itself(connection: Redis)
         claim(own)
     (suspect,) = suspects(connection)
     assert claim(leases[0], 10) == []
-    key = f"omlx:trial:{suspect.id}"
+    key = f"omlx:suspect:{suspect.id}"
     assert 0 < connection.ttl(key) <= 1
     connection.delete(key)
     assert claim(leases[1], 10) == []
@@ -134,7 +134,7 @@ def test_a_suspect_that_is_cancelled_while_it_waits_frees_the_worker(connection:
     assert claim(leases, 10) == []
     cancel_job(connection, suspect.id, keep_for=60)
     assert ids(claim(leases, 10)) == [other.id]
-    assert connection.keys("omlx:trial:*") == []
+    assert connection.keys("omlx:suspect:*") == []
 
 
 # Who is convicted

@@ -144,3 +144,14 @@ def test_maintenance_frees_a_slot_that_was_lost(redis_url: str, connection: Redi
     with running_worker(redis_url):
         wait_for(lambda: is_over(jobs[1]))
     assert status(jobs[1]) == "finished"
+
+
+def test_a_lost_job_whose_hash_is_of_another_type_leaves_the_table(connection: Redis) -> None:
+    job = limited(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    connection.delete(job.key)
+    connection.set(job.key, "something else")
+    assert leases.renew() == {job.id: "deleted"}
+    leases.lose(claimed)
+    assert len(leases) == 0

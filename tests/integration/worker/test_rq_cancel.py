@@ -13,6 +13,7 @@ from omlx_producer import JobCancelled, Producer
 from omlx_producer import cancel as cancel_module
 from omlx_producer.cancel import STOP_FIELD
 from omlx_producer.errors import one_line
+from omlx_worker.queue.ending import Commit
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import claim, commit, done, expire, failed, table, tokens
 from tests.helpers.workers import (
@@ -153,6 +154,19 @@ def test_a_job_given_back_with_the_wish_is_cancelled_for_good_by_a_second_cancel
     assert Producer(connection).cancel(job.id) == "cancelled"
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "canceled"
+
+
+def test_a_result_that_comes_after_rqs_cancel_is_dropped_and_the_stream_ends(
+    connection: Redis,
+) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    leases.append([(claimed, tokens(job.id, 2, 2))])
+    job.refresh()
+    job.cancel()
+    assert commit(leases, claimed, done(job.id)) is Commit.LOST
+    assert [event.type for event in events(connection, job.id)] == ["tokens", "cancelled"]
 
 
 def test_sentences_are_one_line_whatever_they_quote() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
-from rq import Callback, Repeat, Retry
+from rq import Callback, RateLimit, Repeat, Retry
 from rq.command import send_stop_job_command
 from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
@@ -40,8 +40,17 @@ def remember_stop(job: Any, connection: Redis) -> None:
     connection.set("remembered", "stopped")
 
 
+def wait_for_the_word(job: Any, connection: Redis, result: Any) -> None:
+    connection.set("waiting", 1)
+    connection.blpop(["word"], timeout=4)
+
+
 def refuse(job: Any, connection: Redis, result: Any) -> None:
     raise ValueError("not good enough")
+
+
+def refuse_in_odd_words(job: Any, connection: Redis, result: Any) -> None:
+    raise ValueError("not \ud800\ngood")
 
 
 def named(function: Any) -> Callback:
@@ -144,6 +153,16 @@ def test_a_success_callback_that_raises_fails_the_job(redis_url: str, connection
     assert started(connection) == 0
 
 
+def test_what_a_callback_raises_is_told_in_one_line_of_text(
+    redis_url: str, connection: Redis
+) -> None:
+    job = enqueue(connection, on_success=named(refuse_in_odd_words))
+    run_burst(redis_url)
+    assert status(job) == "failed"
+    sentence = "the success callback failed: ValueError: not \\ud800 good"
+    assert events(connection, job.id)[-1].error == sentence
+
+
 def test_a_failure_callback_gets_the_sentence(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, n="two", on_failure=named(remember_failure))
     run_burst(redis_url)
@@ -184,6 +203,28 @@ def test_a_repeated_job_runs_and_streams_each_time(redis_url: str, connection: R
     assert status(job) == "finished"
     assert len(job.results()) == 3
     assert [event.type for event in events(connection, job.id)].count("done") == 1
+
+
+@pytest.mark.parametrize("callback", [None, named(wait_for_the_word)])
+def test_a_job_cancelled_before_it_is_ended_ends_its_stream_and_frees_its_slot(
+    redis_url: str, connection: Redis, callback: Callback | None
+) -> None:
+    """Its own callback runs, or that of another job, whose turn is before."""
+    limit = RateLimit("gpu", 1)
+    with running_worker(redis_url, lease_seconds=600) as worker:
+        if callback is None:
+            enqueue(connection, on_success=named(wait_for_the_word))
+            wait_for(lambda: connection.exists("waiting"))
+        job = enqueue(connection, on_success=callback, rate_limit=limit)
+        later = enqueue(connection, rate_limit=limit)
+        wait_for(lambda: (claim := worker._leases.get(job.id)) and claim.ending)
+        wait_for(lambda: connection.exists("waiting"))
+        job.refresh()
+        job.cancel()
+        connection.rpush("word", "go")
+        wait_for(lambda: is_over(later), 5)
+    assert (status(job), status(later)) == ("canceled", "finished")
+    assert events(connection, job.id)[-1].type == "cancelled"
 
 
 def test_a_dependent_that_is_cancelled_while_its_job_ends_does_not_run(

@@ -125,7 +125,7 @@ def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
         (1, [23], "late"),
     ]
     assert second.choices[0].text == "xyxzz"
-    assert second.choices[0].tokens == [10, 11, 12, 13]
+    assert second.rows[0].tokens == [10, 11, 12, 13]
 
 
 def test_events_can_be_made_again_as_they_were() -> None:

@@ -15,12 +15,12 @@ from omlx_producer.cli.common import fail
 from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, require_mlx
+from omlx_worker.settings import MOST_ROWS
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
 
 INTERRUPTED = 128 + signal.SIGINT
-MOST_ROWS = 1024
 
 
 def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str, ...] | None]:

@@ -133,8 +133,8 @@ class Admission:
         if not isinstance(prepared, ActiveJob):
             self._traffic.put(Drop(claim, prepared))
             return True
-        # Without later jobs of the same claim, which have no sizes yet.
         held = [other for other in self._leases.jobs() if other is not claim]
+        # Without refused jobs and later ones of the same claim: they have no sizes.
         others = [other for other in held if other.sizes and not other.ending]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]

@@ -20,6 +20,8 @@ from rq.job import Job, JobStatus
 from rq.timeouts import TimerDeathPenalty
 from rq.webhook import Webhook
 
+from omlx_producer.errors import one_line
+
 log = logging.getLogger("omlx_worker.control.callbacks")
 
 LIMIT_SECONDS = 5.0
@@ -27,7 +29,7 @@ LIMIT_SECONDS = 5.0
 
 
 class CallbackFailed(Exception):
-    """A callback raised or ran too long. The message says which."""
+    """A callback raised or ran too long. The message says which, in one line."""
 
 
 class ServedJob(Job):
@@ -108,7 +110,7 @@ def _within_limit(call: Callable[[], None]) -> None:
     except TimeoutError:
         raise CallbackFailed(f"it ran longer than {LIMIT_SECONDS:g} s") from None
     if error is not None:
-        raise CallbackFailed(f"{type(error).__name__}: {error}") from error
+        raise CallbackFailed(one_line(f"{type(error).__name__}: {error}")) from error
 
 
 # Without a handler of redirects: an allowed host must not lead to another one.

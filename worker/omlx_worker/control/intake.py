@@ -78,14 +78,17 @@ class Intake:
             claim.data = b""
             if claim.data_bytes > LARGE_BYTES:
                 release_memory()
-        claim.sizes = tuple((row.length, row.longest) for row in rows)
-        if objection := self._objection(claim.sizes):
+        sizes = tuple((row.length, row.longest) for row in rows)
+        if objection := self._objection(sizes):
             return Failed(objection, retry=False)
         if request.window_seconds is not None:
             claim.expires_in = request.window_seconds - self._age(claim)
             if overdue := claim.overdue:
                 return Failed(overdue, retry=False)
-        return self._resumed(claim, request, rows)
+        job = self._resumed(claim, request, rows)
+        # A refused job is held until its ending is written, and must take no room until then.
+        claim.sizes = sizes
+        return job
 
     def _age(self, claim: Claim) -> float:
         """Seconds from a job's creation to its claim; 0 if its hash does not say."""

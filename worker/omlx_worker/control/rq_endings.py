@@ -148,7 +148,7 @@ def end_through_rq(
         return None
     if leases.renew([claim]):
         log.warning("job %s is no longer this worker's; its ending is dropped", claim.id)
-        leases.forget(claim)
+        leases.lose(claim)
         return None
     worker.fence = partial(_watch, worker, leases, claim, ending)
     try:
@@ -162,7 +162,7 @@ def end_through_rq(
             _fail(worker, leases, claim, job, ending)
     except LeaseGone:
         log.info("job %s has ended, or is no longer this worker's", claim.id)
-        leases.forget(claim)
+        leases.lose(claim)
         return None
     except WatchError as error:
         raise ConnectionError(f"the ending of job {claim.id} may not have arrived") from error

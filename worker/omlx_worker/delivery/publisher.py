@@ -200,17 +200,9 @@ class Publisher:
         """Drop a job whose lease is gone."""
         self._drop_rows(Drop(claim, Lost()))
         job = self._forget(claim)
-        if not self._leases.holds(claim):
-            return
-        log_end(claim, job, "lost", f"the lease is gone, the job is {status}")
-        if status == "canceled":
-            try:
-                self._insist(lambda: self._leases.tell_cancelled(claim.id))
-            except ResponseError as error:
-                log.warning("the stream of job %s cannot be ended: %s", claim.id, error)
-        if claim.needs_rq and status in ("canceled", "deleted"):
-            self._insist(lambda: self._leases.release_slot(claim))
-        self._leases.forget(claim)
+        if self._leases.holds(claim):
+            log_end(claim, job, "lost", f"the lease is gone, the job is {status}")
+            self._insist(lambda: self._leases.lose(claim))
 
     def _end(self, dropped: Sequence[Drop]) -> None:
         endings = []

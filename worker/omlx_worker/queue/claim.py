@@ -33,7 +33,7 @@ class Claim:
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
         ending: its rows are done, and RQ's handlers are to end it.
-        sizes: of its rows, once known; see `omlx_worker.decode.budget`.
+        sizes: of its rows, once it is ready to run; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
         expires_in: seconds from the claim to the end of the completion window, None without one.
         enqueued_at: seconds since 1970, on the producer's clock; None if unknown.

@@ -14,7 +14,7 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.outage import passes
-from omlx_producer.protocol import TerminalEvent, TokensEvent
+from omlx_producer.protocol import TerminalEvent, TokensEvent, ended_stream
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -54,7 +54,7 @@ class Ending:
         return b64encode(zlib.compress(self.sentence.encode())).decode()
 
     @property
-    def fields(self) -> tuple[str, str, int, str, str, int]:
+    def fields(self) -> tuple[str, str, int, str, str, int, str]:
         """The arguments of commit.lua after the lease."""
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
@@ -64,6 +64,7 @@ class Ending:
             self.event.stream_id,
             self.event.model_dump_json(),
             self.published,
+            ended_stream(self.event.job_id) or "",
         )
 
 

@@ -14,20 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis import Redis
-from redis.client import Pipeline
-from rq.executions import ExecutionRegistry
-from rq.job import Job
-from rq.rate_limit import RateLimitRegistry
 
-from omlx_producer.outcome import read_stream_end, write_stream_end
-from omlx_producer.protocol import (
-    CancelledEvent,
-    TokensEvent,
-    events_key,
-    tokens_channel,
-)
+from omlx_producer.outcome import read_stream_end
+from omlx_producer.protocol import ENDED_SECONDS, TokensEvent, events_key, tokens_channel
+from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
-from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN, Commit, Ending
+from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import SUSPECT_CRASHES, Quarantine
 
@@ -184,12 +176,15 @@ class LeaseTable:
                 int(force),
                 events_key(""),
                 tokens_channel(""),
+                ENDED_SECONDS,
             ]
             for job, ending in here:
                 args += [*job.lease, *ending.fields]
             for (job, _), reply in zip(here, self._commit(args=args), strict=True):
-                verdicts[job] = Commit.of(reply)
-                if verdicts[job] not in (Commit.NEEDS_RQ, Commit.BEHIND):
+                verdict = verdicts[job] = Commit.of(reply)
+                if verdict is Commit.LOST:
+                    self.lose(job)
+                elif verdict not in (Commit.NEEDS_RQ, Commit.BEHIND):
                     self.forget(job)
         return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
 
@@ -199,33 +194,10 @@ class LeaseTable:
         if tokens < ending.published:
             self.append([(job, event) for event in ending.events_after(tokens)])
 
-    def tell_cancelled(self, job_id: str) -> None:
-        """Write the terminal event of a job that somebody else cancelled, if it has none.
-
-        RQ's cancel takes a running job from its worker without an event. `omlx_producer.cancel`
-        writes one, for a job that was back in its queue while its worker was away.
-        """
-
-        def write(pipeline: Pipeline) -> None:
-            tokens, over = read_stream_end(pipeline, job_id)
-            status = pipeline.hget(job_key, "status")
-            pipeline.multi()
-            if status == b"canceled" and not over:
-                event = CancelledEvent(job_id=job_id, n=tokens, error=CANCELLED_WHILE_IT_RAN)
-                write_stream_end(pipeline, event, keep_for=self.stream_ttl)
-
-        job_key = Job.key_for(job_id)
-        self.connection.transaction(write, job_key, events_key(job_id))
-
-    def release_slot(self, job: Claim) -> None:
-        """Release the rate limit of a job that somebody else cancelled or deleted while it ran.
-
-        RQ keeps the limit until the job's execution is over.
-        """
-        self.connection.zrem(ExecutionRegistry(job.id, self.connection).key, job.execution)
-        # A deleted job no longer says which limit it had.
-        for limit in RateLimitRegistry.all(self.connection):
-            limit.release_stale_and_enqueue(job.id)
+    def lose(self, job: Claim) -> None:
+        """Drop a job whose lease is gone."""
+        clear_up(self.connection, job, self.stream_ttl)
+        self.forget(job)
 
     def renew(self, jobs: Iterable[Claim] | None = None) -> dict[str, str | int]:
         """Renew leases, all by default; returns the statuses of jobs whose leases are gone."""

@@ -101,7 +101,7 @@ def test_rows_that_join_and_leave_at_different_times_come_out_whole(bench: Bench
     while not all(job.finished for job in jobs):
         bench.until(Stepped)
     for job in jobs:
-        assert (job.choices[0].tokens, job.choices[0].text) == expected(job.rows[0].request)
+        assert (job.rows[0].tokens, job.choices[0].text) == expected(job.rows[0].request)
     assert bench.decode_thread.counters.tokens == sum(job.tokens for job in jobs)
     assert 1 < bench.decode_thread.counters.mean_batch <= 8
 

@@ -96,7 +96,6 @@ class AutoPolicy:
     """
 
     def __init__(self, max_depth: int, own_depth: int | None = None) -> None:
-        self.transitions = 0
         self.max_depth = max_depth
         self.own_depth = max_depth if own_depth is None else own_depth
         # Between the deepest of its own and the deepest at all one more will do.
@@ -142,7 +141,6 @@ class AutoPolicy:
                 cell.depths[current].shift = math.inf  # in doubt: it may have met a bad moment
             size.reason = f"depth {best}: {gain:+.0%} against depth {current}"
             size.depth, size.regret, current = best, 0.0, best
-            self.transitions += 1
         return self._decide(current, size.reason)
 
     def observe(self, report: StepReport) -> None:

@@ -17,9 +17,6 @@ Mode = Literal["auto", "hybrid", "mtp", "batched"]
 class DepthPolicy(Protocol):
     """Asked before every step; told about every step once its outcome is read."""
 
-    transitions: int
-    """Changes of the depth in use; probes of another one are not counted."""
-
     def choose(
         self,
         rows: Sequence[RowView],
@@ -40,7 +37,6 @@ class FixedPolicy:
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._reason = f"depth {depth} throughout"
-        self.transitions = 0
 
     def choose(
         self,
@@ -61,7 +57,6 @@ class HybridPolicy:
         self._max_depth = max_depth
         self._alone: bool | None = None
         self._reason = ""
-        self.transitions = 0
 
     def choose(
         self,
@@ -70,7 +65,6 @@ class HybridPolicy:
         coming: int = 0,  # noqa: ARG002
     ) -> Decision:
         if rows and (len(rows) == 1) != self._alone:
-            self.transitions += self._alone is not None
             came_back = self._alone is False
             self._alone = len(rows) == 1
             if not self._alone:

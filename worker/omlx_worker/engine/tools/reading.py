@@ -69,7 +69,9 @@ class CallReader:
             if null and parameter.type == "string" and not parameter.nullable:
                 arguments[parameter.key] = "null"
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        return FunctionCall(name=function.name, arguments=text)
+        # Half of a surrogate pair is no text that can be sent. Its escape in JSON is the same here.
+        sendable = text.encode(errors="backslashreplace").decode()
+        return FunctionCall(name=function.name, arguments=sendable)
 
 
 def _parse_bare(text: str, _: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,18 +5,20 @@
 -- ARGV[3]     '1': end jobs with dependents too (RQ's handlers have failed on these jobs)
 -- ARGV[4]     prefix of event streams
 -- ARGV[5]     prefix of token channels
--- ARGV[6..]   for each job: queue, job, execution,
+-- ARGV[6]     seconds until the stream of a bulk run's ended jobs expires
+-- ARGV[7..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped',
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
---             id of the terminal event, the terminal event, tokens published
+--             id of the terminal event, the terminal event, tokens published,
+--             stream of its bulk run's ended jobs, or ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
 -- gone; 2 if the job has dependents (nothing is written, RQ's handlers must end it); 4 if the server
 -- has lost tokens of the job (nothing is written); or the error of the command that Redis refused.
 
 local worker, longest, forced = ARGV[1], ARGV[2], ARGV[3] == '1'
-local events, channels = ARGV[4], ARGV[5]
+local events, channels, run_ttl = ARGV[4], ARGV[5], ARGV[6]
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -45,15 +47,11 @@ local function add_result(job, execution, succeeded, payload, started, ttl)
 end
 
 -- The last writes: nothing is published that is not committed.
-local function announce(job, id, event, succeeded, ttl)
+local function announce(job, id, event, run, succeeded, ttl)
   local stream = events .. job
   redis.pcall('XADD', stream, id, 'event', event)
   redis.call('PUBLISH', channels .. job, event)
-  -- The stream of ended jobs of a bulk run; see `ended_stream` in protocol.py.
-  local run = string.match(job, '^bulk%-(%x+)%-')
-  if run and try('XADD', 'omlx:bulk:' .. run, '*', 'job', job) then
-    redis.call('EXPIRE', 'omlx:bulk:' .. run, 604800)
-  end
+  if run ~= '' and try('XADD', run, '*', 'job', job) then redis.call('EXPIRE', run, run_ttl) end
   if ttl == 0 then
     redis.call('EXPIRE', stream, 60)
   elseif succeeded then
@@ -63,7 +61,7 @@ local function announce(job, id, event, succeeded, ttl)
   end
 end
 
-local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published)
+local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published, run)
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
   -- RQ writes two colons.
@@ -104,15 +102,15 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     end
   end
   drop_execution(queue, job, execution)
-  announce(job, id, event, succeeded, ttl)
+  announce(job, id, event, run, succeeded, ttl)
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started
   return 1
 end
 
 local replies = {}
-for i = 6, #ARGV, 9 do
-  local ran, reply = pcall(commit, unpack(ARGV, i, i + 8))
+for i = 7, #ARGV, 10 do
+  local ran, reply = pcall(commit, unpack(ARGV, i, i + 9))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply
 end

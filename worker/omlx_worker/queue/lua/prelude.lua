@@ -12,7 +12,7 @@ local function queue_key(queue) return RQ .. 'queue:' .. queue end
 local function started_key(queue) return RQ .. 'wip:' .. queue end
 local function executions_key(job) return RQ .. 'executions:' .. job end
 local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
-local function reservation_key(job) return 'omlx:trial:' .. job end
+local function reservation_key(job) return 'omlx:suspect:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
 -- This project's fields in RQ's job hash. RQ keeps unknown fields.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from omlx_worker.decode.depth.auto import INTERVAL, AutoPolicy
+from omlx_worker.decode.depth.auto import INTERVAL, PROBE, AutoPolicy
 from tests.unit.worker.decode.depth.feeding import feed, rows
 
 CHEAP, STEEP = (1.0, 1.1, 1.2, 1.3), (1.0, 2.5, 4.0, 5.5)
@@ -17,6 +17,11 @@ def calibrated(seconds: tuple[float, ...], slots: int = 2) -> AutoPolicy:
     for depth, cost in enumerate(seconds):
         policy.cells[slots, 0].put(depth, cost)
     return policy
+
+
+def longest_away_from(depth: int, made: list[int]) -> int:
+    """The most steps in a row at other depths."""
+    return max(len(list(run)) for same, run in itertools.groupby(made, depth.__eq__) if not same)
 
 
 def test_without_a_grid_the_best_depth_is_found_within_thirty_steps() -> None:
@@ -36,7 +41,7 @@ def test_with_a_grid_the_first_step_is_at_the_best_depth() -> None:
 def test_noise_and_outliers_change_nothing_between_probes() -> None:
     policy = calibrated((1.0, 1.5, 1.9, 2.2))
     made = feed(policy, 2000, (1.0, 1.5, 1.9, 2.2), [3, 3], noise=NOISE)
-    assert policy.transitions == 0
+    assert longest_away_from(3, made) == PROBE
     assert made.count(3) > 0.95 * len(made)
 
 
@@ -58,8 +63,8 @@ def test_arithmetic_that_slows_down_has_the_other_depths_probed_on_credit() -> N
 def test_a_load_that_slows_all_depths_alike_changes_nothing() -> None:
     policy = calibrated(CHEAP)
     feed(policy, 200, CHEAP, [3, 3])
-    feed(policy, 400, [3 * cost for cost in CHEAP], [3, 3])
-    assert policy.transitions == 0
+    made = feed(policy, 400, [3 * cost for cost in CHEAP], [3, 3])
+    assert longest_away_from(3, made) == PROBE
 
 
 def test_probes_cost_about_half_a_percent_of_the_time() -> None:

@@ -18,7 +18,6 @@ class Scripted:
     """A policy that drafts as told and keeps what it hears."""
 
     def __init__(self, *depths: int) -> None:
-        self.transitions = 0
         self._depths = list(depths)
         self.seen: list[Sequence[RowView]] = []
         self.reports: list[StepReport] = []

@@ -18,7 +18,6 @@ def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
         policy.choose(batch, len(batch)) for batch in (one, one, two, five, two, one, [], one)
     ]
     assert [decision.depth for decision in decisions] == [3, 3, 0, 0, 0, 3, 0, 3]
-    assert policy.transitions == 2
     reasons = [decision.reason for decision in decisions]
     assert len(set(reasons)) == 3
     assert reasons[2] == reasons[3] == reasons[4]

@@ -76,6 +76,13 @@ def test_a_text_that_says_null_is_no_null() -> None:
     assert read("qwen3_coder", text) == [("get_weather", {"place": "null"})]
 
 
+def test_half_a_surrogate_pair_stays_an_escape_so_that_the_call_can_be_sent() -> None:
+    text = '{"name": "get_weather", "arguments": {"place": "é \\ud83d"}}'
+    (call,) = CallReader(tokenizer_of("json_tools"), [WEATHER]).read(text)
+    # A test's report cannot be sent with it either.
+    assert call.arguments.encode(errors="replace").decode() == '{"place": "é \\ud83d"}'
+
+
 @pytest.mark.parametrize("family", ADDED)
 @pytest.mark.parametrize(
     "text",
