@@ -124,8 +124,9 @@ class Grammars:
 
     @cached_property
     def special(self) -> frozenset[str]:
-        """Tokens that grammars may name."""
-        return frozenset(self._tokenizer._tokenizer.get_added_vocab())
+        """Tokens that grammars may name. Others, such as line ends, may be added tokens too."""
+        added = self._tokenizer._tokenizer.get_added_vocab()
+        return frozenset(filter(re.compile(r"<[^<>\s]+>").fullmatch, added))
 
     def _compiled(self, constraint: Constraint) -> Grammar | str:
         """The grammar of a constraint, or why there is none, which is kept as well."""
@@ -158,7 +159,9 @@ class Grammars:
         form = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
         [answer] = form["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
-        return json.dumps({"grammars": [lead, {**answer, "name": "answer"}]})
+        # Names of tokens stay as they are, for `_without`.
+        whole = {"grammars": [lead, {**answer, "name": "answer"}]}
+        return json.dumps(whole, ensure_ascii=False)
 
 
 def _text_of_answer(constraint: Constraint) -> str:

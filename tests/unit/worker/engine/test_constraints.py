@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
@@ -58,6 +59,16 @@ def test_a_constraint_may_begin_after_a_marker() -> None:
 def test_grammars_may_name_tokens() -> None:
     assert matches(Constraint("grammar", 'start: "a" <|im_start|> "b"'), "a<|im_start|>b")
     assert matches(Constraint("grammar", 'start: "a" <[1]> "b"'), "a<|im_start|>b")
+
+
+@pytest.mark.parametrize("begin_after", ["", "</think>"])
+def test_grammars_have_lines_whatever_tokens_a_model_adds(begin_after: str) -> None:
+    tokenizer = copy.deepcopy(Loaded.demo().tokenizer)
+    tokenizer._tokenizer.add_tokens(["\n", "  "])
+    tokenizer._tokenizer.add_tokens(["<étape>"], special_tokens=True)
+    grammar = Constraint("grammar", 'start: "a"\n  | b\nb: "b" <étape>\n', begin_after)
+
+    assert Grammars(tokenizer, len(tokenizer)).compile(grammar)
 
 
 def test_a_marker_may_be_a_special_token() -> None:
