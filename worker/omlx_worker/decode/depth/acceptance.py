@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from omlx_worker.decode.depth.records import Outcome
+from omlx_worker.engine.row import Emission
 
 ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
 PRIOR = 4.0  # drafts that the model's record counts for in a row's
@@ -99,23 +99,23 @@ class Acceptance:
         """Remember which rows are expected to have looked-up drafts at the decision made now."""
         self._predicted.append(self._found)
 
-    def observe(self, outcomes: Sequence[Outcome], depth: int) -> None:
-        """Learn from the outcomes of a step whose window had ``depth`` drafts."""
+    def observe(self, emissions: Sequence[Emission], depth: int) -> None:
+        """Learn from the emissions of a step whose window had ``depth`` drafts."""
         predicted = self._predicted[0] if self._predicted else frozenset()
         found = set(self._found)
         changed = False
-        for outcome in outcomes:
-            row_id = outcome.row_id
+        for emission in emissions:
+            row_id = emission.row_id
             if row_id in self._rows:
-                (found.add if outcome.found else found.discard)(row_id)
+                (found.add if emission.found else found.discard)(row_id)
             if row_id in predicted:
                 # A prediction also fails if nothing is found any more, or something wrong.
-                judged = outcome.looked_up and outcome.drafted
-                hit = outcome.looked_up and outcome.foretold and not depth
-                counts = (outcome.drafted, outcome.accepted) if judged else (1, int(hit))
+                judged = emission.looked_up and emission.drafted
+                hit = emission.looked_up and emission.foretold and not depth
+                counts = (emission.drafted, emission.accepted) if judged else (1, int(hit))
                 changed |= self._add(row_id, *counts, looked_up=True)
-            if outcome.drafted and not outcome.looked_up:
-                changed |= self._add(row_id, outcome.drafted, outcome.accepted, looked_up=False)
+            if emission.drafted and not emission.looked_up:
+                changed |= self._add(row_id, emission.drafted, emission.accepted, looked_up=False)
         if changed or found != self._found:
             self._found = frozenset(found)
             self._add_up()

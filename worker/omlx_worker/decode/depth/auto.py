@@ -147,7 +147,7 @@ class AutoPolicy:
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
-        self.acceptance.observe(report.outcomes, report.depth)
+        self.acceptance.observe(report.emissions, report.depth)
         self._timed = report.seconds is not None
         if report.seconds:
             slots = slots_for(report.slots)

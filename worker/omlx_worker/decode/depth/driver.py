@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
-from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission
 
@@ -108,10 +108,7 @@ class DepthDriver:
             slots=self._slots,
             depth=depth,
             context=self._context,
-            outcomes=[
-                Outcome(e.row_id, e.drafted, e.accepted, e.looked_up, e.foretold, e.found)
-                for e in emissions
-            ],
+            emissions=emissions,
         )
         self._policy.observe(report)
 
