@@ -2,12 +2,15 @@
 
 Each row has a record of either, with the record of all rows as prior. Which of the two counts for
 a row in the next step is predicted: lookups, if its last outcome says that one was found.
+
+Drafts that a grammar forces count as the model's own. If the model makes none, they are all that a
+constrained row has beside lookups, up to any depth, and a step without one counts as a miss.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from omlx_worker.engine.row import Emission
 
@@ -77,13 +80,15 @@ class Acceptance:
         self.totals: list[float] = []
         self._max_depth, self._own_depth = max_depth, own_depth
         self._limits: Mapping[str, int] = {}
+        self._forced: Set[str] = frozenset()
         self._rows: dict[str, tuple[Record, Record]] = {}
         self._found: frozenset[str] = frozenset()
         self._predicted = deque[frozenset[str]](maxlen=AHEAD)
 
-    def keep(self, limits: Mapping[str, int]) -> None:
+    def keep(self, limits: Mapping[str, int], constrained: Set[str] = frozenset()) -> None:
         """Know these rows, with the most drafts of each, and forget all others."""
         self._limits = limits
+        self._forced = frozenset() if self._own_depth else constrained
         self.own.fold(MODEL_MEMORY)
         self.lookup.fold(MODEL_MEMORY)
         rows, self._rows = self._rows, {}
@@ -114,8 +119,9 @@ class Acceptance:
                 hit = emission.looked_up and emission.foretold and not depth
                 counts = (emission.drafted, emission.accepted) if judged else (1, int(hit))
                 changed |= self._add(row_id, *counts, looked_up=True)
-            if emission.drafted and not emission.looked_up:
-                changed |= self._add(row_id, emission.drafted, emission.accepted, looked_up=False)
+            drafted = emission.drafted or int(depth > 0 and row_id in self._forced)
+            if drafted and not emission.looked_up:
+                changed |= self._add(row_id, drafted, emission.accepted, looked_up=False)
         if changed or found != self._found:
             self._found = frozenset(found)
             self._add_up()
@@ -139,9 +145,10 @@ class Acceptance:
             self._rows[row_id][1].expect(self.lookup, limit)
         else:
             record = self._rows[row_id][0]
-            record.expect(self.own, min(limit, self._own_depth))
+            depth = self._max_depth if row_id in self._forced else self._own_depth
+            record.expect(self.own, min(limit, depth))
             # Deeper steps have no drafts but those looked up.
-            record.expected[self._own_depth + 1 :] = [0.0] * (self._max_depth - self._own_depth)
+            record.expected[depth + 1 :] = [0.0] * (self._max_depth - depth)
 
     def _add_up(self) -> None:
         each = [records[row_id in self._found].expected for row_id, records in self._rows.items()]

@@ -82,7 +82,7 @@ class DepthDriver:
             coming: see `Scheduler.coming`.
         """
         self._slots = slots
-        views = [RowView(row.row_id, self._limit(row), row.length) for row in rows]
+        views = [self._view(row) for row in rows]
         self._context = max((view.context for view in views), default=0)
         decision = self._policy.choose(views, slots, coming)
         self._dispatched, self._decision = self._decision, decision
@@ -112,9 +112,10 @@ class DepthDriver:
         )
         self._policy.observe(report)
 
-    def _limit(self, row: DecodeRow) -> int:
-        asked = row.request.depth
-        return self._depth if asked is None else min(self._depth, asked)
+    def _view(self, row: DecodeRow) -> RowView:
+        asked, constrained = row.request.depth, row.request.grammar is not None
+        limit = self._depth if asked is None else min(self._depth, asked)
+        return RowView(row.row_id, limit, row.length, constrained)
 
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:

@@ -25,11 +25,13 @@ class RowView:
     Attributes:
         limit: the most drafts a step that this row may have; 0 where it must not draft.
         context: tokens in its cache.
+        constrained: whether a grammar may force drafts on it.
     """
 
     row_id: str
     limit: int
     context: int = 0
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,21 @@ def test_a_row_without_a_match_has_no_drafts_in_steps_deeper_than_the_models_own
     assert ordinary.totals[MOST] == 0
 
 
+def test_a_constrained_row_is_expected_to_accept_what_its_grammar_forces() -> None:
+    acceptance = Acceptance(MOST, own_depth=0)
+    limits = {"held": MOST, "free": MOST}
+    for step in range(120):
+        acceptance.keep(limits, {"held"})
+        acceptance.decide()
+        forced = 4 * (step % 2)
+        acceptance.observe([outcome("held", forced, forced), outcome("free", 0, 0)], MOST)
+    both = acceptance.totals[4]
+    acceptance.keep({"free": MOST})
+
+    assert 1.5 < both < 2.5
+    assert acceptance.totals == [0.0] * (MOST + 1)
+
+
 def test_lookups_that_fail_do_not_lower_what_the_model_itself_is_expected_to_do() -> None:
     acceptance = learnt(outcome("row", 3, 0, looked_up=True, found=True), 3)
     before = acceptance.totals[3]
