@@ -155,12 +155,9 @@ class Grammars:
         if not constraint.begin_after:
             return text
         before, after = _lead(constraint, self.tokens)
-        form = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
-        [answer] = form["grammars"]
+        [answer] = json.loads(text)["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
-        # Names of tokens stay as they are, for `_without`.
-        whole = {"grammars": [lead, {**answer, "name": "answer"}]}
-        return json.dumps(whole, ensure_ascii=False)
+        return _form(lead, {**answer, "name": "answer"})
 
 
 def _text_of_answer(constraint: Constraint) -> str:
@@ -170,7 +167,7 @@ def _text_of_answer(constraint: Constraint) -> str:
     value = constraint.value
     match constraint.kind:
         case "grammar":
-            return LLMatcher.grammar_from_lark(value)
+            return _form({"lark_grammar": value})
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
@@ -181,6 +178,11 @@ def _text_of_answer(constraint: Constraint) -> str:
         return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
     except ValueError as error:
         raise BadConstraint(_reason(str(error))) from None
+
+
+def _form(*grammars: dict[str, str]) -> str:
+    """Grammars in llguidance's own form. Names of tokens stay as they are, for `_without`."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _is_harmless(constraint: Constraint) -> bool:

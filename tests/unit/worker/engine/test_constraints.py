@@ -99,6 +99,13 @@ def test_a_keyword_that_would_be_ignored_is_refused_with_its_path() -> None:
     )
 
 
+@pytest.mark.parametrize("begin_after", ["", "</think>"])
+@pytest.mark.parametrize("value", ["{x", '{"grammars": [{"lark_grammar": "start: \\"a\\""}]}'])
+def test_a_grammar_that_is_not_larks_is_refused(value: str, begin_after: str) -> None:
+    with pytest.raises(BadConstraint, match="expecting rule, token or statement"):
+        grammars().compile(Constraint("grammar", value, begin_after))
+
+
 def test_a_schema_cannot_ask_to_be_taken_leniently() -> None:
     lenient = {"x-guidance": {"lenient": True}, "not": {"type": "string"}}
 
