@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from omlx_worker.decode.depth.fixed import DepthPolicy
 from omlx_worker.decode.depth.records import (
-    Outcome,
     RowView,
     StepReport,
     bucket_of,
     slots_for,
 )
+from omlx_worker.engine.row import Emission
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 
@@ -158,12 +158,12 @@ class SimulatedEngine:
             seconds += RESUME * verify
         self.last_seconds = seconds
         rows, tokens, expected, judged = len(self._rows), 0, 0.0, 0
-        outcomes = []
+        emissions = []
         for name, row in list(self._rows.items()):
             row.drafts = min(row.drafts, window)
             judged = max(judged, row.drafts)
             accepted = row.accept()
-            outcomes.append(Outcome(name, row.drafts, accepted))
+            emissions.append(Emission(name, [], "", drafted=row.drafts, accepted=accepted))
             expected += row.job.expected(row.drafts)
             tokens += min(1 + accepted, row.left)
             row.left -= 1 + accepted
@@ -182,7 +182,7 @@ class SimulatedEngine:
         self._drafted = drafted
         if judged != drafted:
             time = None
-        self._landing = StepReport(time, self.slots, judged, context, outcomes)
+        self._landing = StepReport(time, self.slots, judged, context, emissions)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
     def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -25,6 +26,9 @@ from omlx_worker.engine.tools.reading import CallReader
 from omlx_worker.engine.tools.syntax import syntax_of
 
 _LEADING = ("system", "developer")
+_VARIABLES = frozenset({"tools", "documents"})
+"""Arguments of transformers' `apply_chat_template` that templates see."""
+
 _OTHER = "\u2063"
 """An invisible separator, with which no message is likely to begin."""
 
@@ -40,6 +44,8 @@ class Chat:
         self._tokenizer = tokenizer
         self._model = model
         self._syntax = syntax_of(tokenizer)
+        arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
+        self._reserved = arguments.keys() - _VARIABLES
         # The last system message asked about, and its tokens: chats of a file often share one.
         self._asked, self._begins = "", list[int]()
 
@@ -49,6 +55,12 @@ class Chat:
         Raises:
             InvalidRequest: if the model has no template or its template does not take them.
         """
+        # One of them is a template, which could run for ever; others change what is returned.
+        if reserved := self._reserved & (request.chat_template_kwargs or {}).keys():
+            raise InvalidRequest(
+                f"chat_template_kwargs: {min(reserved)} is no variable of a chat template; leave "
+                "it out"
+            )
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
                 f"messages: {self._model} has no chat template; send a prompt instead"

@@ -1,7 +1,7 @@
 """Compiles what a text must match: constraints to grammars of llguidance over a model's tokens.
 
 Grammars are compiled in the thread that prepares rows, never in the one that decodes. Each is first
-tried in a process of its own; see `omlx_worker.engine.trial`.
+tried in a process of its own; see `omlx_worker.engine.dry_run`.
 
 Nothing is relaxed: a schema with a keyword that llguidance does not enforce is refused.
 """
@@ -30,7 +30,7 @@ MOST_GRAMMARS = 128
 """Compiled grammars that are kept; the least recently used go."""
 
 HARMLESS_CHOICES = 10_000
-"""Characters of choices up to which they are compiled without a trial."""
+"""Characters of choices up to which they are compiled without a dry run."""
 
 MOST_SECONDS = 2.0
 """What compiling one grammar may take."""
@@ -44,10 +44,10 @@ JSON_FORM: JsonCompileOptions = {
 }
 """JSON is written as `json.dumps` writes it, so most tokens between values are forced."""
 
-_TRIAL = Path(__file__).with_name("trial.py")
+_DRY_RUN = Path(__file__).with_name("dry_run.py")
 
 _SOME_TOKEN = "<[256]>"
-"""A token of the trial's vocabulary that is not a byte."""
+"""A token of the dry run's vocabulary that is not a byte."""
 
 _PLAINLY = {
     "NoExtension": "no text can match it",
@@ -75,7 +75,6 @@ class Grammar:
         ends: end tokens, allowed where a text may end.
     """
 
-    constraint: Constraint
     start: LLMatcher = field(repr=False)
     vocabulary: int
     ends: frozenset[int]
@@ -124,8 +123,9 @@ class Grammars:
 
     @cached_property
     def special(self) -> frozenset[str]:
-        """Tokens that grammars may name."""
-        return frozenset(self._tokenizer._tokenizer.get_added_vocab())
+        """Tokens that grammars may name. Others, such as line ends, may be added tokens too."""
+        added = self._tokenizer._tokenizer.get_added_vocab()
+        return frozenset(filter(re.compile(r"<[^<>\s]+>").fullmatch, added))
 
     def _compiled(self, constraint: Constraint) -> Grammar | str:
         """The grammar of a constraint, or why there is none, which is kept as well."""
@@ -133,7 +133,7 @@ class Grammars:
             tokens = self.tokens
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
-                _try(constraint, _without(self.special, text))
+                _dry_run(constraint, _without(self.special, text))
         except TooSlow:
             raise  # and not kept: the machine may have been busy
         except BadConstraint as error:
@@ -147,7 +147,7 @@ class Grammars:
             return _reason(start.get_error())
         if warnings := start.get_grammar_warnings():
             return _reason(warnings[0])
-        return Grammar(constraint, start, tokens.vocab_size, frozenset(tokens.eos_tokens))
+        return Grammar(start, tokens.vocab_size, frozenset(tokens.eos_tokens))
 
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""
@@ -155,10 +155,9 @@ class Grammars:
         if not constraint.begin_after:
             return text
         before, after = _lead(constraint, self.tokens)
-        form = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
-        [answer] = form["grammars"]
+        [answer] = json.loads(text)["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
-        return json.dumps({"grammars": [lead, {**answer, "name": "answer"}]})
+        return _form(lead, {**answer, "name": "answer"})
 
 
 def _text_of_answer(constraint: Constraint) -> str:
@@ -168,7 +167,7 @@ def _text_of_answer(constraint: Constraint) -> str:
     value = constraint.value
     match constraint.kind:
         case "grammar":
-            return LLMatcher.grammar_from_lark(value)
+            return _form({"lark_grammar": value})
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
@@ -181,8 +180,13 @@ def _text_of_answer(constraint: Constraint) -> str:
         raise BadConstraint(_reason(str(error))) from None
 
 
+def _form(*grammars: dict[str, str]) -> str:
+    """Grammars in llguidance's own form. Names of tokens stay as they are, for `_without`."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
 def _is_harmless(constraint: Constraint) -> bool:
-    """Whether it compiles in no time whoever wrote it, so that no trial is needed."""
+    """Whether it compiles in no time whoever wrote it, so that no dry run is needed."""
     if constraint.kind == "choice":
         return len(constraint.value) <= HARMLESS_CHOICES
     return constraint.kind == "json_object"
@@ -204,13 +208,13 @@ def _lead(constraint: Constraint, tokens: LLTokenizer) -> tuple[str, str]:
 
 
 def _without(special: Iterable[str], text: str) -> str:
-    """A grammar whose named tokens are all replaced by one that the trial knows."""
+    """A grammar whose named tokens are all replaced by one that the dry run knows."""
     for name in special:
         text = text.replace(name, _SOME_TOKEN)
     return re.sub(r"<\[[^]<>]*\]>", _SOME_TOKEN, text)
 
 
-def _try(constraint: Constraint, text: str) -> None:
+def _dry_run(constraint: Constraint, text: str) -> None:
     """Compile a grammar in another process.
 
     Raises:
@@ -220,7 +224,7 @@ def _try(constraint: Constraint, text: str) -> None:
     if constraint.kind == "json_schema":
         asked |= {"schema": json.loads(constraint.value), "options": JSON_FORM}
     with subprocess.Popen(
-        [sys.executable, "-P", _TRIAL],
+        [sys.executable, "-P", _DRY_RUN],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -15,6 +15,9 @@ from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, pa
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Known, Row
 
+PREFILL_CHUNK = 512
+"""Tokens of a prompt that are read within a step, at most."""
+
 
 class _RowSampler:
     """One row's sampler, called by mlx-lm once a token. Noise and filters are those of the batch.
@@ -67,12 +70,10 @@ class GeneratorDecoder:
     depth = own_depth = 0
     looks_up = shares = False
 
-    def __init__(
-        self, model: nn.Module, max_rows: int, prefill_chunk: int = 512, reason: str = ""
-    ) -> None:
+    def __init__(self, model: nn.Module, max_rows: int, reason: str = "") -> None:
         self.reason = reason
         self._generator = BatchGenerator(
-            model, completion_batch_size=max_rows, prefill_step_size=prefill_chunk
+            model, completion_batch_size=max_rows, prefill_step_size=PREFILL_CHUNK
         )
         self._footprint = GeneratorFootprint(model)
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)

@@ -60,7 +60,8 @@ class _ByteLevel(_Exact, BPEStreamingDetokenizer):
 
 class _SentencePiece(_Exact, SPMStreamingDetokenizer):
     def _bytes_of(self, token: int) -> bytes:
-        written: bytes = self.tokenmap[token]
+        # Of a token that pads the vocabulary, at which mlx-lm raises, nothing is written.
+        written: bytes = self.tokenmap[token] if token < len(self.tokenmap) else b""
         return written.replace(self._sep, b" ")
 
     def _trimmed(self, text: str) -> str:

@@ -90,6 +90,17 @@ def test_the_effort_reaches_the_template_and_none_means_no_thinking() -> None:
     assert prompt(thinking=True, reasoning_effort="none", **kwargs).endswith("<think>\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("tokenize", False), ("chat_template", "hi"), ("max_length", 2)]
+)
+def test_what_is_no_variable_of_a_template_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        prompt(chat_template_kwargs={"thinks": True, name: value})
+    assert str(caught.value) == (
+        f"chat_template_kwargs: {name} is no variable of a chat template; leave it out"
+    )
+
+
 def test_plain_answers_have_no_form() -> None:
     assert form("json_tools") is None
     assert form("json_tools", tools=[tool()], tool_choice="none") is None

@@ -12,6 +12,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine import generator
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.loader import load_engine
@@ -27,11 +28,14 @@ def llama(llama_path: Path) -> Loaded:
     return Loaded.at(llama_path)
 
 
-def test_a_llama_decodes_greedily_as_mlx_lm_does_with_staggered_arrivals(llama: Loaded) -> None:
+def test_a_llama_decodes_greedily_as_mlx_lm_does_with_staggered_arrivals(
+    llama: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = {str(i): llama.greedy(prompt, 30) for i, prompt in enumerate(PROMPTS)}
+    monkeypatch.setattr(generator, "PREFILL_CHUNK", 8)
 
     got = run(
-        GeneratorDecoder(llama.network, max_rows=4, prefill_chunk=8),
+        GeneratorDecoder(llama.network, max_rows=4),
         [row(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)],
         arrivals={"1": 4, "3": 11},
     )

@@ -91,7 +91,7 @@ def test_template_arguments_that_clash_with_the_templates_own_are_refused(
 ) -> None:
     request = ask(
         messages=[{"role": "user", "content": "x"}],
-        chat_template_kwargs={"add_generation_prompt": False},
+        chat_template_kwargs={"messages": []},
     )
     with pytest.raises(InvalidRequest, match="chat template of tiny does not take them"):
         prompter.rows(request, "job")

@@ -117,21 +117,28 @@ def test_a_replacement_character_that_the_model_wrote_is_text_at_once(qwen: Load
     assert follow(qwen, [*tokens, eos])[0] == ["a", "", "", "�", ""]
 
 
-def test_a_sentencepiece_tokenizer_keeps_that_character_and_drops_half_of_another() -> None:
+SPACE, LETTER, REPLACEMENT, BYTE = range(4)
+
+
+def sentencepiece_text(*tokens: int) -> str:
+    """The text of a row with these tokens, of a tokenizer with a space, "a", U+FFFD and bytes."""
     vocabulary = ["▁", "a", "�", *(f"<0x{byte:02X}>" for byte in range(256))]
     model = models.BPE({token: i for i, token in enumerate(vocabulary)}, [], byte_fallback=True)
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
     tokenizer = TokenizerWrapper(plain, SPMStreamingDetokenizer)
     decode_faithfully(tokenizer)
-    space, letter, replacement, byte = 0, 1, 2, 3
+    text = RowText(Row("r", [1], len(tokens), Sampling()), tokenizer)
+    return "".join(text.feed(token).text for token in tokens)
 
-    def text_of(*tokens: int) -> str:
-        text = RowText(Row("r", [1], len(tokens), Sampling()), tokenizer)
-        return "".join(text.feed(token).text for token in tokens)
 
-    assert text_of(space, letter, replacement) == "a�"
-    assert text_of(letter, *(byte + value for value in "é�".encode())) == "aé�"
-    assert text_of(letter, byte + "é".encode()[0]) == "a"
+def test_a_sentencepiece_tokenizer_keeps_that_character_and_drops_half_of_another() -> None:
+    assert sentencepiece_text(SPACE, LETTER, REPLACEMENT) == "a�"
+    assert sentencepiece_text(LETTER, *(BYTE + value for value in "é�".encode())) == "aé�"
+    assert sentencepiece_text(LETTER, BYTE + "é".encode()[0]) == "a"
+
+
+def test_a_token_past_a_sentencepiece_tokenizers_own_writes_nothing() -> None:
+    assert sentencepiece_text(LETTER, BYTE + 256, LETTER) == "aa"
 
 
 def test_text_held_back_for_a_stop_string_comes_out_at_the_token_limit(qwen: Loaded) -> None:

@@ -2,14 +2,17 @@
 
 Each row has a record of either, with the record of all rows as prior. Which of the two counts for
 a row in the next step is predicted: lookups, if its last outcome says that one was found.
+
+Drafts that a grammar forces count as the model's own. If the model makes none, they are all that a
+constrained row has beside lookups, up to any depth, and a step without one counts as a miss.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from omlx_worker.decode.depth.records import Outcome
+from omlx_worker.engine.row import Emission
 
 ROW_MEMORY, MODEL_MEMORY = 0.985, 0.9995  # of a record after one more draft: 65 drafts, 2,000
 PRIOR = 4.0  # drafts that the model's record counts for in a row's
@@ -77,13 +80,15 @@ class Acceptance:
         self.totals: list[float] = []
         self._max_depth, self._own_depth = max_depth, own_depth
         self._limits: Mapping[str, int] = {}
+        self._forced: Set[str] = frozenset()
         self._rows: dict[str, tuple[Record, Record]] = {}
         self._found: frozenset[str] = frozenset()
         self._predicted = deque[frozenset[str]](maxlen=AHEAD)
 
-    def keep(self, limits: Mapping[str, int]) -> None:
+    def keep(self, limits: Mapping[str, int], constrained: Set[str] = frozenset()) -> None:
         """Know these rows, with the most drafts of each, and forget all others."""
         self._limits = limits
+        self._forced = frozenset() if self._own_depth else constrained
         self.own.fold(MODEL_MEMORY)
         self.lookup.fold(MODEL_MEMORY)
         rows, self._rows = self._rows, {}
@@ -99,23 +104,24 @@ class Acceptance:
         """Remember which rows are expected to have looked-up drafts at the decision made now."""
         self._predicted.append(self._found)
 
-    def observe(self, outcomes: Sequence[Outcome], depth: int) -> None:
-        """Learn from the outcomes of a step whose window had ``depth`` drafts."""
+    def observe(self, emissions: Sequence[Emission], depth: int) -> None:
+        """Learn from the emissions of a step whose window had ``depth`` drafts."""
         predicted = self._predicted[0] if self._predicted else frozenset()
         found = set(self._found)
         changed = False
-        for outcome in outcomes:
-            row_id = outcome.row_id
+        for emission in emissions:
+            row_id = emission.row_id
             if row_id in self._rows:
-                (found.add if outcome.found else found.discard)(row_id)
+                (found.add if emission.found else found.discard)(row_id)
             if row_id in predicted:
                 # A prediction also fails if nothing is found any more, or something wrong.
-                judged = outcome.looked_up and outcome.drafted
-                hit = outcome.looked_up and outcome.foretold and not depth
-                counts = (outcome.drafted, outcome.accepted) if judged else (1, int(hit))
+                judged = emission.looked_up and emission.drafted
+                hit = emission.looked_up and emission.foretold and not depth
+                counts = (emission.drafted, emission.accepted) if judged else (1, int(hit))
                 changed |= self._add(row_id, *counts, looked_up=True)
-            if outcome.drafted and not outcome.looked_up:
-                changed |= self._add(row_id, outcome.drafted, outcome.accepted, looked_up=False)
+            drafted = emission.drafted or int(depth > 0 and row_id in self._forced)
+            if drafted and not emission.looked_up:
+                changed |= self._add(row_id, drafted, emission.accepted, looked_up=False)
         if changed or found != self._found:
             self._found = frozenset(found)
             self._add_up()
@@ -139,9 +145,10 @@ class Acceptance:
             self._rows[row_id][1].expect(self.lookup, limit)
         else:
             record = self._rows[row_id][0]
-            record.expect(self.own, min(limit, self._own_depth))
+            depth = self._max_depth if row_id in self._forced else self._own_depth
+            record.expect(self.own, min(limit, depth))
             # Deeper steps have no drafts but those looked up.
-            record.expected[self._own_depth + 1 :] = [0.0] * (self._max_depth - self._own_depth)
+            record.expected[depth + 1 :] = [0.0] * (self._max_depth - depth)
 
     def _add_up(self) -> None:
         each = [records[row_id in self._found].expected for row_id, records in self._rows.items()]

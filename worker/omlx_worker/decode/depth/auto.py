@@ -113,7 +113,7 @@ class AutoPolicy:
         limits = {row.row_id: min(row.limit, self.max_depth) for row in rows if row.limit > 0}
         if limits != self._limits or self._step % INTERVAL == 0:
             self._limits, self._decisions = limits, {}
-            self.acceptance.keep(limits)
+            self.acceptance.keep(limits, {row.row_id for row in rows if row.constrained})
         self.acceptance.decide()
         top = max(limits.values(), default=0)
         if top == 0 or coming > len(rows):
@@ -145,7 +145,7 @@ class AutoPolicy:
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
-        self.acceptance.observe(report.outcomes, report.depth)
+        self.acceptance.observe(report.emissions, report.depth)
         self._timed = report.seconds is not None
         if report.seconds:
             slots = slots_for(report.slots)

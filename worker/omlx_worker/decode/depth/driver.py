@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
-from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission
 
@@ -82,7 +82,7 @@ class DepthDriver:
             coming: see `Scheduler.coming`.
         """
         self._slots = slots
-        views = [RowView(row.row_id, self._limit(row), row.length) for row in rows]
+        views = [self._view(row) for row in rows]
         self._context = max((view.context for view in views), default=0)
         decision = self._policy.choose(views, slots, coming)
         self._dispatched, self._decision = self._decision, decision
@@ -108,16 +108,14 @@ class DepthDriver:
             slots=self._slots,
             depth=depth,
             context=self._context,
-            outcomes=[
-                Outcome(e.row_id, e.drafted, e.accepted, e.looked_up, e.foretold, e.found)
-                for e in emissions
-            ],
+            emissions=emissions,
         )
         self._policy.observe(report)
 
-    def _limit(self, row: DecodeRow) -> int:
-        asked = row.request.depth
-        return self._depth if asked is None else min(self._depth, asked)
+    def _view(self, row: DecodeRow) -> RowView:
+        asked, constrained = row.request.depth, row.request.grammar is not None
+        limit = self._depth if asked is None else min(self._depth, asked)
+        return RowView(row.row_id, limit, row.length, constrained)
 
     def _announce(self, decision: Decision, rows: int) -> None:
         if decision.passing:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from omlx_worker.engine.row import Emission
 
 
 def slots_for(rows: int) -> int:
@@ -24,11 +25,13 @@ class RowView:
     Attributes:
         limit: the most drafts a step that this row may have; 0 where it must not draft.
         context: tokens in its cache.
+        constrained: whether a grammar may force drafts on it.
     """
 
     row_id: str
     limit: int
     context: int = 0
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +51,6 @@ class Decision:
     passing: bool = False
 
 
-class Outcome(NamedTuple):
-    """What a step's verification did for one row.
-
-    Attributes:
-        looked_up: whether its drafts are looked up, or would have been at a depth of 0.
-        foretold: whether the first draft looked up was right, judged or not.
-        found: whether the drafts of the step after it are looked up.
-    """
-
-    row_id: str
-    drafted: int
-    accepted: int
-    looked_up: bool = False
-    foretold: bool = False
-    found: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """A step whose outcome has been read.
@@ -75,11 +61,11 @@ class StepReport:
         slots: of the batch in that step, or the rows in it where slots are not known.
         depth: drafts in the window that it verified.
         context: tokens in the cache of its longest row.
-        outcomes: one a row.
+        emissions: one a row.
     """
 
     seconds: float | None
     slots: int
     depth: int
     context: int = 0
-    outcomes: Sequence[Outcome] = field(default=())
+    emissions: Sequence[Emission] = ()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.fixed import DepthPolicy
-from omlx_worker.decode.depth.records import Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import RowView, StepReport
+from omlx_worker.engine.row import Emission
+
+
+def outcome(row_id: str, drafted: int, accepted: int, **lookup: bool) -> Emission:
+    """An emission as far as a policy reads it."""
+    return Emission(row_id, [], "", drafted=drafted, accepted=accepted, **lookup)
 
 
 def rows(*limits: int) -> list[RowView]:
@@ -36,7 +42,7 @@ def feed(
         chosen.append(policy.choose(batch, len(batch)).depth)
         before, window, drafted = chosen[-3:]
         outcomes = [
-            Outcome(row.row_id, k, min(k, most))
+            outcome(row.row_id, k, min(k, most))
             for row, most in zip(batch, accepted, strict=True)
             for k in [min(window, row.limit)]
         ]

@@ -9,7 +9,7 @@ import pytest
 
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.fixed import make_policy
-from omlx_worker.decode.depth.records import Decision, Outcome, RowView, StepReport
+from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission, Row, Sampling
 
@@ -74,7 +74,7 @@ def test_a_report_is_of_the_step_that_was_read() -> None:
     run(DepthDriver(policy, depth=2), [None, 0, 2])
 
     assert [report.depth for report in policy.reports] == [0, 2]
-    assert policy.reports[1].outcomes == [Outcome("a", 2, 2)]
+    assert policy.reports[1].emissions == [emitted("a", 3, 2)]
     assert [views[0].context for views in policy.seen] == [5, 5, 6]
 
 

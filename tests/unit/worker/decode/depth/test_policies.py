@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_worker.decode.depth.fixed import HybridPolicy, Mode, make_policy
-from omlx_worker.decode.depth.records import Outcome, RowView, StepReport
-from tests.unit.worker.decode.depth.feeding import rows
+from omlx_worker.decode.depth.records import RowView, StepReport
+from tests.unit.worker.decode.depth.feeding import outcome, rows
 
 
 def test_hybrid_changes_exactly_between_one_row_and_two() -> None:
@@ -67,5 +67,5 @@ def test_no_row_drafts_deeper_than_it_may(
         for name, depth in decision.depths.items():
             assert 0 < depth <= min(batch[name][0], max_depth)
         seconds = data.draw(st.one_of(st.none(), st.floats(0, 10)))
-        outcomes = [Outcome(name, k, k // 2) for name, k in decision.depths.items()]
+        outcomes = [outcome(name, k, k // 2) for name, k in decision.depths.items()]
         policy.observe(StepReport(seconds, len(views), decision.depth, 5, outcomes))
