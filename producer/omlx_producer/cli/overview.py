@@ -136,7 +136,7 @@ def _headline(trouble: str, seconds: float) -> Text:
 
 def _workers(model: dict[str, Any]) -> Table:
     """The workers of a model in at most 80 columns; long names are folded."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column(*_texts(f"workers of {model['alias']}"), overflow="fold")
     workers = [WorkerFigures.model_validate(figures) for figures in model["workers"]]
     rows = [_cells(worker) for worker in workers]
@@ -165,7 +165,7 @@ def _cells(worker: WorkerFigures) -> dict[str, str]:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for column in table.columns:
         column.overflow = "fold"
     return table
