@@ -98,9 +98,9 @@ class BatchFeed:
         self.batch = batch
         self._lock = lock
         self._renewed_at = self._looked_at = time.monotonic()
-        self._cancelling = False
+        self._cancelling = state.state == CANCELLING
         rows, window = batch.unfinished(), state.window
-        if state.state == CANCELLING:
+        if self._cancelling:
             # Only rows with jobs, left by another feeder. All of them must fit the window.
             rows, window = _in_redis(batch, rows, lock), 2 * window
         self._feed = Feed(
@@ -112,9 +112,10 @@ class BatchFeed:
             priority=state.priority,
             job_timeout=state.job_timeout,
         )
-        self._began = False
-        self._look(state.state)
-        self._began = True
+        if self._cancelling:
+            while not self._feed.exhausted:
+                self._feed.turn(0)
+            self._feed.stop()
 
     @classmethod
     def begin(cls, batch: Batch) -> BatchFeed | None:
@@ -174,9 +175,6 @@ class BatchFeed:
             return
         if not self._cancelling:
             self._cancelling = True
-            # At the beginning: first find the jobs that another feeder left.
-            while not self._began and not self._feed.exhausted:
-                self._feed.turn(0)
             # Stop running jobs at the next look: stopped now, waiting rows would take their places.
             self._feed.stop()
             return
