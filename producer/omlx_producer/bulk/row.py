@@ -63,10 +63,14 @@ class Row:
         return sum(message.characters for message in self.request.messages or ())
 
     @property
+    def most_tokens(self) -> int:
+        """The most that it writes, all choices together."""
+        return (self.request.max_completion_tokens or DEFAULT_MAX_TOKENS) * self.request.n
+
+    @property
     def work(self) -> int:
         """A rough count of the tokens that it reads and writes."""
-        limit = self.request.max_completion_tokens or DEFAULT_MAX_TOKENS
-        return self.characters // TOKEN_CHARACTERS + limit * self.request.n
+        return self.characters // TOKEN_CHARACTERS + self.most_tokens
 
 
 @dataclass(frozen=True, slots=True)
