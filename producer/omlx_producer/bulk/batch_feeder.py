@@ -187,23 +187,18 @@ class BatchFeed:
 
 
 class Feeder:
-    """Feeds all batches that no other feeder has.
+    """Feeds all batches that no other feeder has."""
 
-    Args:
-        only: the ids of batches; all batches if empty.
-    """
-
-    def __init__(self, connection: redis.Redis, only: Sequence[str] = ()) -> None:
+    def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
-        self._only = only
         self._feeds: dict[str, BatchFeed] = {}
         self._looked_at = float("-inf")
-        self._wanted: list[str] = []
+        self._open: list[str] = []
 
     @property
     def idle(self) -> bool:
         """Whether no open batch is left, its own or another feeder's."""
-        return not self._feeds and not self._wanted
+        return not self._feeds and not self._open
 
     def turn(self) -> None:
         """Feed each batch a little.
@@ -233,12 +228,8 @@ class Feeder:
         self._feeds.clear()
 
     def _look(self) -> None:
-        self._wanted = [
-            batch_id
-            for batch_id in open_batches(self._connection)
-            if not self._only or batch_id in self._only
-        ]
-        for batch_id in self._wanted:
+        self._open = open_batches(self._connection)
+        for batch_id in self._open:
             if batch_id not in self._feeds:
                 try:
                     feed = BatchFeed.begin(Batch(self._connection, batch_id))
