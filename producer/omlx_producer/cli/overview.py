@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.bulk.progress import duration
-from omlx_producer.errors import one_line
 from omlx_producer.models import read_models
-from omlx_producer.outage import passes
+from omlx_producer.outage import passes, waiting_text
 from omlx_producer.protocol import PRIORITIES
 from omlx_producer.terminal import one_cell, write
 from omlx_producer.waiting import read_waiting
@@ -91,7 +90,7 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
             except RedisError as error:
                 if not passes(error):
                     raise
-                trouble = f"Redis is unavailable ({one_line(str(error))}); waiting for it"
+                trouble = waiting_text(error)
 
 
 def draw_overview(overview: Overview) -> RenderableType:
