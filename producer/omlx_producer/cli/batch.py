@@ -23,6 +23,7 @@ from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
+    NOT_ENDED,
     fail,
     output_option,
     redis_option,
@@ -35,7 +36,6 @@ from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 
 CANCEL_SECONDS = 10.0
-NOT_ENDED = 4
 
 batch_argument = click.argument("batch_id")
 
