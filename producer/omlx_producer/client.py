@@ -30,9 +30,9 @@ from omlx_producer.outcome import (
     JobState,
     ask_result,
     find_outcome,
-    job_timeout,
     read_state,
     results_key,
+    timed_out,
 )
 from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
 from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
@@ -236,7 +236,7 @@ class Producer:
             if deadline is not None:
                 wait = min(wait, deadline - time.monotonic())
                 if wait <= 0:
-                    raise job_timeout(job_id, timeout)
+                    raise timed_out(job_id, timeout)
             # A result ends the wait. Other tools cancel a job without one, so look again by time.
             last = entries[0][0] if entries else "0-0"
             self.connection.xread({results_key(job_id): last}, block=max(1, int(1000 * wait)))

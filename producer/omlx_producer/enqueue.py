@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 from redis.client import Pipeline
@@ -102,8 +103,13 @@ def job_id_of(key: str) -> str:
 
 def job_id_of_content(request: GenerationRequest) -> str:
     """The id of all jobs with the same request, in whatever order its fields are."""
-    document = json.dumps(request.to_wire(), sort_keys=True, separators=(",", ":"))
+    document = json.dumps(_content(request.to_wire()), sort_keys=True, separators=(",", ":"))
     return f"same-{_digest(document)}"
+
+
+def _content(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request asks for; ``stream`` only says how its tokens come."""
+    return {name: value for name, value in request.items() if name != "stream"}
 
 
 def _digest(text: str) -> str:
@@ -127,7 +133,8 @@ def enqueue(
     """
     by_id = {job.id: job for job in reversed(jobs)}
     for job in jobs:
-        if job.request != by_id[job.id].request:
+        first = by_id[job.id]
+        if job is not first and not _is_request_of(first.request.to_wire(), job):
             raise _taken(job.id)
     jobs = [by_id[job_id] for job_id in dict.fromkeys(job.id for job in jobs)]
     once = [job for job in jobs if job.once]
@@ -169,9 +176,14 @@ def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
     for job, payload in known.items():
         stored = Job(job.id, connection=connection, serializer=JSONSerializer)
         stored.restore({b"data": payload})
-        if stored.kwargs != {"request": job.request.to_wire()}:
+        if not _is_request_of(stored.kwargs.get("request"), job):
             raise _taken(job.id)
     return {job.id for job in known}
+
+
+def _is_request_of(wire: Any, job: NewJob) -> bool:
+    """Whether a request in its JSON form asks for the same as a job's."""
+    return isinstance(wire, dict) and _content(wire) == _content(job.request.to_wire())
 
 
 def _taken(job_id: str) -> InvalidRequest:

@@ -17,6 +17,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from omlx_producer.errors import one_line
+
 _PASSING = (
     ConnectionError,
     TimeoutError,
@@ -44,6 +46,11 @@ def passes(error: BaseException) -> bool:
         return False
     message = str(error).rpartition(_PIPELINE)[2]
     return any(code in message for code in _PASSING_CODES)
+
+
+def waiting_text(error: Exception) -> str:
+    """What a command says while it waits for Redis."""
+    return f"Redis is unavailable ({one_line(str(error))}); waiting for it"
 
 
 class Outage:

@@ -58,7 +58,7 @@ def unknown_job(job_id: str) -> UnknownJob:
     return UnknownJob(f"no job has the id {job_id!r}: check the id, or its result has expired")
 
 
-def job_timeout(job_id: str, timeout: float | None) -> JobTimeout:
+def timed_out(job_id: str, timeout: float | None) -> JobTimeout:
     return JobTimeout(f"job {job_id} did not finish within {timeout:g} s")
 
 

@@ -13,7 +13,7 @@ import redis.asyncio
 from omlx_producer.connection import block_seconds
 from omlx_producer.enqueue import CHUNK
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outcome import Outcome, ask_result, find_outcome, job_timeout, results_key
+from omlx_producer.outcome import Outcome, ask_result, find_outcome, results_key, timed_out
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class ResultWaiter:
             async with asyncio.timeout_at(deadline):
                 return await wait.ended
         except TimeoutError:
-            raise job_timeout(job_id, timeout) from None
+            raise timed_out(job_id, timeout) from None
         finally:
             self._leave(job_id, wait)
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from omlx_producer.client import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.queue.embedded import EmbeddedRedis
-from scripts.bench.models import add_model_options, model_of
-from scripts.bench.old_and_new import SHAPES
+from scripts.bench.models import add_source_options
 from scripts.bench.processes import wait_until_served, worker
+from scripts.bench.shapes import random_network, shape_of
 from scripts.grown_model.grow import save
 
 THIS = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ VOCABULARY = 4000
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_model_options(parser)
+    add_source_options(parser)
     parser.add_argument("--old", type=Path, required=True, help="another checkout")
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument(
@@ -99,10 +99,9 @@ def main() -> None:
         url = stack.enter_context(EmbeddedRedis(folder / "redis")).url
         model = args.model
         if args.random:
-            network, _, _ = model_of(args)
-            save(network, SHAPES[args.random], folder / "model")
+            shape = shape_of(args.random, args.layers)
+            save(random_network(shape), shape, folder / "model")
             model = str(folder / "model")
-            del network
         processes = []
         for name, tree in trees.items():
             path = os.pathsep.join(str(tree / part) for part in ("producer", "worker"))
@@ -112,8 +111,8 @@ def main() -> None:
             processes.append(stack.enter_context(worker(url, name, options, env)))
         producer = stack.enter_context(Producer(url))
         wait_until_served(producer, list(trees), processes)
-        for shape in args.file or [(0, 50, 300)]:
-            compare(url, list(trees), folder, args, tuple(shape))
+        for lengths in args.file or [(0, 50, 300)]:
+            compare(url, list(trees), folder, args, tuple(lengths))
 
 
 def compare(

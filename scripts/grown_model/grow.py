@@ -106,10 +106,12 @@ class Grower:
         """The maps of a weight's rows and columns, and whether what is free may be random."""
         at = self.layout
         nothing = np.zeros(0, int)
+        # The head's projection reads two states side by side.
+        both = np.concatenate([at.reads, np.where(at.reads < 0, -1, at.reads + at.old.hidden_size)])
         for end, maps in {
             "embed_tokens.weight": (at.tokens, at.writes, True),
             "lm_head.weight": (at.tokens, at.reads, False),
-            "mtp.fc.weight": (at.writes, nothing, False),
+            "mtp.fc.weight": (at.writes, both, False),
             "q_proj.weight": (at.queries, at.reads, True),
             "k_proj.weight": (at.keys, at.reads, True),
             "v_proj.weight": (at.values, at.reads, True),
@@ -130,10 +132,6 @@ class Grower:
             "down_proj.weight": (at.writes, at.mlp, False),
         }.items():
             if name.endswith(end):
-                if end == "mtp.fc.weight":
-                    read = at.reads
-                    both = np.where(read < 0, -1, read + at.old.hidden_size)
-                    return at.writes, np.concatenate([read, both]), False
                 return maps
         return at.writes, nothing, False
 

@@ -98,9 +98,9 @@ class BatchFeed:
         self.batch = batch
         self._lock = lock
         self._renewed_at = self._looked_at = time.monotonic()
-        self._cancelling = False
+        self._cancelling = state.state == CANCELLING
         rows, window = batch.unfinished(), state.window
-        if state.state == CANCELLING:
+        if self._cancelling:
             # Only rows with jobs, left by another feeder. All of them must fit the window.
             rows, window = _in_redis(batch, rows, lock), 2 * window
         self._feed = Feed(
@@ -112,9 +112,10 @@ class BatchFeed:
             priority=state.priority,
             job_timeout=state.job_timeout,
         )
-        self._began = False
-        self._look(state.state)
-        self._began = True
+        if self._cancelling:
+            while not self._feed.exhausted:
+                self._feed.turn(0)
+            self._feed.stop()
 
     @classmethod
     def begin(cls, batch: Batch) -> BatchFeed | None:
@@ -174,9 +175,6 @@ class BatchFeed:
             return
         if not self._cancelling:
             self._cancelling = True
-            # At the beginning: first find the jobs that another feeder left.
-            while not self._began and not self._feed.exhausted:
-                self._feed.turn(0)
             # Stop running jobs at the next look: stopped now, waiting rows would take their places.
             self._feed.stop()
             return
@@ -189,23 +187,18 @@ class BatchFeed:
 
 
 class Feeder:
-    """Feeds all batches that no other feeder has.
+    """Feeds all batches that no other feeder has."""
 
-    Args:
-        only: the ids of batches; all batches if empty.
-    """
-
-    def __init__(self, connection: redis.Redis, only: Sequence[str] = ()) -> None:
+    def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
-        self._only = only
         self._feeds: dict[str, BatchFeed] = {}
         self._looked_at = float("-inf")
-        self._wanted: list[str] = []
+        self._open: list[str] = []
 
     @property
     def idle(self) -> bool:
         """Whether no open batch is left, its own or another feeder's."""
-        return not self._feeds and not self._wanted
+        return not self._feeds and not self._open
 
     def turn(self) -> None:
         """Feed each batch a little.
@@ -235,12 +228,8 @@ class Feeder:
         self._feeds.clear()
 
     def _look(self) -> None:
-        self._wanted = [
-            batch_id
-            for batch_id in open_batches(self._connection)
-            if not self._only or batch_id in self._only
-        ]
-        for batch_id in self._wanted:
+        self._open = open_batches(self._connection)
+        for batch_id in self._open:
             if batch_id not in self._feeds:
                 try:
                     feed = BatchFeed.begin(Batch(self._connection, batch_id))

@@ -14,7 +14,7 @@ from omlx_producer.bulk.records import open_input
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
 from omlx_producer.bulk.run import RunOptions
 from omlx_producer.client import Producer
-from omlx_producer.protocol import DEFAULT_MAX_TOKENS, ModelInfo
+from omlx_producer.protocol import ModelInfo
 from omlx_producer.terminal import write
 
 
@@ -106,7 +106,6 @@ def look_through(producer: Producer, options: RunOptions) -> Findings:
                 write(row.reason + "\n", err=True)
                 continue
             findings.prompt_tokens += counter.count(row)
-            limit = row.request.max_completion_tokens or DEFAULT_MAX_TOKENS
-            findings.most_completion_tokens += limit * row.request.n
+            findings.most_completion_tokens += row.most_tokens
     findings.exact, findings.ignored = counter.exact, maker.ignored
     return findings

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.feed import Feed
-from omlx_producer.outage import Outage
+from omlx_producer.outage import Outage, waiting_text
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 
@@ -89,5 +89,5 @@ def _wait(outage: Outage, error: RedisError, patience: float = float("inf")) -> 
         raise error
     pause = outage.failed(error)
     if not away:
-        write(f"Redis is unavailable ({error}); waiting for it\n", err=True)
+        write(waiting_text(error) + "\n", err=True)
     time.sleep(pause)

@@ -85,7 +85,7 @@ class Meter:
             else:
                 self.ok += 1
                 self._count_usage(result.body.get("usage") or {})
-        self.mark()
+        self._mark()
 
     def adopt(self, state: BatchState) -> None:
         """Take over the counts of a batch."""
@@ -94,7 +94,7 @@ class Meter:
         self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
         self.cached_tokens = state.cached_tokens
         self.drafted, self.accepted = state.drafted, state.accepted
-        self.mark()
+        self._mark()
 
     def restart(self) -> None:
         """Measure rates from now."""
@@ -173,7 +173,7 @@ class Meter:
         self.drafted += speculation.get("drafted", 0)
         self.accepted += sum(speculation.get("accepted", ()))
 
-    def mark(self) -> None:
+    def _mark(self) -> None:
         """Remember the current counts; rates are measured from them."""
         now = self.clock()
         if now - self._marks[-1][0] >= 1.0:

@@ -24,7 +24,7 @@ def errors_path(output: Path) -> Path:
 
 
 def require_output(output: Path) -> None:
-    """Refuse an output that cannot be written.
+    """Refuse an output that cannot be written, or whose files hold something else.
 
     Raises:
         InvalidRequest: with the remedy.
@@ -36,6 +36,8 @@ def require_output(output: Path) -> None:
     for path in (output, results_path(output), errors_path(output)):
         if path.exists() and not path.is_file():
             raise InvalidRequest(f"{path}: is not a regular file; give another output")
+    for path in (results_path(output), errors_path(output)):
+        _require_ours(path)
 
 
 def results_path(output: Path) -> Path:
@@ -47,15 +49,14 @@ class OutputFiles:
     """The sink of a run on this machine; see `omlx_producer.bulk.feed.Sink`.
 
     Opening it reads the lines of earlier runs into the index: the files alone say what is done. Of
-    several lines of a row the last one counts, and a result counts more than an error.
+    several lines of a row the last one counts, and a result counts more than an error. Check the
+    output first with `require_output`: a file of something else would lose its last line.
 
     Raises:
-        InvalidRequest: if the output exists and no run wrote it.
+        InvalidRequest: if another process writes one of the files.
     """
 
     def __init__(self, output: Path, index: RowIndex) -> None:
-        for path in (results_path(output), errors_path(output)):
-            _require_ours(path)
         self._output = output
         self._index = index
         self._results = Journal(results_path(output))
@@ -130,7 +131,7 @@ class OutputFiles:
 
 
 def _require_ours(path: Path) -> None:
-    """Refuse a file that no run wrote: opening it would cut off its last line.
+    """Refuse a file that exists and holds something else than output lines.
 
     Raises:
         InvalidRequest: with the remedy.

@@ -48,7 +48,7 @@ class RowIndex:
         # `line` is null until the input has shown the row, `digest` until it has a result.
         run(
             "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, digest BLOB, ok INTEGER, "
-            "offset INTEGER, by_line INTEGER, final INTEGER) WITHOUT ROWID"
+            "offset INTEGER, by_line INTEGER, refused INTEGER) WITHOUT ROWID"
         )
         run("BEGIN")
 
@@ -80,17 +80,17 @@ class RowIndex:
         """Note a row's result; it replaces an earlier one."""
         with _disk_errors():
             self._database.execute(
-                "INSERT INTO rows (key, digest, ok, offset, by_line, final) "
+                "INSERT INTO rows (key, digest, ok, offset, by_line, refused) "
                 "VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
-                "offset = excluded.offset, by_line = excluded.by_line, final = excluded.final",
+                "offset = excluded.offset, by_line = excluded.by_line, refused = excluded.refused",
                 (
                     _pack(line.key),
                     bytes.fromhex(line.digest),
                     line.ok,
                     offset,
                     line.by_line,
-                    line.final,
+                    line.refused,
                 ),
             )
 
@@ -105,7 +105,7 @@ class RowIndex:
 
     def count_repeatable(self) -> int:
         """How many rows failed and may succeed when they run again."""
-        found = self._database.execute("SELECT count(*) FROM rows WHERE NOT ok AND NOT final")
+        found = self._database.execute("SELECT count(*) FROM rows WHERE NOT ok AND NOT refused")
         return int(found.fetchone()[0])
 
     def places(self, *, in_input_order: bool) -> Iterator[tuple[bool, int]]:

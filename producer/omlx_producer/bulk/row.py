@@ -21,8 +21,8 @@ TOKEN_CHARACTERS = 4
 """The length of a token in a text whose tokens were not counted."""
 
 ID_PREFIX = "batch_req_"
-NEVER_RUNS = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
-"""The codes of rows that fail again however often they run."""
+REFUSED = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
+"""The codes of rows that fail again unless the row or the model behind its alias changes."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A worker's refusal of a request begins with the field.
@@ -63,10 +63,14 @@ class Row:
         return sum(message.characters for message in self.request.messages or ())
 
     @property
+    def most_tokens(self) -> int:
+        """The most that it writes, all choices together."""
+        return (self.request.max_completion_tokens or DEFAULT_MAX_TOKENS) * self.request.n
+
+    @property
     def work(self) -> int:
         """A rough count of the tokens that it reads and writes."""
-        limit = self.request.max_completion_tokens or DEFAULT_MAX_TOKENS
-        return self.characters // TOKEN_CHARACTERS + limit * self.request.n
+        return self.characters // TOKEN_CHARACTERS + self.most_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class BadRow:
     """A row that can never run, and why.
 
     Attributes:
-        code: one of `NEVER_RUNS`.
+        code: one of `REFUSED`.
         own_id: whether no other row has its custom_id; otherwise its line identifies it.
     """
 
@@ -129,7 +133,7 @@ class RowResult:
     def written(self) -> WrittenLine:
         """What its output line says."""
         by_line = isinstance(self.row, BadRow) and self.row.key == line_key(self.row.line)
-        return WrittenLine(self.row.key, self.row.digest, self.ok, by_line, self.code in NEVER_RUNS)
+        return WrittenLine(self.row.key, self.row.digest, self.ok, by_line, self.code in REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +142,14 @@ class WrittenLine:
 
     Attributes:
         by_line: whether the key is a line, for lack of a custom_id of its own.
-        final: whether the row fails again however often it runs.
+        refused: whether its code is one of `REFUSED`.
     """
 
     key: str
     digest: str
     ok: bool
     by_line: bool
-    final: bool
+    refused: bool
 
 
 def id_key(custom_id: str) -> str:
@@ -204,7 +208,7 @@ def read_line(line: bytes) -> WrittenLine | None:
             return None
         custom_id, error = document["custom_id"], document["error"]
         by_line = error is not None and "line" in error
-        final = error is not None and error["code"] in NEVER_RUNS
+        refused = error is not None and error["code"] in REFUSED
         if by_line:
             key = line_key(int(error["line"]))
         elif isinstance(custom_id, str):
@@ -213,7 +217,7 @@ def read_line(line: bytes) -> WrittenLine | None:
             return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WrittenLine(key, line_id[1], error is None, by_line, final)
+    return WrittenLine(key, line_id[1], error is None, by_line, refused)
 
 
 def may_be_ours(line: bytes) -> bool:

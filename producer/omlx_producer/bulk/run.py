@@ -140,8 +140,8 @@ def run_here(
         KeyboardInterrupt: at the second interrupt.
     """
     output = real_path(output)
-    require_output(output)
     _require_distinct(options, output)
+    require_output(output)
     maker = options.row_maker(producer.models())
     with contextlib.ExitStack() as stack:
         records = options.records(stack.enter_context(open_input(options.input)), maker)

@@ -113,7 +113,8 @@ class RowMaker:
         used: the models of the rows.
 
     Raises:
-        InvalidRequest: if the template is invalid, or no row can have a known model.
+        InvalidRequest: if the shape does not suit the format, the template is invalid, or no row
+            can have a known model.
     """
 
     def __init__(
@@ -135,6 +136,11 @@ class RowMaker:
             option = "--id-field" if shape.template is None else "--template"
             raise InvalidRequest(f"{option}: a text input has no columns; leave it out")
         self._batch_lines = kind == "jsonl" and shape.template is None
+        if self._batch_lines and shape.chat:
+            raise InvalidRequest(
+                "--chat: OpenAI Batch lines have their own messages or prompts; leave it out, or "
+                "give --template for other objects"
+            )
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()

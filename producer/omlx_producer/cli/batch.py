@@ -23,6 +23,7 @@ from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
+    NOT_ENDED,
     fail,
     output_option,
     redis_option,
@@ -35,7 +36,6 @@ from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 
 CANCEL_SECONDS = 10.0
-NOT_ENDED = 4
 
 batch_argument = click.argument("batch_id")
 
@@ -86,18 +86,17 @@ def results(
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("batch_ids", nargs=-1, metavar="[BATCH_ID]...")
 @click.option("--burst", is_flag=True, help="End when no batch is left.")
 @redis_option
-def feed(batch_ids: tuple[str, ...], burst: bool, redis_url: str | None) -> None:
+def feed(burst: bool, redis_url: str | None) -> None:
     """Feed detached batches to the workers until interrupted.
 
-    Without BATCH_ID it feeds all batches. Any number of feeders may run, on any machine; each batch
-    has one of them. When a feeder ends, another takes over its batches.
+    Any number of feeders may run, on any machine; each batch has one of them. When a feeder ends,
+    another takes over its batches.
     """
     signals = StopSignals()
     with open_producer(redis_url) as producer, signals.caught():
-        feeder = Feeder(producer.connection, batch_ids)
+        feeder = Feeder(producer.connection)
         try:
             serve(feeder, signals, burst=burst)
         finally:

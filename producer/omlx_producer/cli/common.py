@@ -12,7 +12,8 @@ from omlx_producer.cli.sections import option
 from omlx_producer.environment import DOTENV, warn_of_unknown_variables
 from omlx_producer.terminal import write
 
-JOB_ENDED_BADLY, INVALID, UNREACHABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
+JOB_ENDED_BADLY, INVALID, UNREACHABLE, NOT_ENDED = 1, 2, 3, 4
+INTERRUPTED, BROKEN_PIPE = 130, 141
 
 REDIS_OPTION = "--redis-url"
 redis_option = option(

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.bulk.progress import duration
-from omlx_producer.errors import one_line
 from omlx_producer.models import read_models
-from omlx_producer.outage import passes
+from omlx_producer.outage import passes, waiting_text
 from omlx_producer.protocol import PRIORITIES
 from omlx_producer.terminal import one_cell, write
 from omlx_producer.waiting import read_waiting
@@ -91,7 +90,7 @@ def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) ->
             except RedisError as error:
                 if not passes(error):
                     raise
-                trouble = f"Redis is unavailable ({one_line(str(error))}); waiting for it"
+                trouble = waiting_text(error)
 
 
 def draw_overview(overview: Overview) -> RenderableType:
@@ -136,7 +135,7 @@ def _headline(trouble: str, seconds: float) -> Text:
 
 def _workers(model: dict[str, Any]) -> Table:
     """The workers of a model in at most 80 columns; long names are folded."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column(*_texts(f"workers of {model['alias']}"), overflow="fold")
     workers = [WorkerFigures.model_validate(figures) for figures in model["workers"]]
     rows = [_cells(worker) for worker in workers]
@@ -165,7 +164,7 @@ def _cells(worker: WorkerFigures) -> dict[str, str]:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for column in table.columns:
         column.overflow = "fold"
     return table

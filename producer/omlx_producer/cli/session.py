@@ -83,9 +83,11 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
 
 def _name_option(message: str) -> str:
     """The message of an `InvalidRequest` with the command's option in place of the field."""
-    field = re.match(r"\w*", message)[0]  # type: ignore[index]
+    # Its fields are options of their own.
+    own = message.removeprefix("structured_outputs.")
+    field = re.match(r"\w*", own)[0]  # type: ignore[index]
     for param in click.get_current_context().command.params:
         if param.name == field and isinstance(param, click.Option):
             option = max(param.opts, key=len)
-            return option + message.removeprefix(field)
+            return option + own.removeprefix(field)
     return message

@@ -119,6 +119,18 @@ def test_a_key_with_another_request_is_refused(connection: redis.Redis, producer
     assert queued(connection) == [job.id]
 
 
+@pytest.mark.parametrize("options", [{"idempotency_key": "k"}, {"idempotent": True}])
+def test_how_tokens_come_is_no_part_of_the_request(
+    connection: redis.Redis, producer: Producer, options: Any
+) -> None:
+    job = producer.submit(prompt="x", **options)
+    assert producer.submit(prompt="x", stream=True, **options) == job
+    two: list[Any] = [{"prompt": "y", "stream": stream} for stream in (True, False)]
+    keys = {"idempotency_keys": ["two", "two"]} if "idempotency_key" in options else options
+    assert len(set(producer.submit_many(two, **keys))) == 1
+    assert len(queued(connection)) == 2
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256])
 def test_a_key_must_be_text_of_some_length(producer: Producer, key: str) -> None:
     with pytest.raises(

@@ -137,21 +137,26 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
     assert "out of range" in result.stderr
 
 
+def burst_without(server: RedisServer, command: str) -> tuple[Result, str]:
+    """Serve a job as a user without a command; returns also the job's status after it."""
+    with Redis.from_url(server.url) as owner:
+        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
+        job = enqueue(owner)
+        url = server.url.replace("//", "//w:p@")
+        return invoke("run", "--model", "fake", "--redis-url", url, "--burst"), status(job)
+
+
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("command", ["zadd", "xadd", "evalsha", "scan"])
 def test_a_user_without_a_right_that_jobs_need_exits_with_3_and_the_command(
     private_server: RedisServer, command: str
 ) -> None:
-    with Redis.from_url(private_server.url) as owner:
-        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
-        job = enqueue(owner)
-        url = private_server.url.replace("//", "//w:p@")
-        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
-        assert result.exit_code == 3
-        assert result.stderr.count("\n") == 1
-        assert f"user w has no permissions to run the '{command}' command" in result.stderr
-        assert "grant it with ACL SETUSER" in result.stderr
-        assert status(job) in ("queued", "started")
+    result, after = burst_without(private_server, command)
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert f"user w has no permissions to run the '{command}' command" in result.stderr
+    assert "grant it with ACL SETUSER" in result.stderr
+    assert after in ("queued", "started")
 
 
 @pytest.mark.usefixtures("fake")
@@ -159,13 +164,8 @@ def test_a_user_without_a_right_that_jobs_need_exits_with_3_and_the_command(
 def test_jobs_are_served_without_rights_that_they_do_not_need(
     private_server: RedisServer, command: str
 ) -> None:
-    with Redis.from_url(private_server.url) as owner:
-        owner.execute_command(f"ACL SETUSER w on >p ~* &* +@all -{command}")
-        job = enqueue(owner)
-        url = private_server.url.replace("//", "//w:p@")
-        result = invoke("run", "--model", "fake", "--redis-url", url, "--burst")
-        assert result.exit_code == 0
-        assert status(job) == "finished"
+    result, after = burst_without(private_server, command)
+    assert (result.exit_code, after) == (0, "finished")
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def sign_on(
 
 
 def drawn(table: Any) -> str:
-    console = Console(width=100)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -113,6 +113,13 @@ def test_the_cached_share_has_a_column_once_there_is_any(connection: redis.Redis
     assert [line[6:8] for line in lines if line[:1] == ["mac-1"]] == [["75%", "0%"]]
     assert [line[6:8] for line in lines if line[:1] == ["mac-2"]] == [["75%", "38%"]]
     assert [line[6:8] for line in lines if line[:1] == ["mac-3"]] == [["75%", "-"]]
+
+
+def test_a_name_is_whole_beside_the_cached_share(connection: redis.Redis) -> None:
+    announce(connection)
+    sign_on(connection, "mac-studio-12", cached=0.38)
+    lines = [line.split() for line in drawn(draw_overview(read_overview(connection))).splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["mac-studio-12"]] == ["busy"]
 
 
 def test_the_figures_of_an_older_worker_have_no_cached_share(connection: redis.Redis) -> None:

@@ -66,6 +66,7 @@ def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: 
         ("max_completion_tokens: got 0", "--max-completion-tokens: got 0"),
         ("stop[1]: got ''", "--stop[1]: got ''"),
         ("model: missing", "--model: missing"),
+        ("structured_outputs.choice[0]: got ''", "--choice[0]: got ''"),
         ("prompt: got ''", "prompt: got ''"),
         ("'x': what", "'x': what"),
     ],

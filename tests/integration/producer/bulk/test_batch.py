@@ -314,6 +314,19 @@ def test_a_table_of_a_batch_has_its_failures_in_their_places(
     assert output.read_text().splitlines()[0].endswith(",error,name")
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.errors.jsonl"])
+def test_results_replace_no_file_of_something_else(
+    connection: redis.Redis, run: Run, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("precious")
+    source = str(write_rows(tmp_path / "rows.jsonl", 1))
+    for command in (("results", batch_of(connection, 1).id, "--partial"), ("run", source)):
+        done = run(*command, "-o", str(tmp_path / "out.jsonl"))
+        assert done.exit_code == 2
+        assert f"{name}: exists and holds no results of omlx-submit; give another" in done.stderr
+        assert (tmp_path / name).read_text() == "precious"
+
+
 def test_a_batch_that_is_none_is_told(run: Run) -> None:
     for command in ("status", "watch", "results", "cancel"):
         done = run(command, "batch-0123456789ab")

@@ -124,6 +124,12 @@ def test_a_text_input_has_no_columns(option: str) -> None:
         RowMaker("text", Shape(**{option: "{text}"}), MODELS)
 
 
+def test_batch_lines_have_their_own_messages() -> None:
+    with pytest.raises(InvalidRequest, match="--chat: OpenAI Batch lines have their own messages"):
+        RowMaker("jsonl", Shape(chat=True, system="be brief"), MODELS)
+    RowMaker("jsonl", Shape(template="{text}", chat=True), MODELS)
+
+
 def test_a_row_nested_too_deeply_is_a_bad_row() -> None:
     deep: dict[str, Any] = {}
     for _ in range(5000):
