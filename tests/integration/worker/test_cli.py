@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,20 @@ def test_an_embedded_server_lives_as_long_as_the_worker(
     assert result.exit_code == 0, result.output
     assert "Redis is at redis://127.0.0.1:" in caplog.text
     assert (tmp_path / "appendonlydir").is_dir()
+
+
+@pytest.mark.usefixtures("fake")
+def test_clients_are_told_where_redis_is_when_the_usual_port_is_taken(
+    tmp_path: Path,
+    private_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(embedded_redis, "USUAL_PORT", private_server.port)
+    result = invoke("run", "--embedded-redis", "--redis-dir", str(tmp_path), "--burst")
+    assert result.exit_code == 0, result.output
+    (url,) = re.findall(r"Redis is at (\S+)", caplog.text)
+    assert f"port {private_server.port} is taken: pass --redis-url {url}" in caplog.text
 
 
 @pytest.mark.usefixtures("fake")
