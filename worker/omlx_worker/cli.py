@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 import click
@@ -158,7 +159,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         fail(USAGE, INVALID_URL)
     except RedisError as error:
         fail(UNREACHABLE, _unreachable(url, error))
-    log.info("loading %s", settings.model)
+    log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)

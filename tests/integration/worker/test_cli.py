@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_the_log_has_the_level_and_the_format_that_the_user_chose(
     monkeypatch.setattr(logging.root, "handlers", [])
     job = enqueue(connection)
     entries = list(map(json.loads, invoke("run", "-m", "fake", "--burst").stderr.splitlines()))
+    assert entries[0]["message"] == f"omlx-queue {version('omlx-queue')} loads fake"
     assert [entry["event"] for entry in entries if entry.get("job") == job.id] == [
         "starts",
         "finished",
