@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,20 +15,10 @@ from redis import Redis
 
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.compose import dashboard_command, pinned_packages
+from tests.helpers.environments import install
 from tests.helpers.workers import enqueue, run_burst, status, wait_for
 
 pytestmark = pytest.mark.system
-
-
-def install(folder: Path) -> Path:
-    """The pinned packages in a virtual environment; returns its folder of programs."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
-    pip = [folder / "bin" / "pip", "install", "--quiet", "--retries", "1", *pinned_packages()]
-    done = subprocess.run(pip, capture_output=True, text=True)
-    if done.returncode:
-        assert "NewConnectionError" in done.stderr, done.stderr
-        pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-200:]}")
-    return folder / "bin"
 
 
 @contextlib.contextmanager
@@ -57,7 +46,7 @@ def answers(url: str) -> bool:
 def test_the_dashboard_shows_a_finished_job(
     tmp_path: Path, redis_url: str, connection: Redis
 ) -> None:
-    programs = install(tmp_path / "venv")
+    programs = install(tmp_path / "venv", *pinned_packages())
     job = enqueue(connection)
     run_burst(redis_url)
     assert status(job) == "finished"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,20 @@ def test_the_metadata_has_the_form_of_the_standard(project: Any) -> None:
     extras = project["optional-dependencies"].values()
     for line in (*project["dependencies"], *(line for extra in extras for line in extra)):
         assert Requirement(line).specifier, f"{line}: has no version"
+
+
+def test_the_page_on_an_index_links_to_what_is_there(project: Any) -> None:
+    text = (ROOT / project["readme"]).read_text()
+    inline = re.findall(r"\]\(([^)]+)\)", text)
+    defined = dict(re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE))
+    assert set(re.findall(r"\]\[([^]]+)\]", text)) == defined.keys()
+    links = [*inline, *defined.values()]
+    # An index does not resolve relative links.
+    assert all(link.startswith("https://") for link in links)
+    home = project["urls"]["Homepage"]
+    ours = [re.sub(r"/(blob|tree)/main/", "", link[len(home) :]) for link in links if home in link]
+    assert ours
+    assert [path for path in ours if not (ROOT / path).exists()] == []
 
 
 def test_the_classifiers_agree_with_the_rest(project: Any) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 import click
@@ -46,7 +47,12 @@ def run(**options: Any) -> None:
 
     Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
     """
-    from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, preferred_port
+    from omlx_worker.queue.embedded import (
+        USUAL_PORT,
+        EmbeddedRedis,
+        ServerError,
+        preferred_port,
+    )
 
     settings, given = read_settings(options)
     start_logging(settings.log_level, settings.log_format)
@@ -62,6 +68,8 @@ def run(**options: Any) -> None:
             except ServerError as error:
                 fail(UNREACHABLE, str(error))
             log.info("Redis is at %s", url)
+            if server.port != USUAL_PORT:
+                log.warning("port %d is taken: pass --redis-url %s to clients", USUAL_PORT, url)
         try:
             code = serve(settings, url)
         except KeyboardInterrupt:
@@ -151,7 +159,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
         fail(USAGE, INVALID_URL)
     except RedisError as error:
         fail(UNREACHABLE, _unreachable(url, error))
-    log.info("loading %s", settings.model)
+    log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)

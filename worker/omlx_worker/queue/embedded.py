@@ -7,6 +7,7 @@ worker holds the other end of that pipe, and a pipe closes however its holder di
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ from redis.exceptions import RedisError
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
+# For a server to end whose worker was killed.
+LOCK_SECONDS = 3.0
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 # A slow reader of tokens is disconnected; it reads what it missed from the stream.
 _OPTIONS = """
@@ -70,12 +73,14 @@ class EmbeddedRedis:
         """Start the server and wait until it answers.
 
         Raises:
-            ServerError: if no server is found, it does not start, or its folder cannot be used.
+            ServerError: if no server is found, it does not start, or its folder cannot be used or
+                is another server's.
         """
         log = self.folder / "server.log"
         try:
             self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             with log.open("ab") as output:
+                self._lock(output)
                 self._make_private(log)
                 self._process = self._spawn(output)
         except OSError as error:
@@ -102,6 +107,20 @@ class EmbeddedRedis:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def _lock(self, log: IO[bytes]) -> None:
+        """Take the folder. The server inherits ``log``, so the lock ends with the server."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"another embedded Redis server keeps its data in {self.folder}; connect "
+                        "to that one with --redis-url, or name another folder with --redis-dir"
+                    ) from None
+                time.sleep(0.05)
 
     def _make_private(self, log: Path) -> None:
         """Close the files of earlier starts to other users. The folder may be shared by choice."""
