@@ -125,8 +125,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *rows)) + "\n"
 
 
-GREEDY_256 = lines(["h200-4b-bf16"], 256)
-GREEDY_8K = lines(["h200-4b-8k-sampling-few-rows", "h200-4b-bf16"], 8192)
+GREEDY_256 = lines(["h200-4b-256"], 256)
+GREEDY_8K = lines(["h200-4b-8k-sampling-few-rows", "h200-4b-8k"], 8192)
 COLD = lines(["h200-4b-sampling"], 256, 1.0)
 CPU = lines(["cpu"], 256)
 SAMPLED = {
@@ -156,7 +156,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu": partial(ratios, CPU),
     "auto": partial(by_setting, AUTO, over_best),
     "memory": partial(memory, GREEDY_8K),
-    "prompts": partial(prompts, ["h200-4b-bf16", "cpu"]),
+    "prompts": partial(prompts, ["h200-4b-256", "cpu"]),
 }
 PLOTS = {
     "greedy-256": ("One NVIDIA H200, 4B cost, context 256, greedy", GREEDY_256),
