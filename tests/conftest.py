@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--constrained-outputs", type=int, default=100, help="To check, of the model.")
     group = parser.getgroup("chaos")
     group.addoption("--chaos-schedules", type=int, default=20, help="Random schedules to run.")
+    group.addoption(
+        "--chaos-model-schedules", type=int, default=2, help="Random schedules of the demo model."
+    )
     group.addoption("--chaos-seed", type=int, default=1, help="The seed of the first of them.")
 
 

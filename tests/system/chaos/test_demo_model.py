@@ -1,9 +1,14 @@
-"""The same with a real model: interrupted texts are those of a run that nobody disturbed."""
+"""The same with a real model: interrupted texts are those of a run that nobody disturbed.
+
+Lookups, the model's own drafts, shared beginnings and a schema are at work at once. More random
+schedules: ``--chaos-model-schedules 20``.
+"""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,12 +16,16 @@ import pytest
 from omlx_producer import Producer
 from omlx_producer.protocol import events_key
 from tests.helpers.workers import ALIAS, fetch
+from tests.system.chaos.invariants import are_over
 from tests.system.chaos.points import KILL
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import Accepted
 from tests.system.chaos.world import World, world
 
 pytestmark = pytest.mark.system
+
+FALLS = ("after-claim", "append-sent", "between-appends", "before-commit", "commit-sent")
+"""Where workers of random schedules are killed."""
 
 SHARED = "# Each of these functions is tested.\n" + "".join(
     f"def number_{n}():\n    return {n}\n\n\n" for n in range(12)
@@ -42,6 +51,13 @@ REQUESTS: list[dict[str, Any]] = [
     {"prompt": "class Stack:", "temperature": 0.8, "seed": 11},
     {"prompt": "for line in", "temperature": 1.0, "seed": 12, "top_p": 0.9},
 ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first: int = metafunc.config.getoption("--chaos-seed")
+        count: int = metafunc.config.getoption("--chaos-model-schedules")
+        metafunc.parametrize("seed", range(first, first + count), ids="seed-{}".format)
 
 
 def submit_all(place: World, texts: list[str]) -> list[Accepted]:
@@ -91,3 +107,31 @@ def test_texts_survive_two_kills_and_a_drain(
         place.settle(200, **orders)
         place.check()
     assert folder is None or list(folder.glob("*/*.safetensors"))
+
+
+def test_texts_survive_falls_wherever_they_come(
+    seed: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    random = Random(seed)
+    orders: dict[str, Any] = {"demo": True, "lease_seconds": 3.0}
+    orders["max_rows"] = random.choice([2, 4, 8])
+    orders["prefix_dir"] = random.choice([None, str(tmp_path / "prefixes")])
+    with world(nursery, tmp_path) as place:
+        place.note(f"seed {seed}")
+        run_undisturbed(place)
+        jobs = submit_all(place, [job.texts[0] for job in place.jobs])
+        place.jobs += jobs
+        for _ in range(random.randint(2, 3)):
+            at = [(random.choice(FALLS), random.randint(1, 8), KILL)]
+            victim = place.start_worker(at=at, **orders)
+            place.wait_for(
+                lambda: not victim.alive or are_over(place.connection, jobs),  # noqa: B023
+                120,
+                "the victim to fall",
+            )
+            if victim.alive:
+                break
+            assert victim.code == -signal.SIGKILL, place.story()
+            place.check_at_rest()
+        place.settle(200, **orders)
+        place.check()
