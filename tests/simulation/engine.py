@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from omlx_worker.decode.depth.fixed import DepthPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth.records import (
     RowView,
     StepReport,

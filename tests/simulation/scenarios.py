@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy, make_policy
+from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy, make_policy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
 from tests.simulation.tables import (

@@ -14,7 +14,7 @@ from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import make_policy
+from omlx_worker.decode.depth.policies import make_policy
 from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
 

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV, PREFIX
 from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
-from omlx_worker.decode.depth.fixed import Mode
+from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
 MOST_ROWS = 1024

@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import Mode, make_policy
+from omlx_worker.decode.depth.policies import Mode, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.ragged.step import RowStep

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.calibration import Calibration
-from omlx_worker.decode.depth.fixed import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission

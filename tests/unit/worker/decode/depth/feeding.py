@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.fixed import DepthPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth.records import RowView, StepReport
 from omlx_worker.engine.row import Emission
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.fixed import make_policy
+from omlx_worker.decode.depth.policies import make_policy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission, Row, Sampling

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_worker.decode.depth.fixed import HybridPolicy, Mode, make_policy
+from omlx_worker.decode.depth.policies import HybridPolicy, Mode, make_policy
 from omlx_worker.decode.depth.records import RowView, StepReport
 from tests.unit.worker.decode.depth.feeding import outcome, rows
 
