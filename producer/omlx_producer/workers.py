@@ -32,7 +32,6 @@ class WorkerFigures(BaseModel):
         acceptance: the accepted share of recent drafts; None without drafts.
         cached: the share of the latest prompt tokens that were not read, because a prefix was kept;
             None before the first prompt, and from older workers.
-        mode_changes: how often drafting began or ended while rows were decoded.
         pauses: rows paused for more urgent ones, since the start.
         cache_bytes: the most that the caches of the held rows may take.
         memory_limit: bytes for weights and caches.
@@ -56,7 +55,6 @@ class WorkerFigures(BaseModel):
     tokens_per_second: float
     prompt_tokens_per_second: float
     tokens: int
-    mode_changes: int
     pauses: int
     cache_bytes: int
     weight_bytes: int

@@ -55,7 +55,6 @@ def sign_on(
         tokens_per_second=123.4,
         prompt_tokens_per_second=0,
         tokens=9,
-        mode_changes=0,
         pauses=0,
         cache_bytes=2**30,
         weight_bytes=2**30,

@@ -112,7 +112,6 @@ class StatusBoard:
             tokens_per_second=tokens,
             prompt_tokens_per_second=prompt_tokens,
             tokens=counters.tokens,
-            mode_changes=driver.transitions,
             pauses=counters.pauses,
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,

@@ -125,7 +125,7 @@ def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
         **dict.fromkeys(("state", "mode", "reason"), "x"),
         **dict.fromkeys(("uptime", "tokens_per_second", "prompt_tokens_per_second"), 40.0),
         **dict.fromkeys(("rows", "max_rows", "waiting", "depth", "tokens", "pauses"), 1),
-        **dict.fromkeys(("mode_changes", "cache_bytes", "weight_bytes", "memory_limit"), 1),
+        **dict.fromkeys(("cache_bytes", "weight_bytes", "memory_limit"), 1),
         jobs=12,
         acceptance=None,
     )

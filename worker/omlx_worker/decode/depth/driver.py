@@ -26,14 +26,12 @@ class DepthDriver:
         calibration: runs while there is nothing else to do; None if the policy learns nothing.
 
     Attributes:
-        transitions: how often drafting began or ended while rows were being decoded.
         changes_depth: whether the depth changed in the step that was reported last or the next.
     """
 
     def __init__(
         self, policy: DepthPolicy, depth: int, calibration: Calibration | None = None
     ) -> None:
-        self.transitions = 0
         self.changes_depth = False
         self._policy = policy
         self._calibration = calibration
@@ -122,7 +120,6 @@ class DepthDriver:
             return
         drafting = decision.depth > 0
         if self._drafting is not None and drafting != self._drafting:
-            self.transitions += 1
             turn = "begins" if drafting else "ends"
             plural = "s" if rows != 1 else ""
             log.debug("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)

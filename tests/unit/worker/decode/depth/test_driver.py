@@ -109,7 +109,6 @@ def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
         driver.idle()
         driver.before([row("c"), row("d")], slots=2)
 
-    assert driver.transitions == 2
     said = [record.message for record in caplog.records if record.message.startswith("drafting ")]
     assert said == [
         "drafting ends with 2 rows: more than one row",
