@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"omlx_producer": ROOT / "producer", "omlx_worker": ROOT / "worker"}
-VERSION = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]["version"]
+PROJECT = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]
+VERSION = PROJECT["version"]
+LICENCES = {Path(name) for name in PROJECT["license-files"]}
 WHEEL, SOURCE = f"omlx_queue-{VERSION}-py3-none-any.whl", f"omlx_queue-{VERSION}.tar.gz"
 INFO = f"omlx_queue-{VERSION}.dist-info"
 BUILD = """
@@ -63,16 +65,16 @@ def test_the_wheel_holds_every_file_of_the_packages(artefacts: Path) -> None:
     with zipfile.ZipFile(artefacts / WHEEL) as wheel:
         names = {Path(name) for name in wheel.namelist()}
         metadata = email.message_from_bytes(wheel.read(f"{INFO}/METADATA"))
-    assert names >= files_of_the_packages() | {Path(INFO, "licenses", "LICENSE")}
+    assert names >= files_of_the_packages() | {Path(INFO, "licenses", name) for name in LICENCES}
     assert metadata["Version"] == VERSION
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == PROJECT["license"]
 
 
 def test_the_source_distribution_holds_every_file_of_the_packages(artefacts: Path) -> None:
     with tarfile.open(artefacts / SOURCE) as source:
         names = {Path(*Path(name).parts[1:]) for name in source.getnames()}
     packages = {Path(FOLDERS[path.parts[0]].name, path) for path in files_of_the_packages()}
-    assert names >= packages | {Path("LICENSE"), Path("README.md"), Path("pyproject.toml")}
+    assert names >= packages | LICENCES | {Path("README.md"), Path("pyproject.toml")}
 
 
 @contextlib.contextmanager
