@@ -24,7 +24,7 @@ def main() -> None:
         row = json.loads(line)
         print(row["custom_id"], row["response"]["body"]["choices"][0]["text"])
     if failed:
-        sys.exit(f"{failed} rows failed; see {output}.errors.jsonl")
+        sys.exit(f"failed rows: {failed}; see {output}.errors.jsonl")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from omlx_producer.outcome import (
 )
 from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
 from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
+from omlx_producer.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,8 @@ class Producer:
         keys = idempotency_keys or [None] * len(checked)
         if len(keys) != len(checked):
             raise InvalidRequest(
-                f"idempotency_keys: got {len(keys)} for {len(checked)} requests; give one for each"
+                f"idempotency_keys: got {len(keys)} for {counted(len(checked), 'request')}; "
+                "give one for each"
             )
         jobs = [
             NewJob.of(request, priority, key, idempotent)

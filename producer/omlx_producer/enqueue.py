@@ -32,6 +32,7 @@ from omlx_producer.protocol import (
     queue_name,
     wake_channel,
 )
+from omlx_producer.wording import counted
 
 # A MULTI of this many jobs delays other clients by about 3 ms; one of 50,000 by 200 ms.
 CHUNK = 500
@@ -224,7 +225,7 @@ def _fill(
 def _describe(request: GenerationRequest) -> str:
     """A line for dashboards. RQ's default would hold the whole request a second time."""
     if isinstance(request.prompt, list):
-        text = f"{len(request.prompt)} tokens"
+        text = counted(len(request.prompt), "token")
     else:
         text = request.prompt or (request.messages or [])[-1].text
     return f"{request.model}: {' '.join(text[:DESCRIPTION_CHARACTERS].split())}"

@@ -21,12 +21,15 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV, PREFIX
-from omlx_producer.request import MAX_DRAFT_DEPTH, ModelAlias
+from omlx_producer.request import ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
 MOST_ROWS = 1024
 """Rows in a batch at the same time, at most."""
+
+MOST_OWN_DRAFTS = 4
+"""Drafts per step that are not looked up, at most."""
 
 REMEDY = "remedy"
 """The type of an error whose message says what to do."""
@@ -80,8 +83,8 @@ class WorkerSettings(BaseSettings):
     mtp_depth: int = Field(
         default=3,
         ge=0,
-        le=MAX_DRAFT_DEPTH,
-        description="Drafts per step, at most.",
+        le=MOST_OWN_DRAFTS,
+        description="Drafts per step that are not looked up, at most.",
     )
     lookup: bool = Field(
         default=True, description="Also draft what followed the same tokens before."

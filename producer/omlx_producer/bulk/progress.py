@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.row import BadRow, RowResult
 from omlx_producer.terminal import write
+from omlx_producer.wording import counted
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -147,8 +148,9 @@ def summary_text(meter: Meter) -> str:
     """The summary of a run in a few lines."""
     end = meter.summary()
     lines = [
-        f"{end['rows']} rows in {duration(end['seconds'])}: {end['ok']} ok, {end['failed']} failed"
-        + (f"; {end['done_before']} were done before" if end["done_before"] else "")
+        f"{counted(end['rows'], 'row')} in {duration(end['seconds'])}: "
+        f"{end['ok']} ok, {end['failed']} failed"
+        + (f"; done before: {end['done_before']}" if end["done_before"] else "")
     ]
     lines += [f"  {count} {code}" for code, count in end["failures"].items()]
     cached, drafts = end["cached_tokens"], end["acceptance"]

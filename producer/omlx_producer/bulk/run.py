@@ -47,6 +47,7 @@ from omlx_producer.outage import passes
 from omlx_producer.protocol import ModelInfo, Priority
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
+from omlx_producer.wording import counted
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def run_here(
             run_file.settings = options.settings
             run_file.save()
         if files.torn:
-            click.echo(f"cut off {files.torn} bytes of a line that a kill had torn", err=True)
+            torn = counted(files.torn, "byte")
+            click.echo(f"cut off {torn} of a line that a kill had torn", err=True)
         plan, meter = Plan(), Meter(total=_estimate(options, index, only_failures))
         meter.ignored = maker.ignored
         rows = plan_rows(records, maker.make, index, plan, only_failures=only_failures)

@@ -34,6 +34,7 @@ from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
+from omlx_producer.wording import counted
 
 CANCEL_SECONDS = 10.0
 
@@ -78,7 +79,8 @@ def results(
                 properties=properties_of(response_format),
             )
     if state.ok + state.failed < state.rows or not state.over:
-        click.echo(f"{state.state}: {state.ok + state.failed} of {state.rows} rows", err=True)
+        done, rows = state.ok + state.failed, counted(state.rows, "row")
+        click.echo(f"{state.state}: {done} of {rows}", err=True)
     if not (state.over or partial):
         raise click.exceptions.Exit(NOT_ENDED)
     if state.failed or (state.state == "cancelled" and not partial):

@@ -39,6 +39,7 @@ from omlx_producer.cli.session import open_producer
 from omlx_producer.connection import without_password
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.protocol import PRIORITIES, Priority
+from omlx_producer.wording import counted
 
 _input = partial(option, section="Input")
 _request = partial(option, section="Request")
@@ -193,13 +194,13 @@ def conclude(ended: Ended, output: Path) -> None:
         click.echo(f"interrupted; continue with: {command_line()}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if ended.failed:
-        some = "them" if ended.repeatable == ended.failed else f"{ended.repeatable} of them"
+        some = "" if ended.repeatable == ended.failed else f"{ended.repeatable} of them "
         advice = (
-            f"run {some} again: omlx-submit retry {shlex.quote(str(output))}"
+            f"try {some}again: omlx-submit retry {shlex.quote(str(output))}"
             if ended.repeatable
-            else "they would fail again; correct them in the input, and run the same command"
+            else "another try would fail too; correct the input, and run the same command"
         )
-        click.echo(f"{ended.failed} rows have failed; {advice}", err=True)
+        click.echo(f"{counted(ended.failed, 'row')} failed; {advice}", err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 

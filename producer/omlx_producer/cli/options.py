@@ -29,7 +29,7 @@ _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--frequency-penalty",), float, "Subtracted once per occurrence of the token."),
     (("--seed",), int, "The same seed gives the same text."),
     (("--n",), int, "Generate this many choices."),
-    (("--draft-depth",), int, "Draft at most this many tokens per step."),
+    (("--draft-depth",), int, "Draft at most this many tokens per step; up to 8."),
     (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
 )
 

@@ -12,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from omlx_producer.wording import counted
+
 Figures = dict[str, Any]
 
 BASE, PLAIN, WORKER, SLOW, STOCK = "in process", "plain loop", "worker", "one slow", "stock RQ"
@@ -151,8 +153,7 @@ def _processor_time(results: Figures) -> list[str]:
         total = sum(sum(cpu.values()) for cpu in laps)
         if total:
             parts = (f"{name} {sum(cpu[name] for cpu in laps) / total:.1%}" for name in laps[0])
-            count = "1 job" if point["jobs"] == 1 else f"{point['jobs']} jobs"
-            found.append(f"{count}: {', '.join(parts)}")
+            found.append(f"{counted(point['jobs'], 'job')}: {', '.join(parts)}")
     return found
 
 

@@ -77,6 +77,7 @@ def test_dashboards_see_a_short_description(connection: redis.Redis, producer: P
 
     assert description(prompt="a\nb " * 100) == "demo: " + " ".join(["a b"] * 10)
     assert description(prompt=[1, 2, 3]) == "demo: 3 tokens"
+    assert description(prompt=[1]) == "demo: 1 token"
     assert description(messages=[{"role": "user", "content": "hi"}]) == "demo: hi"
 
 

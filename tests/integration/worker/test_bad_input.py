@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,8 @@ from rq.serializers import JSONSerializer
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
+from omlx_worker.delivery import publisher
+from omlx_worker.job import ActiveJob
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.workers import (
     enqueue,
@@ -198,6 +202,38 @@ def test_an_unexpected_error_while_preparing_fails_that_job_alone(
     assert status(bad) == "failed"
     assert "no tokenizer" in bad.latest_result().exc_string
     assert status(good) == "finished"
+
+
+@pytest.mark.parametrize(("owner", "makes"), [(publisher, "finished"), (ActiveJob, "take_event")])
+def test_an_unexpected_error_while_making_a_result_or_an_event_fails_that_job_alone(
+    redis_url: str,
+    connection: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: Any,
+    makes: str,
+) -> None:
+    before, bad, after = (enqueue(connection, max_completion_tokens=9) for _ in range(3))
+    make = getattr(owner, makes)
+
+    def breaks(job: ActiveJob) -> Any:
+        if job.id == bad.id:
+            raise RuntimeError("it quotes the text")
+        return make(job)
+
+    monkeypatch.setattr(owner, makes, breaks)
+    with caplog.at_level(logging.INFO, "omlx_worker"):
+        run_burst(redis_url)
+    assert status(bad) == "failed"
+    sentence = bad.latest_result().exc_string
+    assert sentence.startswith("the worker failed to make the job's result (RuntimeError)")
+    assert events(connection, bad.id)[-1].error == sentence
+    for job in (before, after):
+        assert status(job) == "finished"
+        assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
+    assert started(connection) == queue(connection).count == 0
+    assert "RuntimeError at publisher.py:" in caplog.text
+    assert "it quotes the text" not in caplog.text
 
 
 @pytest.mark.parametrize("prompt", [BREAKS_PREFILL, BREAKS_STEP])

@@ -126,7 +126,7 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     for _ in range(20):
         board.show("idle")
         clock.now += 1
-    assert [record.message[:15] for record in caplog.records[1:]] == ["1 jobs finished"]
+    assert [record.message[:22] for record in caplog.records[1:]] == ["1 job finished, 0 rows"]
 
 
 def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:

@@ -157,6 +157,7 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"stop": 5}, f"stop: got 5; {STOP}"),
     (OK | {"stop": ["a", ""]}, f"stop[1]: got ''; {STOP}"),
     (OK | {"stop_token_ids": [-1]}, "stop_token_ids[0]: got -1; give a list of up to 16 token ids"),
+    (OK | {"draft_depth": 9}, "draft_depth: got 9; give a whole number from 0 to 8"),
     (OK | {"ignore_eos": 1}, "ignore_eos: got 1; give true or false"),
     (OK | {"seed": 2**63}, "seed: got 9223372036854775808; give a whole number that fits 64 bits"),
     (OK | {"n": 0}, f"n: got 0; give a whole number from 1 to {MAX_CHOICES}"),
@@ -265,6 +266,11 @@ def test_anything_is_either_taken_or_refused_in_one_line(data: dict[str, Any]) -
         assert len(sentence) < 400
     else:
         assert GenerationRequest.parse(json.loads(json.dumps(request.to_wire()))) == request
+
+
+@pytest.mark.parametrize("depth", [0, 8])
+def test_a_request_may_limit_drafts_to_any_depth_of_lookups(depth: int) -> None:
+    assert GenerationRequest.parse(OK | {"draft_depth": depth}).draft_depth == depth
 
 
 def test_a_request_travels_without_its_defaults() -> None:

@@ -86,6 +86,12 @@ def test_a_wrong_variable_is_named_as_the_user_wrote_it() -> None:
     assert "OMLX_QUEUE_BURST: got perhaps; give true or false" in result.stderr
 
 
+def test_a_model_drafts_up_to_four_tokens_itself() -> None:
+    assert WorkerSettings(mtp_depth=4).mtp_depth == 4
+    result = invoke("run", OMLX_QUEUE_MTP_DEPTH="5")
+    assert result.stderr == "omlx-worker: OMLX_QUEUE_MTP_DEPTH: got 5; give 0 to 4\n"
+
+
 def test_sizes_have_units() -> None:
     settings = WorkerSettings(prefix_cache="1.5GB", prefix_dir_limit="2GiB")
     assert (settings.prefix_cache, settings.prefix_dir_limit) == (1_500_000_000, 2**31)

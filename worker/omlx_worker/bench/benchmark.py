@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from omlx_producer.wording import counted
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
-from omlx_worker.bench.report import in_rows
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import Decoder
@@ -87,7 +87,7 @@ class Benchmark:
                 before = list(self.figures)
                 for line, name in measure(sides, self._prompts[:rows], self._plan):
                     self.figures = before + line
-                    yield f"{in_rows(rows)}, {name}: {next(done)} of {turns} laps done"
+                    yield f"{counted(rows, 'row')}, {name}: {next(done)} of {turns} laps done"
         finally:
             # MLX aborts a process that ends while its device is at work.
             mx.synchronize()
@@ -123,7 +123,7 @@ def _require_memory(decoder: Decoder, counts: Sequence[int], context: int, plan:
         return
     most = next((n for n in range(rows, 0, -1) if memory.fits(row * n)), 0)
     raise BenchError(
-        f"--rows: {rows} rows of up to {longest} tokens take "
+        f"--rows: {counted(rows, 'row')} of up to {longest} tokens take "
         f"{in_units(decoder.bytes_for(row * rows))} beside the model's "
         f"{in_units(decoder.weight_bytes)}, and there are {in_units(memory.limit)} for both; "
         + (f"measure at most {most}" if most else "take a smaller model or --context")

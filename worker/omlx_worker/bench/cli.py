@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omlx_producer.cli.common import fail
-from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, require_mlx
-from omlx_worker.settings import MOST_ROWS
+from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
@@ -61,7 +60,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
 )
 @click.option(
     "--depths",
-    callback=_listed(0, MAX_DRAFT_DEPTH, "auto"),
+    callback=_listed(0, MOST_OWN_DRAFTS, "auto"),
     help="Drafts a step.  [default: 0,1,2,3,auto, or 0 if nothing drafts]",
 )
 @click.option(

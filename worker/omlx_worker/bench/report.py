@@ -15,16 +15,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from omlx_producer.wording import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
 
 THEIRS = {BATCH_GENERATOR: "mlx-lm batch", STREAM: "mlx-lm stream"}
 COLUMNS = ("rows", "", "tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
-
-
-def in_rows(count: int) -> str:
-    """A number of rows in words."""
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def machine() -> dict[str, Any]:
@@ -51,7 +47,7 @@ def print_report(figures: Sequence[Measured], where: Mapping[str, Any], model: s
     console.print(table_of(figures))
     for measured in figures:
         if measured.failed:
-            console.print(f"{in_rows(measured.rows)}, {_name(measured)}: {measured.failed}")
+            console.print(f"{counted(measured.rows, 'row')}, {_name(measured)}: {measured.failed}")
 
 
 def table_of(figures: Sequence[Measured]) -> Table:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, ModelInfo
+from omlx_producer.wording import counted
 from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
 from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
@@ -83,7 +84,7 @@ class StatusBoard:
         jobs = self._counters.jobs - self._told_jobs
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
             self._told_at, self._told_jobs = now, self._counters.jobs
-            log.info("%d jobs finished, %s", jobs, line(figures))
+            log.info("%s finished, %s", counted(jobs, "job"), line(figures))
 
     def sign_off(self) -> None:
         """Delete the figures of this worker."""
@@ -141,8 +142,8 @@ def line(figures: WorkerFigures) -> str:
     accepted = "" if figures.acceptance is None else f", {figures.acceptance:.0%} accepted"
     cached = f", {figures.cached:.0%} of prompts cached" if figures.cached else ""
     return (
-        f"{figures.rows} rows, {figures.waiting} waiting, {figures.mode}, depth {figures.depth}"
-        f"{accepted}{cached}, {figures.tokens_per_second:.0f} tokens/s, "
+        f"{counted(figures.rows, 'row')}, {figures.waiting} waiting, {figures.mode}, "
+        f"depth {figures.depth}{accepted}{cached}, {figures.tokens_per_second:.0f} tokens/s, "
         f"caches {in_units(figures.cache_bytes)} of "
         f"{in_units(max(0, figures.memory_limit - figures.weight_bytes))}"
     )

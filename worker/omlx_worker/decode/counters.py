@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omlx_producer.protocol import Speculation
+from omlx_producer.wording import counted
 from omlx_worker.engine.row import Emission
 
 
@@ -82,12 +83,13 @@ class Counters:
             self.drafts.add(emission)
 
     def __str__(self) -> str:
-        text = f"{self.tokens} tokens in {self.steps} steps, mean batch {self.mean_batch:.1f}"
+        tokens, steps = counted(self.tokens, "token"), counted(self.steps, "step")
+        text = f"{tokens} in {steps}, mean batch {self.mean_batch:.1f}"
         drafts = self.drafts
         if not drafts.drafted:
             return text
         places = ", ".join(map(str, drafts.accepted))
         return (
-            f"{text}; {drafts.acceptance:.0%} of {drafts.drafted} drafts accepted "
+            f"{text}; {drafts.acceptance:.0%} of {counted(drafts.drafted, 'draft')} accepted "
             f"(by position: {places})"
         )

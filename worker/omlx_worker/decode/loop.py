@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from omlx_producer.wording import counted
 from omlx_worker.decode.actions import Decode, Evict, Idle, Join, Pause, Prefill, Resume
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
@@ -160,7 +161,7 @@ class DecodeLoop:
         try:
             emissions = engine.step(depths)
         except Exception as error:
-            log.exception("the engine failed in a step of %d rows", len(rows))
+            log.exception("the engine failed in a step of %s", counted(len(rows), "row"))
             raise EngineFailed([row for row in scheduler.rows if row.in_engine], error) from error
         if engine.changes != changes:
             self._clock.traced()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
+from pathlib import Path
 from typing import Any
 
 from omlx_worker.job import ActiveJob
@@ -47,6 +49,13 @@ def log_end(claim: Claim, job: ActiveJob | None, outcome: str, error: str = "") 
         figures["error"] = error
     bad = outcome in ("failed", "lost", "refused")
     _log(logging.WARNING if bad else _level(claim), claim, outcome, figures)
+
+
+def log_unmade(claim: Claim, error: Exception) -> None:
+    """Making a job's event or result raised. The error's message is left out: it may quote text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    log.error("cannot make the result of job %s: %s at %s", claim.id, type(error).__name__, places)
 
 
 def _level(claim: Claim) -> int:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from omlx_producer.outage import Outage, passes
 from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
-from omlx_worker.delivery.job_log import log_end
+from omlx_worker.delivery.job_log import log_end, log_unmade
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
@@ -44,6 +45,7 @@ from omlx_worker.queue.lease import LeaseTable
 log = logging.getLogger("omlx_worker.delivery.publisher")
 
 OTHER_TOKENS = "the job's stream holds other tokens than this run's"
+UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
 
 T = TypeVar("T")
 
@@ -132,9 +134,10 @@ class Publisher:
                     moved.pop(claim.id, None)
                 case Stop():
                     self._closed = True
-        self._append([(job, job.take_due_event()) for job in moved.values()])
+        self._append([(job, self._make(job, job.take_due_event)) for job in moved.values()])
         over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
-        self._finish([(job.claim, finished(job)) for job in over])
+        made = [(job.claim, self._make(job, partial(finished, job))) for job in over]
+        self._finish([(claim, ending) for claim, ending in made if ending])
         self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])
         self._end(dropped)
         for message in messages:
@@ -146,6 +149,15 @@ class Publisher:
     def _admit(self, job: ActiveJob) -> None:
         self._jobs[job.claim] = job
         self._by_row.update((row.row_id, job) for row in job.rows)
+
+    def _make(self, job: ActiveJob, make: Callable[[], T]) -> T | None:
+        """Make a job's event or ending. An error fails that job alone."""
+        try:
+            return make()
+        except Exception as error:  # noqa: BLE001 (logged without its text)
+            log_unmade(job.claim, error)
+            self._fail(job.claim, UNMADE.format(type(error).__name__))
+            return None
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
         """Publish events of jobs, None only checks a lease. Events of one job are in order."""
@@ -228,7 +240,7 @@ class Publisher:
         That includes jobs that do not publish their tokens as they come.
         """
         jobs = [self._jobs[claim] for claim in claims if claim in self._jobs]
-        progress = [(job, event) for job in jobs if (event := job.take_event())]
+        progress = [(job, event) for job in jobs if (event := self._make(job, job.take_event))]
         self._append(progress)
         self._put_back([claim for claim in claims if self._leases.holds(claim)])
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.protocol import DoneEvent, TerminalEvent
+from omlx_producer.wording import counted
 from omlx_worker.demo.prompts import Prompt
 
 MIN_WIDTH, MAX_WIDTH = 38, 60
@@ -37,7 +38,7 @@ class Shown:
     @property
     def title(self) -> str:
         kind = f"{self.prompt.kind}, " if self.prompt.kind else ""
-        return f"{self.number}: {kind}{self.tokens} tokens"
+        return f"{self.number}: {kind}{counted(self.tokens, 'token')}"
 
     @property
     def text(self) -> str:

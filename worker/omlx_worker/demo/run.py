@@ -15,6 +15,7 @@ import click
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import DoneEvent, TokensEvent
+from omlx_producer.wording import counted
 from omlx_worker.build import connect, make_worker
 from omlx_worker.decode.counters import Counters, DraftCounts
 from omlx_worker.demo.display import Shown, follow
@@ -157,7 +158,8 @@ def figures(shown: list[Shown], seconds: float, counters: Counters) -> list[str]
     ends = [entry.end for entry in shown if isinstance(entry.end, DoneEvent)]
     tokens = sum(end.usage.completion_tokens for end in ends)
     lines = [
-        f"{len(ends)} jobs, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s, "
+        f"{counted(len(ends), 'job')}, {counted(tokens, 'token')} in {seconds:.1f} s: "
+        f"{tokens / seconds:.0f} tokens/s, "
         f"mean batch {counters.mean_batch:.1f}",
         *_drafts(counters.drafts, tokens),
     ]
@@ -172,7 +174,7 @@ def _drafts(drafts: DraftCounts, tokens: int) -> list[str]:
     if not drafts.drafted:
         return ["no drafts were made"]
     return [
-        f"{drafts.acceptance:.0%} of {drafts.drafted} drafts accepted: a step brings "
+        f"{drafts.acceptance:.0%} of {counted(drafts.drafted, 'draft')} accepted: a step brings "
         f"{tokens / drafts.steps:.1f} tokens a job instead of 1",
         f"{drafts.looked_up} of these drafts were looked up, each in its job's own text",
     ]

@@ -104,7 +104,7 @@ def test_failures_that_would_only_repeat_are_not_advised_to_be_repeated(
     done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
     assert done.exit_code == 1
     assert {line["error"]["code"] for line in errors(tmp_path / "out.jsonl")} == {"invalid_request"}
-    assert "2 rows have failed; they would fail again; correct them in the input" in done.stderr
+    assert "2 rows failed; another try would fail too; correct the input" in done.stderr
     assert "retry" not in done.stderr
 
 

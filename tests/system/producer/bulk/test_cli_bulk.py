@@ -83,7 +83,7 @@ def test_bad_rows_are_told_with_their_lines_and_stop_no_other(
         assert [
             (line["custom_id"], line["error"]["code"]) for line in errors(tmp_path / "out.jsonl")
         ] == [(None, "unparsable"), ("a", "duplicate_custom_id"), ("b", "invalid_request")]
-    assert "3 rows have failed; they would fail again; correct them in the input" in err
+    assert "3 rows failed; another try would fail too; correct the input" in err
 
 
 @pytest.mark.usefixtures("worker")

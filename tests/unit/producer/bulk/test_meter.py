@@ -134,7 +134,7 @@ def test_off_a_terminal_the_summary_is_readable_and_then_json(
     meter.count([ok("a")])
     make_display("auto").end(meter)
     first, *_, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("1 rows in ")
+    assert first.startswith("1 row in ")
     assert json.loads(last)["type"] == "summary"
     make_display("ndjson").end(meter)
     (only,) = capsys.readouterr().err.splitlines()

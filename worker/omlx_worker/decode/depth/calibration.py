@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from omlx_producer.wording import counted
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.engine.interface import Engine
@@ -84,10 +85,10 @@ class Calibration:
         if not self._told:
             self._told = True
             log.info(
-                "measuring steps of up to %d rows and %d drafts while there are no jobs, "
+                "measuring steps of up to %s and %s while there are no jobs, "
                 "%.0f s at most beside compiling",
-                self._cells[-1][0],
-                self._engine.max_depth,
+                counted(self._cells[-1][0], "row"),
+                counted(self._engine.max_depth, "draft"),
                 MOST_SECONDS,
             )
         began, changes = time.monotonic(), self._engine.changes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from omlx_producer.wording import counted
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
@@ -121,6 +122,5 @@ class DepthDriver:
         drafting = decision.depth > 0
         if self._drafting is not None and drafting != self._drafting:
             turn = "begins" if drafting else "ends"
-            plural = "s" if rows != 1 else ""
-            log.debug("drafting %s with %d row%s: %s", turn, rows, plural, decision.reason)
+            log.debug("drafting %s with %s: %s", turn, counted(rows, "row"), decision.reason)
         self._drafting = drafting

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from omlx_producer.request import MAX_DRAFT_DEPTH
+
 LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""
 
@@ -38,7 +40,7 @@ class Lookup:
         ring: tokens of other rows' texts; 0 searches a row's own history alone.
     """
 
-    depth: int = 8
+    depth: int = MAX_DRAFT_DEPTH
     ring: int = 65_536
 
 

@@ -253,8 +253,9 @@ class Batch:
             slot.remaining -= step.accepted
             if slot.matcher:
                 slot.matcher.commit([sampled.token for sampled in step.tokens])
-            elif self._lookups and step.look:
-                self._lookups.learn(step.look, step.drafted, step.accepted)
+            if self._lookups and step.look:
+                free = slot.matcher is None
+                self._lookups.learn(step.look, step.drafted, step.accepted, free=free)
             steps.append(step)
         return steps
 

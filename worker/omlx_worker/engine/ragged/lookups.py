@@ -117,10 +117,17 @@ class Lookups:
         looks, found = function(before, after, emitted, limits, self._trusted, ring)
         return looks, after | found
 
-    def learn(self, look: Look, drafted: int, accepted: int) -> None:
-        """Take in what a step found out about a row's drafts."""
+    def learn(self, look: Look, drafted: int, accepted: int, *, free: bool) -> None:
+        """Take in what a step found out about a row's drafts.
+
+        Args:
+            free: whether the row has no constraint. Forced drafts are always accepted, so rows
+                with one do not change which matches are trusted.
+        """
         if look.found:
             self._fruitless = 0
+        if not free:
+            return
         if look.match:
             self._trust.match(look.match, right=look.foretold)
         if drafted and not look.looked_up:

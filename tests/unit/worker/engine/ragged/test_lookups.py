@@ -9,6 +9,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.drafts.lookup import LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import Lookups
@@ -71,6 +72,24 @@ def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
     assert second["second"] == first["first"]
     assert decoder.accepted[True] - before > TOKENS // 2
     assert decoder.reads - reads < TOKENS // 2
+
+
+def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> None:
+    wanted = qwen.greedy(PROMPTS["loop"], TOKENS)
+    for limit in (6, MAX_DRAFT_DEPTH):
+        decoder = qwen.decoder(0, Lookup())
+        run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
+        decoder.add(replace(row("loop", PROMPTS["loop"], TOKENS), depth=limit))
+        while decoder.prefill({"loop": 100})["loop"]:
+            pass
+        tokens: list[int] = []
+        drafted = 0
+        while len(tokens) < TOKENS:
+            for outcome in decoder.step():
+                tokens += [sampled.token for sampled in outcome.tokens]
+                drafted = max(drafted, outcome.drafted)
+        assert tokens[:TOKENS] == wanted
+        assert drafted == limit
 
 
 def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
