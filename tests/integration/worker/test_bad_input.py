@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import zlib
 from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidReque
 from omlx_worker.control.payload import decode_request
 from omlx_worker.delivery import publisher
 from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.workers import (
     enqueue,
@@ -234,6 +238,31 @@ def test_an_unexpected_error_while_making_a_result_or_an_event_fails_that_job_al
     assert started(connection) == queue(connection).count == 0
     assert "RuntimeError at publisher.py:" in caplog.text
     assert "it quotes the text" not in caplog.text
+
+
+def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (enqueue(connection, max_completion_tokens=9) for _ in range(2))
+    append = LeaseTable.append
+
+    def breaks(table: LeaseTable, events: Sequence[tuple[Claim, Any]]) -> Any:
+        if any(job.id == bad.id for job, _ in events):
+            raise ValueError("not Redis's")
+        return append(table, events)
+
+    monkeypatch.setattr(LeaseTable, "append", breaks)
+
+    def is_failed() -> bool:
+        with contextlib.suppress(ValueError):
+            run_burst(redis_url, lease_seconds=1)
+        return status(bad) == "failed"
+
+    wait_for(is_failed, what="the end of the job")
+
+    assert "3 times" in bad.latest_result().exc_string
+    run_burst(redis_url)
+    assert status(good) == "finished"
 
 
 @pytest.mark.parametrize("prompt", [BREAKS_PREFILL, BREAKS_STEP])

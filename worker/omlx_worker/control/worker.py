@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError, RedisError
 from omlx_producer.outage import Outage
 from omlx_producer.protocol import PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
+from omlx_producer.wording import counted
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.callbacks import LIMIT_SECONDS
 from omlx_worker.control.intake import Intake
@@ -157,6 +158,8 @@ class GenerationWorker(RecordedWorker):
             try:
                 while self._turn(burst):
                     self._listen(POLL_SECONDS)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                self._error = error
             finally:
                 self._shut_down()
         if self._error is not None:
@@ -262,7 +265,7 @@ class GenerationWorker(RecordedWorker):
         self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
-        """End both threads and give back the remaining jobs."""
+        """End both threads and give back the remaining jobs, unless something broke."""
         at_once = self._signals.at_once
         self.decode_thread.submit(Stop())
         if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
@@ -274,9 +277,16 @@ class GenerationWorker(RecordedWorker):
         try:
             self._endings.close(0.5 if at_once else LIMIT_SECONDS)
             held = self._leases.jobs()
-            self._leases.give_back(held)
-            for claim in held:
-                log_end(claim, None, "given back")
+            if self._error is None or isinstance(self._error, RedisError):
+                self._leases.give_back(held)
+                for claim in held:
+                    log_end(claim, None, "given back")
+            elif held:
+                # One of them may be the cause, and only an expired lease counts as a crash.
+                log.warning(
+                    "%s held by a broken worker: their leases will expire",
+                    counted(len(held), "job"),
+                )
             self.unsubscribe()
             if self.birth_date is not None:
                 with self.extras.attempt("the end of the worker's record"):
