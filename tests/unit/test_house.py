@@ -30,6 +30,8 @@ WALLS = {
         *("redis", "rq"),
     },
     "omlx_worker.decode": {"omlx_worker.control", "redis", "rq", "mlx", "mlx_lm"},
+    "omlx_worker.control": {"mlx", "mlx_lm"},
+    "omlx_worker.delivery": {"omlx_worker.control", "mlx", "mlx_lm"},
 }
 
 
