@@ -39,6 +39,7 @@ class Meter:
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
         now: what the workers do, None if not known.
+        age: seconds from a batch's beginning to its end, or to now; None for a run.
     """
 
     total: int | None = None
@@ -52,6 +53,7 @@ class Meter:
     accepted: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     now: Speed | None = None
+    age: float | None = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        return self.clock() - self._started_at
+        return self.clock() - self._started_at if self.age is None else self.age
 
     @property
     def acceptance(self) -> float | None:
@@ -94,6 +96,7 @@ class Meter:
         self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
         self.cached_tokens = state.cached_tokens
         self.drafted, self.accepted = state.drafted, state.accepted
+        self.age = max(0.0, (state.ended_at or time.time()) - state.created_at)
         self._mark()
 
     def restart(self) -> None:

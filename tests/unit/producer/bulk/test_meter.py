@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.bulk import progress as progress_module
+from omlx_producer.bulk.batch import BatchState
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.progress import (
     StatusLines,
@@ -164,3 +165,30 @@ def test_the_summary_says_how_rows_failed() -> None:
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:
+    meter = Meter()
+
+    meter.adopt(
+        BatchState(
+            id="a",
+            state="done",
+            rows=9,
+            ok=9,
+            failures={},
+            prompt_tokens=1_000,
+            cached_tokens=0,
+            completion_tokens=500,
+            drafted=0,
+            accepted=0,
+            priority="bulk",
+            window=4,
+            job_timeout=60,
+            created_at=100.0,
+            ended_at=110.0,
+        )
+    )
+
+    end = meter.summary()
+    assert (end["seconds"], end["completion_tokens_per_second"]) == (10.0, 50.0)
