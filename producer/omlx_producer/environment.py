@@ -61,6 +61,9 @@ def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:
     """
     for name in sorted({*os.environ, *dotenv_values(DOTENV)}):
         if name.upper().startswith(PREFIX) and name.upper() not in KNOWN:
-            near = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.8)
-            remedy = f"did you mean {near[0]}?" if near else "no setting has this name; unset it"
+            ends = [known.removeprefix(PREFIX) for known in KNOWN]
+            near = difflib.get_close_matches(name.upper().removeprefix(PREFIX), ends, n=1)
+            remedy = (
+                f"did you mean {PREFIX}{near[0]}?" if near else "no setting has this name; unset it"
+            )
             echo(f"{name} has no effect: {remedy}")

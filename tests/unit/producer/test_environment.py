@@ -32,6 +32,11 @@ def test_a_name_close_to_a_known_one_is_corrected(monkeypatch: pytest.MonkeyPatc
     assert warnings() == [said]
 
 
+def test_the_prefix_makes_no_name_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_FOO", "1")
+    assert warnings() == ["OMLX_QUEUE_FOO has no effect: no setting has this name; unset it"]
+
+
 def test_a_name_in_the_file_counts_too_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text(
         "OMLX_QUEUE_FLAVOUR_OF_ICE=red\nFLAVOUR_OF_ICE=red\nOMLX_QUEUE_MODE=auto\n"
