@@ -117,7 +117,7 @@ def test_fifty_prompts_at_once_stream_what_they_result_in(
 def test_greedy_text_through_redis_is_mlx_lms_own(
     redis_url: str, connection: Redis, heldout: Sequence[str]
 ) -> None:
-    with worker(redis_url, "--mtp-depth", "3"):
+    with worker(redis_url, "--mode", "mtp", "--mtp-depth", "3"):
         producer = Producer(connection)
         jobs = [
             producer.submit(
