@@ -69,8 +69,9 @@ def test_a_scheduled_job_runs_when_its_time_has_come_and_not_before(
 def test_a_retry_waits_for_its_interval(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=2, interval=[1, 2]))
     with running_worker(redis_url):
-        wait_for(lambda: status(job) == "scheduled")
-        assert registry(connection).get_job_ids() == [job.id]
+        wait_for(
+            lambda: (status(job), registry(connection).get_job_ids()) == ("scheduled", [job.id])
+        )
         wait_for(lambda: is_over(job))
     job.refresh()
     assert (status(job), job.retries_left) == ("failed", 0)

@@ -29,7 +29,7 @@ from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.thread import DecodeThread
+from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.job_log import log_end
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
@@ -277,12 +277,12 @@ class GenerationWorker(RecordedWorker):
         try:
             self._endings.close(0.5 if at_once else LIMIT_SECONDS)
             held = self._leases.jobs()
-            if self._error is None or isinstance(self._error, RedisError):
+            if self._error is None or isinstance(self._error, RedisError | EngineBroken):
                 self._leases.give_back(held)
                 for claim in held:
                     log_end(claim, None, "given back")
             elif held:
-                # One of them may be the cause, and only an expired lease counts as a crash.
+                # One of them may be the cause. Only an expired lease counts as a crash.
                 log.warning(
                     "%s held by a broken worker: their leases will expire",
                     counted(len(held), "job"),
