@@ -265,7 +265,7 @@ class GenerationWorker(RecordedWorker):
         self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
-        """End both threads and give back the remaining jobs, unless something broke."""
+        """End both threads, and give back the remaining jobs unless one of them may be to blame."""
         at_once = self._signals.at_once
         self.decode_thread.submit(Stop())
         if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
