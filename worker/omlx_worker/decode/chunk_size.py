@@ -103,6 +103,10 @@ class ChunkSize:
         chunks = self._nearest(context, hurried)
         return chunks.fixed / chunks.each if chunks.each else FIRST_OVERHEAD
 
+    def fixed(self, context: int) -> float:
+        """Seconds that an unhurried chunk takes however short it is; 0 if not known."""
+        return self._nearest(context, hurried=False).fixed
+
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
         """A chunk of ``tokens``, padding included, was read in ``seconds``.
 
@@ -146,15 +150,16 @@ class ChunkSize:
         if hurried:
             allowed = max((GAP - 1) * max(step, median(self._latest)), 3 / 2 * fixed)
         # The last chunk of a prompt is short and says little about longer ones.
-        if tokens < int(chunks.size) and seconds < allowed:
-            return
+        is_short = tokens < int(chunks.size) and seconds < allowed
         most = tokens * (MOST_GROWING if len(alike) >= FEWEST_ALIKE else 1)
+        if is_short and most <= chunks.size:
+            return
         fitting = (allowed - fixed) / each if each else most
         size = max(FEWEST_TOKENS, MOST_SHRINKING * tokens, min(fitting, most))
         # Too slow even at the fewest: a fixed time may be why, and one length cannot tell.
         if tokens == FEWEST_TOKENS and not lengths_differ:
             size = MOST_GROWING * tokens
-        chunks.size = min(self._most, size)
+        chunks.size = min(self._most, max(size, chunks.size if is_short else 0))
         more = (LAST_PIECE - 1) * (allowed + step) / each if each else size
         chunks.longest = chunks.size + min(more, chunks.size)
 

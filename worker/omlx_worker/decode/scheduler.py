@@ -9,6 +9,11 @@ Prompts are read in chunks with a decode step between any two, so running rows n
 than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks. Those with equally
 many tokens in their caches are read together. A row waits while another one reads a beginning that
 both prompts share, and takes it from the prefix cache then.
+
+A chunk takes some time however short it is, and all decoding rows wait for it. So bulk rows gather
+beside decoding ones before they are read: until the places that they hold have been idle for as
+long, added up, as the decoding rows would wait for a chunk without tokens. Reading sooner costs
+more in chunks, and later more in idle places (the economic order quantity).
 """
 
 from __future__ import annotations
@@ -202,6 +207,8 @@ class Scheduler:
             return None
         self._hurried = any(other.level < BULK for other in self.decoding)
         first, *others = reading
+        if self._gathers(reading):
+            return None
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
         room = self._chunks.whole(first.context, self._hurried)
@@ -212,6 +219,19 @@ class Scheduler:
             if larger.computed <= room and larger.padding - chunk.padding <= overhead:
                 chunk = larger
         return chunk
+
+    def _gathers(self, reading: Sequence[DecodeRow]) -> bool:
+        """Whether the best of these rows, which have joined, still waits for others to join."""
+        first, decoding = reading[0], self.decoding
+        if first.gathered or self._hurried or first.level < BULK or first.aged:
+            return False
+        fresh = [row for row in reading if not row.gathered]
+        idle = sum(self._clock() - row.since for row in fresh)
+        if idle < len(decoding) * self._chunks.fixed(first.context):
+            return True
+        for row in fresh:
+            row.gathered = True
+        return False
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""
@@ -242,7 +262,7 @@ class Scheduler:
         if row.stage is Stage.PAUSED:
             row.stage, row.kept_bytes = Stage.DECODING, 0
             return Resume(row, room)
-        row.stage = Stage.READING
+        row.stage, row.since, row.gathered = Stage.READING, self._clock(), False
         return Join(row, room)
 
     def _chunk_of(self, row: DecodeRow, left: int) -> int:

@@ -128,6 +128,16 @@ def test_the_short_last_piece_of_a_prompt_says_nothing() -> None:
     assert chunks.chunk(0, True, left=10**6) == before
 
 
+def test_prompts_that_are_shorter_than_a_chunk_let_it_grow_if_several_nearly_fill_it() -> None:
+    chunks = ChunkSize(2048)
+    for _ in range(3):
+        chunks.read(0, False, FIRST_UNHURRIED_TOKENS // 4, 0.02)
+    assert chunks.whole(0, False) == FIRST_UNHURRIED_TOKENS
+    for _ in range(3):
+        chunks.read(0, False, FIRST_UNHURRIED_TOKENS - 50, 0.05)
+    assert chunks.whole(0, False) == int(1.5 * (FIRST_UNHURRIED_TOKENS - 50))
+
+
 def test_where_a_chunk_costs_more_than_a_step_however_short_chunks_do_not_shrink_in_vain() -> None:
     chunks, step, fixed, each = ChunkSize(2048), 0.005, 0.012, 7e-5
     for _ in range(60):

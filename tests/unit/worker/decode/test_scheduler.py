@@ -45,9 +45,9 @@ class Rows:
     ) -> None:
         self.clock = Clock()
         budget = MemoryBudget(memory, 0, len)
-        chunks = ChunkSize(chunk)
+        self.chunks = ChunkSize(chunk)
         self.scheduler = Scheduler(
-            max_rows, chunks, budget, shares=shares, patience=patience, clock=self.clock
+            max_rows, self.chunks, budget, shares=shares, patience=patience, clock=self.clock
         )
         self.rows: dict[str, DecodeRow] = {}
         self.held: dict[str, int] = {}
@@ -125,6 +125,56 @@ def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> No
         rows.add(name, tokens)
     assert rows.told(6) == ["join a", "join long", "join b", "join c", "join d", "join e"]
     assert rows.told(3) == ["read 4 of a, 4 of c, 4 of d, 4 of e", "decode", "read 9 of long"]
+
+
+class Gathering(Rows):
+    """Bulk rows on a device where a chunk takes half a second, however few its tokens are."""
+
+    def __init__(self, decoding: int, level: int = BULK) -> None:
+        super().__init__(decoding + 4, chunk=64)
+        for tokens in (8, 16, 24, 32) * 2:
+            self.chunks.read(0, False, tokens, 0.5 + tokens / 1000)
+        for place in range(decoding):
+            self.add(f"row-{place}", 4, level)
+        while len(self.scheduler.decoding) < decoding:
+            self.drive()
+
+    def decodes(self, seconds: float) -> None:
+        """A step of so many seconds is due now."""
+        assert self.told() == ["decode"]
+        self.clock.now += seconds
+
+
+def test_bulk_rows_gather_until_idle_places_have_cost_as_much_as_a_chunk_will() -> None:
+    rows = Gathering(decoding=8)
+    rows.add("a", 4, BULK)
+    assert rows.told() == ["decode"], "after a chunk"
+    assert rows.told() == ["join a"]
+    rows.decodes(1.5)
+    rows.add("b", 4, BULK)
+    assert rows.told() == ["join b"]
+    rows.decodes(1)  # a has waited for 2.5 seconds and b for 1
+    rows.decodes(0.5)
+    assert rows.told() == ["read 4 of a, 4 of b"], "half a second of eight rows, all in all"
+
+
+def test_rows_that_have_gathered_are_all_read_without_another_wait() -> None:
+    rows = Gathering(decoding=4)
+    rows.told()
+    for name, tokens in {"a": 40, "b": 60, "c": 40}.items():
+        rows.add(name, tokens, BULK)
+    assert rows.told(3) == ["join a", "join b", "join c"]
+    rows.decodes(1)
+    assert rows.told(3) == ["read 40 of a", "decode", "read 60 of b"]
+    assert rows.told(2) == ["decode", "read 40 of c"]
+
+
+def test_rows_whose_tokens_are_awaited_gather_for_nobody() -> None:
+    for level, reader in ((BULK, DEFAULT), (DEFAULT, BULK)):
+        rows = Gathering(decoding=8, level=level)
+        rows.told()
+        rows.add("a", 4, reader)
+        assert rows.told(2) == ["join a", "read 4 of a"]
 
 
 def test_rows_join_only_until_they_fill_some_chunks_and_never_beside_more_urgent_ones() -> None:
