@@ -158,18 +158,20 @@ class Distribution:
     """What each row may sample at each window position.
 
     Attributes:
-        logprobs: ``[S, W, V]`` float32, the model's own after bias, penalties and constraints.
+        logits: ``[S, W, V]``, the model's own after bias, penalties and constraints.
+        logprobs: the same as log-probabilities, float32; computed only where they are used.
         weights: ``[S, W, V]`` float32, log-weights after filters and temperature, not
             normalised; at temperature 0 all on the likeliest token. None if no row of the plan
-            has a temperature: then the sample is the likeliest token of ``logprobs``.
+            has a temperature: then the sample is the likeliest token.
     """
 
+    logits: mx.array
     logprobs: mx.array
     weights: mx.array | None
 
     def pick(self, noise: mx.array | None) -> mx.array:
         """The samples ``[S, W]`` int32 that this noise draws."""
-        scores = self.logprobs if self.weights is None or noise is None else self.weights + noise
+        scores = self.logits if self.weights is None or noise is None else self.weights + noise
         return mx.argmax(scores, axis=-1).astype(mx.int32)
 
 
@@ -189,7 +191,8 @@ def distribution(
         allowed: ``[S, W, ceil(V / 32)]`` uint32, a set bit for each token that may be sampled, the
             lowest first; None for all.
     """
-    logits = logits.astype(mx.float32)
+    if plan.biases or plan.penalties:
+        logits = logits.astype(mx.float32)
     if plan.biases:
         rows = mx.arange(logits.shape[0])[:, None]
         bias = mx.zeros((logits.shape[0], logits.shape[-1]))
@@ -200,17 +203,18 @@ def distribution(
         logits = _penalise(logits, counts, params)
     if allowed is not None:
         logits = mx.where(_expanded(allowed, logits.shape[-1]), logits, -mx.inf)
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    precise = logits.astype(mx.float32)
+    logprobs = precise - mx.logsumexp(precise, axis=-1, keepdims=True)
     if not plan.noise:
-        return Distribution(logprobs, None)
+        return Distribution(logits, logprobs, None)
     kept = logprobs
     if plan.filters:
         kept = mx.where(kept >= _threshold(kept, params), kept, -mx.inf)
     temperature = params["temperature"]
-    likeliest = mx.argmax(logprobs, axis=-1, keepdims=True)
+    likeliest = mx.argmax(logits, axis=-1, keepdims=True)
     alone = mx.where(mx.arange(logprobs.shape[-1]) == likeliest, 0.0, -mx.inf)
     weights = mx.where(temperature > 0, kept / mx.maximum(temperature, 1e-6), alone)
-    return Distribution(logprobs, weights)
+    return Distribution(logits, logprobs, weights)
 
 
 def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
@@ -220,16 +224,14 @@ def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
         keys: ``[S, 2]`` uint32, one a row.
         positions: ``[S, W]`` int32, the token's position in the row's history.
     """
-    slots, width = positions.shape
-    keyed = _keys_at(keys, positions)
-    drawn = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))(keyed)
-    return drawn.reshape(slots, width, vocabulary)
+    draw = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))
+    return draw(_keys_at(keys, positions)).reshape(*positions.shape, vocabulary)
 
 
 def uniform(keys: mx.array, positions: mx.array) -> mx.array:
     """Uniform numbers ``[S, W]`` in [0, 1), one a row and position."""
-    drawn = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(_keys_at(keys, positions))
-    return drawn.reshape(positions.shape)
+    draw = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
+    return draw(_keys_at(keys, positions)).reshape(positions.shape)
 
 
 def report(target: Distribution, tokens: mx.array, plan: Plan) -> Draw:
@@ -274,8 +276,7 @@ def _threshold(logprobs: mx.array, params: Params) -> mx.array:
     """The smallest log-probability that all of a row's filters keep, ``[S, W, 1]``."""
     vocabulary = logprobs.shape[-1]
     ranked = mx.sort(logprobs, axis=-1)
-    mass = mx.exp(ranked)
-    above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+    above = mx.cumsum(mx.exp(ranked), axis=-1, reverse=True, inclusive=False)
     dropped = (above >= params["top_p"]).sum(axis=-1, keepdims=True)
     # top_p = 1 keeps everything, whatever rounding made of the sum.
     dropped = mx.where(params["top_p"] < 1, mx.minimum(dropped, vocabulary - 1), 0)
@@ -288,10 +289,9 @@ def _threshold(logprobs: mx.array, params: Params) -> mx.array:
 
 def _keys_at(keys: mx.array, positions: mx.array) -> mx.array:
     """Random keys ``[S * W, 2]`` of positions ``[S, W]``, from row keys ``[S, 2]``."""
-    slots, width = positions.shape
-    high = mx.broadcast_to(keys[:, None, :1], (slots, width, 1))
     low = keys[:, None, 1:] + positions[..., None].astype(mx.uint32)
-    return mx.concatenate([high, low], axis=-1).reshape(slots * width, 2)
+    high = mx.broadcast_to(keys[:, None, :1], low.shape)
+    return mx.concatenate([high, low], axis=-1).reshape(-1, 2)
 
 
 def _key(seed: int) -> list[int]:
