@@ -60,7 +60,7 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
         self.changes = 0
-        self.shares = False
+        self.shares, self.pads = False, True
         self.memory_budget = 1 << 40
         self.kept_within: int | None = None
         self.weight_bytes = 0

@@ -64,6 +64,7 @@ class DecodeLoop:
             chunks,
             budget,
             shares=engine.shares,
+            pads=engine.pads,
             patience=patience,
         )
         self._clock = StepClock()

@@ -51,6 +51,7 @@ class Scheduler:
         chunks: how many prompt tokens to read at a time.
         budget: whether rows fit into memory together.
         shares: whether the engine keeps beginnings of prompts.
+        pads: whether it reads prompts of different lengths together.
         patience: seconds after which a waiting row goes before all others.
     """
 
@@ -61,6 +62,7 @@ class Scheduler:
         budget: MemoryBudget,
         *,
         shares: bool = False,
+        pads: bool = True,
         patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,6 +70,7 @@ class Scheduler:
         self._chunks = chunks
         self._budget = budget
         self._shares = shares
+        self._pads = pads
         self._patience = patience
         self._clock = clock
         self._arrivals = 0
@@ -212,7 +215,7 @@ class Scheduler:
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
         room = self._chunks.whole(first.context, self._hurried)
-        overhead = self._chunks.overhead(first.context, self._hurried)
+        overhead = self._chunks.overhead(first.context, self._hurried) if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
             # Padding must cost less than a forward of its own would.

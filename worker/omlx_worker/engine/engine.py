@@ -129,6 +129,10 @@ class DecodingEngine:
     def shares(self) -> bool:
         return self._decoder.shares
 
+    @property
+    def pads(self) -> bool:
+        return self._decoder.pads
+
     def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)
         for token in row.generated:

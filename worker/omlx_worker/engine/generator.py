@@ -69,6 +69,7 @@ class GeneratorDecoder:
 
     depth = own_depth = 0
     looks_up = shares = False
+    pads = True
 
     def __init__(self, model: nn.Module, max_rows: int, reason: str = "") -> None:
         self.reason = reason

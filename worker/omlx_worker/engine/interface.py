@@ -35,6 +35,11 @@ class Rows(Protocol):
         """Whether there is a prefix cache, which keeps beginnings of prompts for other rows."""
         ...
 
+    @property
+    def pads(self) -> bool:
+        """Whether prompts of different lengths are read in one forward, padded."""
+        ...
+
     def add(self, row: Row) -> Known:
         """Take a row in; its prompt is not yet read.
 

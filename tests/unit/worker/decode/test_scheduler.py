@@ -42,12 +42,19 @@ class Rows:
         patience: float = 30.0,
         *,
         shares: bool = False,
+        pads: bool = True,
     ) -> None:
         self.clock = Clock()
         budget = MemoryBudget(memory, 0, len)
         self.chunks = ChunkSize(chunk)
         self.scheduler = Scheduler(
-            max_rows, self.chunks, budget, shares=shares, patience=patience, clock=self.clock
+            max_rows,
+            self.chunks,
+            budget,
+            shares=shares,
+            pads=pads,
+            patience=patience,
+            clock=self.clock,
         )
         self.rows: dict[str, DecodeRow] = {}
         self.held: dict[str, int] = {}
@@ -125,6 +132,14 @@ def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> No
         rows.add(name, tokens)
     assert rows.told(6) == ["join a", "join long", "join b", "join c", "join d", "join e"]
     assert rows.told(3) == ["read 4 of a, 4 of c, 4 of d, 4 of e", "decode", "read 9 of long"]
+
+
+def test_an_engine_that_does_not_pad_reads_only_prompts_of_one_length_together() -> None:
+    rows = Rows(8, chunk=16, pads=False)
+    for name, tokens in {"a": 4, "b": 3, "c": 4}.items():
+        rows.add(name, tokens)
+    assert rows.told(3) == ["join a", "join b", "join c"]
+    assert rows.told(3) == ["read 4 of a, 4 of c", "decode", "read 3 of b"]
 
 
 class Gathering(Rows):

@@ -40,6 +40,10 @@ class RaggedDecoder(Batch):
     def shares(self) -> bool:
         return self._prefixes is not None
 
+    @property
+    def pads(self) -> bool:
+        return self._model.pads
+
     def add(self, row: Row) -> Known:
         reading = Reading(row, row.history, self._model.new_prompt_cache())
         self._reading[row.row_id] = reading
