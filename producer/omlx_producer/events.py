@@ -216,6 +216,8 @@ class ModelInfo(Wire):
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
         draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
+        announced_at: when a worker last announced it, in seconds since 1970 on the server's clock.
+            Workers that run announce it every few seconds; older ones leave this out.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -225,3 +227,4 @@ class ModelInfo(Wire):
     context_length: int = Field(ge=1)
     longest_token: int = Field(ge=1)
     draft_depth: int | None = None
+    announced_at: float = 0.0

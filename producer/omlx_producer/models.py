@@ -22,6 +22,9 @@ Fields = GenerationRequest | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
+RECENT_SECONDS = 120.0
+"""Models that were announced so long before the latest one have no worker any more."""
+
 
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
     """The models that workers have announced, by alias. None of the workers need be running."""
@@ -41,13 +44,15 @@ def _warn(alias: str) -> None:
 
 
 def only_model(models: Mapping[str, ModelInfo]) -> str:
-    """The model of a request that names none.
+    """The model of a request that names none: the only one, or the only one that workers serve.
 
     Raises:
-        InvalidRequest: unless exactly one model is known.
+        InvalidRequest: if there is no such model.
     """
-    if len(models) == 1:
-        return next(iter(models))
+    latest = max((info.announced_at for info in models.values()), default=0.0)
+    recent = [n for n, info in models.items() if latest - info.announced_at < RECENT_SECONDS]
+    if len(recent) == 1:
+        return recent[0]
     if not models:
         raise InvalidRequest(
             "model: missing, and no worker has announced one yet; start a worker with "

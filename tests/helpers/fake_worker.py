@@ -27,10 +27,15 @@ from omlx_producer.protocol import (
 
 
 def announce(
-    connection: redis.Redis, alias: str = "demo", context: int = 1024, longest: int = 8
+    connection: redis.Redis,
+    alias: str = "demo",
+    context: int = 1024,
+    longest: int = 8,
+    at: float = 1e9,
 ) -> None:
-    """Make a model known, as a worker that starts does."""
-    info = ModelInfo(model=f"models/{alias}", context_length=context, longest_token=longest)
+    """Make a model known, as a worker does that starts or goes on."""
+    model = f"models/{alias}"
+    info = ModelInfo(model=model, context_length=context, longest_token=longest, announced_at=at)
     connection.hset(MODELS_KEY, alias, info.model_dump_json())
 
 

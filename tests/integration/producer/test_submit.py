@@ -147,6 +147,13 @@ def test_among_several_models_one_must_be_named(
         producer.submit(prompt="x")
 
 
+def test_of_several_models_the_only_one_that_is_still_served_is_the_default(
+    connection: redis.Redis, producer: Producer
+) -> None:
+    announce(connection, "other", at=1e9 + 3600)
+    assert producer.submit(prompt="x").queue == "omlx:other:default"
+
+
 def test_an_unknown_model_is_refused_with_the_known_ones(
     connection: redis.Redis, producer: Producer
 ) -> None:

@@ -63,9 +63,10 @@ class StatusBoard:
         self._cached: float | None = None
 
     def announce(self, info: ModelInfo) -> None:
-        """Make the model known to producers."""
+        """Make the model known to producers, or tell them that it is still served."""
         with self._extras.attempt(f"the model in {MODELS_KEY}"):
-            self._connection.hset(MODELS_KEY, self._model_alias, info.model_dump_json())
+            told = info.model_copy(update={"announced_at": server_time(self._connection)})
+            self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
     def show(self, state: str) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.
