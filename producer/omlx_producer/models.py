@@ -23,7 +23,7 @@ Fields = GenerationRequest | Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 120.0
-"""Models that were announced so long before the latest one have no worker any more."""
+"""A model that was last announced so long before the latest one has no worker any more."""
 
 
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
