@@ -22,6 +22,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,13 @@ def edit_of(tokenizer: Any, piece: list[int], length: int) -> list[int]:
 
 
 def run(
-    network: nn.Module, prompts: Sequence[list[int]], rows: int, tokens: int, warm: int
+    network: nn.Module, prompts: Sequence[list[int]], rows: int, tokens: int, learn: int
 ) -> dict[str, Measured]:
-    """Decode the prompts in groups of ``rows``, every side in turn; the first groups warm up."""
+    """Decode the prompts in groups of ``rows``, every side in turn.
+
+    The first group is not counted: in its ``learn`` steps `auto` measures depths, as a worker does
+    while it is idle.
+    """
     sides = {
         name: DecoderSide(
             RaggedDecoder(as_ragged(network, drafts=depth > 0), depth, lookup),
@@ -87,11 +92,11 @@ def run(
     line = {name: Measured(name, rows, len(prompts[0])) for name in SIDES}
     plan = Plan(laps=1, tokens=tokens, settle=2, sampling=Sampling(temperature=0.0))
     groups = [prompts[at : at + rows] for at in range(0, len(prompts), rows)]
-    for number, group in enumerate(groups):
+    for side in sides.values():
+        lap(side, groups[0], replace(plan, settle=learn, tokens=1))
+    for number, group in enumerate(groups[1:]):
         for name in in_turn(list(SIDES), number):
-            figures = lap(sides[name], group, plan)
-            if number >= warm:
-                line[name].add(*figures)
+            line[name].add(*lap(sides[name], group, plan))
     for measured in line.values():
         base = line["head"].laps
         measured.ratios = [own / other for own, other in zip(measured.laps, base, strict=True)]
@@ -121,7 +126,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=96, help="a row")
     parser.add_argument("--prompt", type=int, default=320, help="tokens")
-    parser.add_argument("--warm", type=int, default=2, help="groups that are not counted")
+    parser.add_argument("--learn", type=int, default=200, help="steps before those counted")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     network, tokenizer, name = model_of(args)
@@ -129,8 +134,8 @@ def main() -> None:
     head["command"] = shlex.join(["python", "-m", "scripts.bench.copying", *sys.argv[1:]])
     lines: list[tuple[str, dict[str, Measured]]] = []
     for rows, kind in itertools.product(args.rows, ("edit", "ordinary")):
-        prompts = prompts_of(tokenizer, kind, args.prompt, PROMPTS + args.warm * rows)
-        lines.append((kind, run(network, prompts, rows, args.tokens, args.warm)))
+        prompts = prompts_of(tokenizer, kind, args.prompt, PROMPTS + rows)
+        lines.append((kind, run(network, prompts, rows, args.tokens, args.learn)))
         if args.json:
             figures = [
                 {"prompts": kind, **measured.to_json()}
