@@ -70,12 +70,6 @@ def ratios(measured: Lines) -> str:
     return markdown(head, rows)
 
 
-def over_best(line: dict[str, Measured]) -> str:
-    """`auto` over the best fixed depth in the same lap, and that depth."""
-    laps = zip(line["auto"]["laps"], best(line)["laps"], strict=False)
-    return f"{spread([ours / theirs for ours, theirs in laps])} of {best(line)['side']}"
-
-
 def over_mlx_lm(line: dict[str, Measured]) -> str:
     """The ratio of the best fixed depth, and that depth."""
     return f"{statistics.median(best(line)['ratios']):.2f} ({best(line)['side']})"
@@ -140,21 +134,12 @@ SAMPLED = {
     for temperature in (0.6, 1.0)
     for rule in ("coupled", "ratio")
 }
-LEARNT = "h200-4b-auto-30-laps"
-AUTO = {
-    "4B cost, context 256": lines([LEARNT], 256),
-    "4B cost, context 8192": lines([LEARNT], 8192),
-    "0.8B cost, context 256": lines(["h200-0.8b-auto-6-laps"], 256),
-    "demo model, CPU": lines(["cpu-8-laps"], 256),
-}
 TABLES: dict[str, Callable[[], str]] = {
     "greedy-256": partial(ratios, GREEDY_256),
     "greedy-8k": partial(ratios, GREEDY_8K),
     "sampled": partial(by_setting, SAMPLED, over_mlx_lm),
     "4-bit": partial(ratios, lines(["h200-4b-4bit"], 256)),
-    "small": partial(ratios, lines(["h200-0.8b-bf16"], 256)),
     "cpu": partial(ratios, CPU),
-    "auto": partial(by_setting, AUTO, over_best),
     "memory": partial(memory, GREEDY_8K),
     "prompts": partial(prompts, ["h200-4b-256", "cpu"]),
 }

@@ -50,12 +50,6 @@ def test_ratios_are_medians_with_their_range_and_a_failed_side_is_empty() -> Non
     assert table.splitlines()[-1] == "| 8 | 20 | 2.00 (1.00-4.00) |  |"
 
 
-def test_auto_is_compared_with_the_best_depth_lap_by_lap() -> None:
-    sides = [measured("K=0", [10.0, 10.0, 10.0]), measured("K=2", [20.0, 40.0, 30.0])]
-    auto = measured("auto", [20.0, 20.0, 30.0])
-    assert report.over_best(line(*sides, auto)) == "1.00 (0.50-1.00) of K=2"
-
-
 def test_a_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sides = {rows: line(measured("K=0", [1.0, 2.0])) for rows in (1, 8)}
