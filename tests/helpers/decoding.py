@@ -46,7 +46,7 @@ class Loaded:
         return cls.at(resolve(DEMO))
 
     def decoder(self, depth: int = 0, lookup: Lookup | None = None) -> RaggedDecoder:
-        model = as_ragged(self.network, drafts=depth > 0)
+        model = as_ragged(self.network, drafts=depth > 0, checks=False)
         return RaggedDecoder(model, depth, lookup)
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:

@@ -16,26 +16,30 @@ from omlx_worker.engine.models.self_check import check, holds_over_padding
 
 
 def as_ragged(
-    network: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
+    network: nn.Module,
+    *,
+    drafts: bool = True,
+    kernels: Kernels | None = None,
+    checks: bool = True,
 ) -> RaggedModel:
     """The ragged form of a loaded model.
 
     Args:
         drafts: whether to use its MTP head, if it has one.
         kernels: the implementations of its layers; by default the device's.
+        checks: whether to compare it with the model's own forward, on these weights and this
+            device.
 
     Raises:
-        Unsupported: if it has none.
+        Unsupported: if it has none, or the two disagree.
     """
-    ragged = _form_of(network, drafts, kernels)
-    choose_forms(network, ragged.dtype)
-    return ragged
-
-
-def _form_of(network: nn.Module, drafts: bool, kernels: Kernels | None) -> RaggedModel:
+    ragged: RaggedModel
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
-        return RaggedQwen35(network, drafts=drafts, kernels=kernels)
-    ragged = AnyFamily(network)
-    check(network, ragged)
-    ragged.pads = holds_over_padding(ragged)
+        ragged = RaggedQwen35(network, drafts=drafts, kernels=kernels)
+    else:
+        ragged = AnyFamily(network)
+    if checks:
+        check(network, ragged)
+        ragged.pads = holds_over_padding(ragged)
+    choose_forms(network, ragged.dtype)
     return ragged

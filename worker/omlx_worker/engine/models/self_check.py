@@ -1,4 +1,4 @@
-"""Compares a ragged form with the model's own forward, on the loaded weights."""
+"""Compares a ragged form with the model's own forward, on the loaded weights and this device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ _WINDOWS = ((4, (1, 3)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
 
 The first of them commit less and more than a replay of one draft, so that a fault in either shows
 in enough of the positions that follow."""
-_NEAR, _NEAR_IN_HALF = 1e-3, 0.1
-"""The largest difference that rounding explains, in float32 and in half precision."""
+_NEAR, _NEAR_IN_HALF = 1e-2, 0.2
+"""The largest difference that rounding explains, in float32 and in half precision.
+
+Random weights in the shape of a Qwen3.5 come to 0.014 with 8 layers in bfloat16, 0.06 with 32 and
+0.12 with 64; in float32 to less than 1e-4, and 0.004 with experts. In the demo model an accepted
+draft that is not replayed makes 0.03, and keys that are not written make 0.25."""
 _ODD_SHARE = 0.25
 """Share of positions that may differ more: where experts' scores tie, rounding chooses."""
 
