@@ -76,8 +76,9 @@ class RaggedDecoder(Batch):
             self._prefixes.close()
 
     def remove(self, row_id: str) -> None:
-        if self._reading.pop(row_id, None) is None:
-            self.leave(row_id)
+        # A row whose joining failed may be in both.
+        self._reading.pop(row_id, None)
+        self.leave(row_id)
 
     def finish(self, row_id: str) -> None:
         if self._prefixes and (kept := self._text_so_far(row_id)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -199,3 +200,13 @@ def test_the_steps_after_a_batch_has_all_its_tokens_are_not_run(qwen: Loaded) ->
 
     assert [len(part) for part in sampled] == [0, 1, 1, 1, 1, 1, 0, 0]
     assert decoder.reads == 5
+
+
+def test_a_row_whose_joining_failed_leaves_its_slot_when_it_is_removed(qwen: Loaded) -> None:
+    decoder = qwen.decoder()
+    decoder.add(row("a", [1, 2, 3], 4))
+    broken = patch.object(decoder._buffers, "write", side_effect=RuntimeError("no memory"))
+    with broken, pytest.raises(RuntimeError):
+        decoder.prefill({"a": 8})
+    decoder.remove("a")
+    assert decoder.slots == 0
