@@ -23,6 +23,9 @@ from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
 from omlx_worker.engine.row import Emission, Row
 from omlx_worker.queue.claim import Claim
 
+CHECKPOINT_SECONDS = 5.0
+"""How often a job that does not stream publishes its tokens: another worker goes on from there."""
+
 LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}
 
 
@@ -122,6 +125,7 @@ class ActiveJob:
         goes_on = level < BULK and request.messages is not None
         self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
         self.sent = 0
+        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         # For each event its n, then each choice's tokens and characters up to its end.
         self._ends = array("Q", bytes(8 * self._width))
         self.drafts = DraftCounts()
@@ -213,6 +217,7 @@ class ActiveJob:
         if not deltas:
             return None
         markup = None if self.sent else self._markup
+        self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
         self._note_end()
         return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, markup=markup)
@@ -220,9 +225,14 @@ class ActiveJob:
     def take_due_event(self) -> TokensEvent | None:
         """What the job publishes now.
 
-        A job that does not stream publishes at its end if an interrupted run published a part.
+        A job that does not stream publishes at checkpoints, and at its end if it has published a
+        part.
         """
-        return self.take_event() if self.streams or (self.finished and self.sent) else None
+        if self.finished:
+            due = self.streams or self.sent > 0
+        else:
+            due = self.streams or time.monotonic() >= self._checkpoint_at
+        return self.take_event() if due else None
 
     def events_after(self, n: int) -> list[TokensEvent]:
         """The events after the n-th token that `take_event` or an interrupted run has made."""

@@ -40,9 +40,7 @@ class DecodeRow:
         stops: contexts at which reading stops, because other rows may go on from there.
         arrival: place in the order of arrivals.
         joined: place in the order in which rows joined the batch.
-        since: when it began to wait for a place, or to read its prompt, in seconds of the
-            scheduler's clock.
-        gathered: whether it is read however few rows can be read with it.
+        since: when it began to wait, in seconds of the scheduler's clock.
         aged: it has waited so long that it goes first and is not paused again.
         kept_bytes: what its cache takes while it is paused.
     """
@@ -59,7 +57,6 @@ class DecodeRow:
     arrival: int = 0
     joined: int = 0
     since: float = 0.0
-    gathered: bool = False
     aged: bool = False
     kept_bytes: int = 0
 

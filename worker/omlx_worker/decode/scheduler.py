@@ -10,10 +10,10 @@ than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks. 
 many tokens in their caches are read together. A row waits while another one reads a beginning that
 both prompts share, and takes it from the prefix cache then.
 
-A chunk takes some time however short it is, and all decoding rows wait for it. So bulk rows gather
-beside decoding ones before they are read: until the places that they hold have been idle for as
-long, added up, as the decoding rows would wait for a chunk without tokens. Reading sooner costs
-more in chunks, and later more in idle places (the economic order quantity).
+A chunk takes some time however short it is, and all decoding rows wait for it. So bulk rows do not
+join decoding ones one by one. They gather until the places that they could have were idle for as
+long, added up, as the decoding rows would wait for a chunk without tokens. Sooner costs more in
+chunks, and later more in idle places (the economic order quantity).
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ class Scheduler:
         self._pads = pads
         self._patience = patience
         self._clock = clock
-        self._arrivals = 0
-        self._joins = 0
+        self._arrivals = self._joins = 0
         self._rows: dict[str, DecodeRow] = {}
-        self._decode_is_due = False
-        self._follows_chunk = False
-        self._hurried = False
+        self._decode_is_due = self._follows_chunk = self._hurried = False
+        self._now, self._passed, self._idle, self._granted = clock(), 0.0, 0.0, 0
 
     def get(self, row_id: str) -> DecodeRow | None:
         return self._rows.get(row_id)
@@ -164,6 +162,8 @@ class Scheduler:
     def next(self) -> Action:
         """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
         decoding = bool(self.decoding)
+        before, self._now = self._now, self._clock()
+        self._passed = self._now - before
         self._follows_chunk = self._decode_is_due and decoding
         action = None if self._follows_chunk else self._admit() or self._prefill()
         self._decode_is_due = isinstance(action, Prefill)
@@ -184,6 +184,8 @@ class Scheduler:
         if best is None or not self._is_due(best, reading):
             return None
         if self._has_place_for(best):
+            if self._gathers(best):
+                return None
             return self._evict_for(best) or self._bring_in(best)
         if best.level == HIGH and (victim := self._victim()):
             victim.since = self._clock()
@@ -210,8 +212,6 @@ class Scheduler:
             return None
         self._hurried = any(other.level < BULK for other in self.decoding)
         first, *others = reading
-        if self._gathers(reading):
-            return None
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
         room = self._chunks.whole(first.context, self._hurried)
@@ -223,17 +223,16 @@ class Scheduler:
                 chunk = larger
         return chunk
 
-    def _gathers(self, reading: Sequence[DecodeRow]) -> bool:
-        """Whether the best of these rows, which have joined, still waits for others to join."""
-        first, decoding = reading[0], self.decoding
-        if first.gathered or self._hurried or first.level < BULK or first.aged:
+    def _gathers(self, best: DecodeRow) -> bool:
+        """Whether the best row that waits, and could join, waits for more places first."""
+        hurried = any(row.level < BULK for row in self.decoding)
+        if hurried or best.rank[0] < BULK or best.stage is Stage.PAUSED or self._granted:
             return False
-        fresh = [row for row in reading if not row.gathered]
-        idle = sum(self._clock() - row.since for row in fresh)
-        if idle < len(decoding) * self._chunks.fixed(first.context):
+        places = min(self.waiting, self._max_rows - self.joined)
+        self._idle += places * self._passed
+        if self._idle < len(self.decoding) * self._chunks.fixed(best.context):
             return True
-        for row in fresh:
-            row.gathered = True
+        self._idle, self._granted = 0.0, places
         return False
 
     def _has_place_for(self, row: DecodeRow) -> bool:
@@ -265,7 +264,8 @@ class Scheduler:
         if row.stage is Stage.PAUSED:
             row.stage, row.kept_bytes = Stage.DECODING, 0
             return Resume(row, room)
-        row.stage, row.since, row.gathered = Stage.READING, self._clock(), False
+        row.stage = Stage.READING
+        self._granted = max(0, self._granted - 1)
         return Join(row, room)
 
     def _chunk_of(self, row: DecodeRow, left: int) -> int:

@@ -146,7 +146,7 @@ class Gathering(Rows):
     """Bulk rows on a device where a chunk takes half a second, however few its tokens are."""
 
     def __init__(self, decoding: int, level: int = BULK) -> None:
-        super().__init__(decoding + 4, chunk=64)
+        super().__init__(decoding + 4, chunk=64, shares=True)
         for tokens in (8, 16, 24, 32) * 2:
             self.chunks.read(0, False, tokens, 0.5 + tokens / 1000)
         for place in range(decoding):
@@ -164,24 +164,38 @@ def test_bulk_rows_gather_until_idle_places_have_cost_as_much_as_a_chunk_will() 
     rows = Gathering(decoding=8)
     rows.add("a", 4, BULK)
     assert rows.told() == ["decode"], "after a chunk"
-    assert rows.told() == ["join a"]
-    rows.decodes(1.5)
+    rows.decodes(1)
+    rows.decodes(0.6)  # one place is idle
     rows.add("b", 4, BULK)
-    assert rows.told() == ["join b"]
-    rows.decodes(1)  # a has waited for 2.5 seconds and b for 1
     rows.decodes(0.5)
-    assert rows.told() == ["read 4 of a, 4 of b"], "half a second of eight rows, all in all"
+    rows.decodes(0.4)  # two are
+    assert rows.told(3) == ["join a", "join b", "read 4 of a, 4 of b"], "8 rows for half a second"
 
 
-def test_rows_that_have_gathered_are_all_read_without_another_wait() -> None:
+def test_rows_that_have_gathered_all_join_without_another_wait() -> None:
     rows = Gathering(decoding=4)
     rows.told()
     for name, tokens in {"a": 40, "b": 60, "c": 40}.items():
         rows.add(name, tokens, BULK)
-    assert rows.told(3) == ["join a", "join b", "join c"]
     rows.decodes(1)
-    assert rows.told(3) == ["read 40 of a", "decode", "read 60 of b"]
-    assert rows.told(2) == ["decode", "read 40 of c"]
+    rows.clock.now += 1
+    assert rows.told(4) == ["join a", "join b", "join c", "read 40 of a"]
+    assert rows.told(4) == ["decode", "read 60 of b", "decode", "read 40 of c"]
+    rows.told()
+    rows.add("d", 40, BULK)
+    assert rows.told() == ["decode"], "it gathers anew"
+
+
+def test_rows_that_share_a_beginning_gather_once() -> None:
+    rows = Gathering(decoding=4)
+    rows.told()
+    beginning = list(range(70))
+    for name in "abc":
+        rows.add(name, [*beginning, ord(name)], BULK)
+        rows.held[name] = 70 if name > "a" else 0
+    rows.clock.now += 1
+    assert rows.told(3) == ["join a", "read 64 of a", "decode"]
+    assert rows.told(3) == ["join b", "join c", "read 6 of a"]
 
 
 def test_rows_whose_tokens_are_awaited_gather_for_nobody() -> None:
@@ -190,6 +204,12 @@ def test_rows_whose_tokens_are_awaited_gather_for_nobody() -> None:
         rows.told()
         rows.add("a", 4, reader)
         assert rows.told(2) == ["join a", "read 4 of a"]
+
+
+def test_a_row_beside_no_other_gathers_for_nobody() -> None:
+    rows = Gathering(decoding=0)
+    rows.add("a", 4, BULK)
+    assert rows.told(2) == ["join a", "read 4 of a"]
 
 
 def test_rows_join_only_until_they_fill_some_chunks_and_never_beside_more_urgent_ones() -> None:
