@@ -14,8 +14,8 @@ class ChatChunks:
     """Makes ``chat.completion.chunk`` bodies of one job's events, from its first event on.
 
     Thinking comes as ``reasoning_content``. Calls of tools come whole, with the end of the job,
-    since only then the worker has parsed them. A job that publishes no tokens, such as one of the
-    queue ``bulk``, has only the last chunks. Failures make no chunk.
+    since only then the worker has parsed them. A job that publishes no tokens, such as a short one
+    of the queue ``bulk``, has only the last chunks. Failures make no chunk.
 
     Args:
         model: the alias that the chunks name.

@@ -129,7 +129,7 @@ class Producer:
 
         Args:
             request: the request; or give its fields by name. ``model`` may be left out if workers
-                have announced exactly one.
+                serve exactly one.
             priority: which of the model's queues it joins.
             job_timeout: seconds that it may run.
             result_ttl: seconds until its result and its tokens expire.

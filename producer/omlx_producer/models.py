@@ -22,7 +22,7 @@ Fields = GenerationRequest | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
-RECENT_SECONDS = 120.0
+RECENT_SECONDS = 60.0
 """A model that was last announced so long before the latest one has no worker any more."""
 
 
@@ -53,14 +53,14 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
     recent = [n for n, info in models.items() if latest - info.announced_at < RECENT_SECONDS]
     if len(recent) == 1:
         return recent[0]
-    if not models:
+    if not recent:
         raise InvalidRequest(
             "model: missing, and no worker has announced one yet; start a worker with "
             "omlx-worker run, or name a model and pass --queue-anyway "
             "(require_known_model=False)"
         )
     raise InvalidRequest(
-        f"model: missing, but workers have announced several; give one of {_spell(models)}"
+        f"model: missing, but workers have announced several; give one of {', '.join(recent)}"
     )
 
 

@@ -45,7 +45,7 @@ _output = partial(option, section="Output")
 
 @click.command(cls=SectionedCommand)
 @click.argument("prompt")
-@model_option("A model's alias; not needed if only one is known.")
+@model_option("A model's alias; not needed if only one is served.")
 @_request(
     "--priority",
     type=click.Choice(PRIORITIES),
@@ -222,7 +222,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
     failed = isinstance(event, FailedEvent | CancelledEvent)
     if not as_json:
         if not writer.wrote and not failed:
-            # Bulk jobs publish no tokens, and streams expire.
+            # Short bulk jobs publish no tokens, and streams expire.
             writer.write_body(producer.result(job_id))
         writer.end()
     if isinstance(event, FailedEvent | CancelledEvent):

@@ -10,6 +10,8 @@ from redis import Redis
 from rich.console import Console
 
 from omlx_producer.cli.overview import draw_overview, read_overview
+from omlx_producer.models import read_models
+from omlx_producer.protocol import ModelInfo
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,
@@ -24,6 +26,8 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.engine.row import Emission
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
+
+INFO = ModelInfo(model="fake", context_length=100, longest_token=1)
 
 
 class Clock:
@@ -137,8 +141,20 @@ def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:
     board.show("busy")
     assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
     assert connection.hkeys(workers_key(ALIAS)) == [b"mac-1"]
-    board.sign_off()
+    board.sign_off(INFO)
     assert read_workers(connection, ALIAS) == []
+
+
+def test_the_last_worker_of_a_model_says_that_it_is_no_longer_served(board: StatusBoard) -> None:
+    connection = board._connection
+    board.announce(INFO)
+    other = board.figures("busy").model_copy(update={"name": "mac-2"})
+    write_figures(connection, ALIAS, other)
+    board.sign_off(INFO)
+    assert read_models(connection)[ALIAS].announced_at > 0
+    connection.hdel(workers_key(ALIAS), "mac-2")
+    board.sign_off(INFO)
+    assert read_models(connection)[ALIAS].announced_at == 0
 
 
 def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:

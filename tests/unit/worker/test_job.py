@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from openai.types.chat import ChatCompletion
@@ -19,7 +20,7 @@ from omlx_producer.protocol import (
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.engine.row import Emission, Row, Sampling
-from omlx_worker.job import ActiveJob
+from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob
 from omlx_worker.queue.claim import Claim
 
 FORM = ReplyForm(
@@ -66,6 +67,28 @@ def test_an_event_holds_what_came_since_the_last_one() -> None:
     assert (event.n, event.choices[0].tokens, event.choices[0].text) == (3, [2, 3], "bc")
     assert event.since == 1
     assert job.take_event() is None
+
+
+def test_a_job_that_does_not_stream_publishes_at_checkpoints_and_then_to_its_end() -> None:
+    clock = Mock(time=lambda: 0.0, monotonic=Mock(return_value=0.0))
+    with patch("omlx_worker.job.time", clock):
+        job = active(streams=False)
+        emit(job, "a", 1)
+        assert job.take_due_event() is None
+        clock.monotonic.return_value += CHECKPOINT_SECONDS
+        assert (event := job.take_due_event())
+        assert event.n == 1
+        emit(job, "b", 2)
+        assert job.take_due_event() is None
+        emit(job, "c", 3, reason="length")
+        assert (event := job.take_due_event())
+        assert (event.since, event.n) == (1, 3)
+
+
+def test_a_job_that_does_not_stream_and_ends_before_a_checkpoint_publishes_nothing() -> None:
+    job = active(streams=False)
+    emit(job, "a", 1, reason="length")
+    assert job.take_due_event() is None
 
 
 def test_the_tokens_of_all_choices_are_counted_together() -> None:

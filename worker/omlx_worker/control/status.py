@@ -10,7 +10,13 @@ from redis import Redis
 
 from omlx_producer.protocol import MODELS_KEY, ModelInfo
 from omlx_producer.wording import counted
-from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
+from omlx_producer.workers import (
+    WorkerFigures,
+    read_workers,
+    server_time,
+    workers_key,
+    write_figures,
+)
 from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
@@ -62,10 +68,11 @@ class StatusBoard:
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
         self._cached: float | None = None
 
-    def announce(self, info: ModelInfo) -> None:
-        """Make the model known to producers, or tell them that it is still served."""
+    def announce(self, info: ModelInfo, *, served: bool = True) -> None:
+        """Make the model known to producers, or tell them that it is still served, or no longer."""
         with self._extras.attempt(f"the model in {MODELS_KEY}"):
-            told = info.model_copy(update={"announced_at": server_time(self._connection)})
+            now = server_time(self._connection) if served else 0.0
+            told = info.model_copy(update={"announced_at": now})
             self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
     def show(self, state: str) -> None:
@@ -87,10 +94,12 @@ class StatusBoard:
             self._told_at, self._told_jobs = now, self._counters.jobs
             log.info("%s finished, %s", counted(jobs, "job"), line(figures))
 
-    def sign_off(self) -> None:
-        """Delete the figures of this worker."""
+    def sign_off(self, info: ModelInfo) -> None:
+        """Delete the figures of this worker, and say so if it was the model's last."""
         with self._extras.attempt("the end of the figures"):
             self._connection.hdel(workers_key(self._model_alias), self._name)
+            if not read_workers(self._connection, self._model_alias):
+                self.announce(info, served=False)
 
     def figures(self, state: str) -> WorkerFigures:
         counters, driver = self._counters, self._driver

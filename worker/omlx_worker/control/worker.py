@@ -291,7 +291,7 @@ class GenerationWorker(RecordedWorker):
             if self.birth_date is not None:
                 with self.extras.attempt("the end of the worker's record"):
                     self.register_death()  # type: ignore[no-untyped-call]
-            self._board.sign_off()
+            self._board.sign_off(self._engine.info)
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
