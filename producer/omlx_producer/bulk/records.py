@@ -70,13 +70,16 @@ def read_records(stream: IO[bytes], kind: Format) -> Iterator[Record]:
 
 
 def estimate_rows(path: Path, kind: Format) -> int:
-    """The number of rows of a file; an estimate where lines may be blank or span cells."""
+    """The number of rows of a file; an estimate where lines may be blank."""
     if kind == "parquet":
         return int(_open_parquet(path).metadata.num_rows)
     with path.open("rb") as stream:
-        lines = last = 0
+        lines = last = quotes = 0
         while block := stream.read(COUNT_BYTES):
-            lines += block.count(b"\n")
+            # In CSV, a line break between quotes is part of a cell.
+            parts = block.split(b'"') if kind == "csv" else [block]
+            lines += sum(part.count(b"\n") for part in parts[quotes % 2 :: 2])
+            quotes += len(parts) - 1
             last = block[-1]
     lines += last not in (0, 10)
     return max(0, lines - 1) if kind == "csv" else lines
@@ -188,6 +191,10 @@ def _read_csv_text(text: IO[str]) -> Iterator[Record]:
         raise InvalidRequest("the CSV input is empty; its first line must name the columns")
     if not _is_utf8(columns):
         raise InvalidRequest("the CSV input's first line is not UTF-8; save the file as UTF-8")
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise InvalidRequest(
+            f"the CSV input's first line has more than one column {twice[0]!r}; rename one"
+        )
     while True:
         line = reader.line_num + 1
         try:

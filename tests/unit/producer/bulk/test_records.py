@@ -91,6 +91,11 @@ def test_csv_without_a_header_is_refused() -> None:
         read("", "csv")
 
 
+def test_a_csv_header_that_names_two_columns_alike_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="more than one column 'a'; rename one"):
+        read("a,b,a\n1,2,3\n", "csv")
+
+
 def test_a_csv_header_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="first line, which must name the columns, is not CSV"):
         read('"a"b,c\n1,2\n', "csv")
@@ -166,9 +171,19 @@ def test_a_name_that_does_not_say_is_refused_with_the_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "rows"),
-    [("", "text", 0), ("a", "text", 1), ("a\nb\n", "text", 2), ("h\na\nb\n", "csv", 2)],
+    [
+        ("", "text", 0),
+        ("a", "text", 1),
+        ("a\nb\n", "text", 2),
+        ("h\na\nb\n", "csv", 2),
+        ('h\n"a\nb"\n"c""\nd"\n', "csv", 2),
+    ],
 )
-def test_rows_are_estimated_from_lines(tmp_path: Path, text: str, kind: Any, rows: int) -> None:
+@pytest.mark.parametrize("block", [1, 1024])
+def test_rows_are_estimated_from_lines(
+    tmp_path: Path, text: str, kind: Any, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.records.COUNT_BYTES", block)
     path = tmp_path / "rows"
     path.write_text(text)
     assert estimate_rows(path, kind) == rows
