@@ -140,7 +140,7 @@ def run_here(
         OSError: if a file cannot be read or written.
         KeyboardInterrupt: at the second interrupt.
     """
-    output = real_path(output)
+    output, settings = real_path(output), options.settings
     _require_distinct(options, output)
     require_output(output)
     maker = options.row_maker(producer.models())
@@ -149,8 +149,15 @@ def run_here(
         run_file = stack.enter_context(RunFile.open(output))
         index = stack.enter_context(contextlib.closing(RowIndex()))
         files = stack.enter_context(contextlib.closing(OutputFiles(output, index)))
-        if run_file.settings != options.settings:
-            run_file.settings = options.settings
+        if run_file.settings.get("input", settings["input"]) != settings["input"]:
+            earlier = run_file.settings["input"]
+            click.echo(
+                f"{output} keeps its rows of {earlier}; for {options.input} alone, give another "
+                "output",
+                err=True,
+            )
+        if run_file.settings != settings:
+            run_file.settings = settings
             run_file.save()
         if files.torn:
             torn = counted(files.torn, "byte")

@@ -38,6 +38,15 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_an_output_that_has_rows_of_another_input_is_pointed_out(run: Run, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_jsonl(tmp_path / f"{name}.jsonl", ["no JSON"])
+    alone = run("run", "one.jsonl", "-o", "out.jsonl")
+    assert "keeps its rows" not in alone.stderr + run("run", "one.jsonl", "-o", "out.jsonl").stderr
+    mixed = run("run", "other.jsonl", "-o", "out.jsonl")
+    assert f"out.jsonl keeps its rows of {tmp_path / 'one.jsonl'}; for other.jsonl" in mixed.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
