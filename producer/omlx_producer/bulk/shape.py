@@ -92,9 +92,10 @@ class Template:
     def _value(self, values: Mapping[str, Any], name: str) -> str:
         value = values.get(name)
         if value is None:
+            present = [other for other, value in values.items() if value is not None]
             raise InvalidRequest(
                 f"{name}: the template needs it and the row has none; the row has "
-                f"{', '.join(values)}"
+                f"{', '.join(present) or 'nothing'}"
             )
         if isinstance(value, str | datetime.date | datetime.time):
             return str(value)

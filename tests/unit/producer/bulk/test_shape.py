@@ -174,6 +174,14 @@ def test_a_missing_column_is_a_bad_row_that_says_which_there_are() -> None:
     assert "text: the template needs it and the row has none; the row has a, b" in bad.reason
 
 
+@pytest.mark.parametrize(("row", "has"), [({"a": 1, "b": None}, "a"), ({"b": None}, "nothing")])
+def test_a_column_without_a_value_is_not_among_those_that_a_row_has(
+    row: dict[str, Any], has: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"b: .*; the row has {has}$"):
+        Template("{b}").render(row)
+
+
 @pytest.mark.parametrize("text", ["{", "{a!r}", "{a:>3}", "{}", '{"json": 1}'])
 def test_a_template_that_is_none_is_refused_at_once(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--template"):
