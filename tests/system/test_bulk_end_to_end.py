@@ -79,6 +79,6 @@ def test_rows_through_two_workers_are_all_there_and_openais_types_parse_them(
             assert 0 < completion.usage.completion_tokens <= TOKENS
     heard = [message["data"] for message in iter(lambda: listener.get_message(timeout=0.2), None)]
     listener.close()
-    assert len(heard) == ROWS
-    assert all(b'"type":"done"' in data for data in heard)
+    # The others are checkpoints, on a machine that takes five seconds for a row.
+    assert sum(b'"type":"done"' in data for data in heard) == ROWS
     assert jobs_in_redis(connection) == 0

@@ -6,8 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +67,13 @@ def _say(what: str) -> None:
     click.echo(what, err=True)
 
 
-@contextmanager
-def _unfused_on_a_cpu() -> Iterator[None]:
-    """Turn `mx.compile` off on a CPU.
-
-    There MLX calls the C++ compiler for each fused kernel that it has not kept, one after another:
-    most of a minute for a model that gains nothing from it.
-    """
+def _unfused_on_a_cpu() -> AbstractContextManager[None]:
+    """There the compiler takes most of a minute for a model that gains nothing from it."""
     import mlx.core as mx
 
-    if mx.default_device() != mx.cpu:
-        yield
-        return
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        mx.enable_compile()
+    from omlx_worker.engine.kernels.device import unfused
+
+    return unfused() if mx.default_device() == mx.cpu else nullcontext()
 
 
 class _Background:

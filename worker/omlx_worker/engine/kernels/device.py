@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,23 @@ def compiles() -> bool:
     probe(array)
     probe(array)
     return runs == 1
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Turn `mx.compile` off inside of the block.
+
+    For work that gains nothing from it: MLX builds every fused kernel that it has not kept, on a
+    CPU with the C++ compiler, one after another.
+    """
+    if not compiles():
+        yield
+        return
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 def for_metal(dk: int, dv: int) -> Kernels:

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
+from omlx_worker.engine.kernels.device import unfused
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
@@ -44,7 +45,8 @@ def check(model: nn.Module, ragged: RaggedModel) -> None:
         Unsupported: if they disagree, or if the model's modules cannot run a ragged window.
     """
     try:
-        found = difference(model, ragged)
+        with unfused():
+            found = difference(model, ragged)
         _trace(ragged)
     except Exception as error:  # a family's own code may raise anything
         log.debug("the self-check failed", exc_info=True)
@@ -89,10 +91,11 @@ def holds_over_padding(ragged: RaggedModel) -> bool:
     """Whether prompts of different lengths leave the same caches together as alone."""
     apart, together = ([_reading(ragged, n) for n in _PADDED] for _ in range(2))
     counts = [reading.left for reading in apart]
-    for reading, count in zip(apart, counts, strict=True):
-        read(ragged, [reading], [count])
     try:
-        read(ragged, together, counts)
+        with unfused():
+            for reading, count in zip(apart, counts, strict=True):
+                read(ragged, [reading], [count])
+            read(ragged, together, counts)
     except Exception:  # a family's own code may raise anything
         log.debug("prompts of different lengths cannot be read together", exc_info=True)
         return False
