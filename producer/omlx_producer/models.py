@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ Fields = GenerationRequest | Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 60.0
-"""A model that was last announced so long before the latest one has no worker any more."""
+"""Workers announce their model more often. One that is this far behind another has none."""
 
 
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
@@ -60,7 +60,7 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
             "(require_known_model=False)"
         )
     raise InvalidRequest(
-        f"model: missing, but workers have announced several; give one of {', '.join(recent)}"
+        f"model: missing, but workers have announced several; give one of {_spell(recent)}"
     )
 
 
@@ -134,5 +134,5 @@ def _parse(given: Fields, models: Mapping[str, ModelInfo]) -> GenerationRequest:
     return GenerationRequest.parse(given)
 
 
-def _spell(models: Mapping[str, ModelInfo]) -> str:
+def _spell(models: Iterable[str]) -> str:
     return ", ".join(models)

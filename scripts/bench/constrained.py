@@ -176,7 +176,7 @@ class Benchmark:
             yield [figures_of(line, lines[0], question, depth) for line in lines]
 
     def _side(self, name: str, depth: int, first: int) -> DecoderSide:
-        model = as_ragged(self._network, drafts=depth > 0)
+        model = as_ragged(self._network, drafts=depth > 0, checks=False)
         decoder = Constraining(
             model, self._caches, depth, grammar=self._grammars[name], first=first
         )
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     network, tokenizer, name = model_of(args)
-    vocabulary = as_ragged(network, drafts=False).vocabulary
+    vocabulary = as_ragged(network, drafts=False, checks=False).vocabulary
     own = vocabulary == len(tokenizer)
     grammars = Grammars(tokenizer, vocabulary) if own else SyntheticGrammars(vocabulary)
     head = {"what": "constrained", "model": name, "vocabulary": vocabulary, **machine()}

@@ -83,7 +83,7 @@ def run(
     """
     sides = {
         name: DecoderSide(
-            RaggedDecoder(as_ragged(network, drafts=depth > 0), depth, lookup),
+            RaggedDecoder(as_ragged(network, drafts=depth > 0, checks=False), depth, lookup),
             mode="auto" if name != "plain" else "batched",
             name=name,
         )

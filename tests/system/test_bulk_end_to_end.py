@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 from redis import Redis
 
 from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.job import CHECKPOINT_SECONDS
 from tests.helpers.bulk_runs import errors, jobs_in_redis, lines, submit
 from tests.helpers.workers import wait_for
 from tests.system.test_end_to_end import worker
 
 pytestmark = pytest.mark.system
 
-ROWS, TOKENS = 20, 8
+ROWS, TOKENS, PLACES = 20, 8, 8
 
 
 def signatures() -> Iterator[str]:
@@ -56,13 +58,15 @@ def test_rows_through_two_workers_are_all_there_and_openais_types_parse_them(
     with contextlib.ExitStack() as workers:
         for _ in range(2):
             workers.enter_context(
-                worker(redis_url, "--max-batch", "8", "--mode", "mtp", "--mtp-depth", "1")
+                worker(redis_url, "--max-batch", str(PLACES), "--mode", "mtp", "--mtp-depth", "1")
             )
         wait_for(lambda: connection.scard("rq:workers") == 2, 120, "two workers")
+        began = time.monotonic()
         code, _, err = submit(
             *(redis_url, tmp_path, "run", "rows.jsonl", "-o", "out.jsonl", "--ordered"),
             seconds=200,
         )
+        seconds = time.monotonic() - began
     assert code == 0, err
     results = lines(tmp_path / "out.jsonl")
     assert errors(tmp_path / "out.jsonl") == []
@@ -79,6 +83,8 @@ def test_rows_through_two_workers_are_all_there_and_openais_types_parse_them(
             assert 0 < completion.usage.completion_tokens <= TOKENS
     heard = [message["data"] for message in iter(lambda: listener.get_message(timeout=0.2), None)]
     listener.close()
-    # The others are checkpoints, on a machine that takes five seconds for a row.
-    assert sum(b'"type":"done"' in data for data in heard) == ROWS
+    checkpoints = [data for data in heard if b'"type":"done"' not in data]
+    assert len(heard) - len(checkpoints) == ROWS
+    assert all(b'"type":"tokens"' in data for data in checkpoints)
+    assert len(checkpoints) <= 2 * PLACES * seconds / CHECKPOINT_SECONDS
     assert jobs_in_redis(connection) == 0

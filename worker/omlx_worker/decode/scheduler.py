@@ -161,10 +161,11 @@ class Scheduler:
 
     def next(self) -> Action:
         """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
-        decoding = bool(self.decoding)
+        decoding = self.decoding
+        self._hurried = any(row.level < BULK for row in decoding)
         before, self._now = self._now, self._clock()
         self._passed = self._now - before
-        self._follows_chunk = self._decode_is_due and decoding
+        self._follows_chunk = self._decode_is_due and bool(decoding)
         action = None if self._follows_chunk else self._admit() or self._prefill()
         self._decode_is_due = isinstance(action, Prefill)
         return action or (Decode() if decoding else Idle())
@@ -210,7 +211,6 @@ class Scheduler:
         reading = sorted(self._in(Stage.READING), key=_rank)
         if not reading:
             return None
-        self._hurried = any(other.level < BULK for other in self.decoding)
         first, *others = reading
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
@@ -225,8 +225,8 @@ class Scheduler:
 
     def _gathers(self, best: DecodeRow) -> bool:
         """Whether the best row that waits, and could join, waits for more places first."""
-        hurried = any(row.level < BULK for row in self.decoding)
-        if hurried or best.rank[0] < BULK or best.stage is Stage.PAUSED or self._granted:
+        bulk = best.rank[0] == BULK and not self._hurried
+        if not bulk or best.stage is Stage.PAUSED or self._granted:
             return False
         places = min(self.waiting, self._max_rows - self.joined)
         self._idle += places * self._passed

@@ -155,7 +155,7 @@ class Gathering(Rows):
             self.drive()
 
     def decodes(self, seconds: float) -> None:
-        """A step of so many seconds is due now."""
+        """The next action is a step, and it takes this long."""
         assert self.told() == ["decode"]
         self.clock.now += seconds
 
