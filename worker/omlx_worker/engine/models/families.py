@@ -39,7 +39,7 @@ def as_ragged(
     else:
         ragged = AnyFamily(network)
     if checks:
-        check(network, ragged)
-        ragged.pads = holds_over_padding(ragged)
+        near = check(network, ragged)
+        ragged.pads = holds_over_padding(ragged, near)
     choose_forms(network, ragged.dtype)
     return ragged

@@ -11,9 +11,12 @@ import mlx.nn as nn
 import pytest
 
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
+from omlx_worker.engine.kernels.device import unfused
+from omlx_worker.engine.loader import DEMO, load, resolve
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
+from omlx_worker.engine.models.self_check import difference
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded
 
@@ -35,8 +38,22 @@ def test_the_form_of_its_own_agrees_with_mlx_lms_forward(network: nn.Module) -> 
     assert ragged.pads
 
 
+def test_what_a_deep_network_makes_of_rounding_is_no_fault(tmp_path: Path) -> None:
+    network = Loaded.at(write_qwen(tmp_path, num_hidden_layers=32)).network
+    nn.quantize(network, group_size=32, bits=4)
+    network.set_dtype(mx.bfloat16)
+    ragged = as_ragged(network, checks=False)
+
+    with unfused():
+        assert difference(network, ragged) > 0.05
+    as_ragged(network)
+
+
 @on_cpu
-def test_a_rule_that_forgets_accepted_drafts_is_refused(network: nn.Module) -> None:
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_rule_that_forgets_accepted_drafts_is_refused(dtype: mx.Dtype) -> None:
+    network, _, _ = load(resolve(DEMO))
+    network.set_dtype(dtype)
     replay = ProductRule.replay_and_run
 
     def forgets(rule: Any, window: Any, kept: Any, accepted: Any, state: Any) -> Any:
