@@ -203,6 +203,8 @@ def run_here(
                     )
                     if whole:
                         _sweep(feed)
+                if not plan.rows:
+                    click.echo(f"{options.input}: holds no rows", err=True)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
             meter.now = None

@@ -77,6 +77,11 @@ class Template:
                 )
         self._parts = [(literal, name) for literal, name, _, _ in parts]
         self.columns = [name for _, name in self._parts if name is not None]
+        if not self.columns:
+            raise InvalidRequest(
+                f"--template: got {text!r}, and all prompts would be alike; name a field, as in "
+                '"Summarise: {text}"'
+            )
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The prompt of one row.

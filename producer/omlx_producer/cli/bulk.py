@@ -206,15 +206,15 @@ def conclude(ended: Ended, output: Path) -> None:
 
 @contextlib.contextmanager
 def resumable() -> Iterator[None]:
-    """If a run ends early, say how to continue."""
+    """If a run ends early, say how to continue, after the reason."""
     try:
         yield
-    except (KeyboardInterrupt, RedisError):
-        click.echo(f"\nstopped; continue with: {command_line()}", err=True)
+    except (KeyboardInterrupt, RedisError, OSError) as error:
+        advice = f"stopped; continue with: {command_line()}"
+        click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
+        if isinstance(error, OSError):
+            fail(JOB_ENDED_BADLY, file_error(error))
         raise
-    except OSError as error:
-        click.echo(f"stopped; continue with: {command_line()}", err=True)
-        fail(JOB_ENDED_BADLY, file_error(error))
 
 
 def command_line() -> str:

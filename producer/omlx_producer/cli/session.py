@@ -83,8 +83,9 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
 
 def _name_option(message: str) -> str:
     """The message of an `InvalidRequest` with the command's option in place of the field."""
-    # Its fields are options of their own.
+    # What an option holds is a field's part here, or the field of a part.
     own = message.removeprefix("structured_outputs.")
+    own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
     field = re.match(r"\w*", own)[0]  # type: ignore[index]
     for param in click.get_current_context().command.params:
         if param.name == field and isinstance(param, click.Option):

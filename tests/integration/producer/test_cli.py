@@ -69,6 +69,7 @@ def test_the_form_of_the_answer_is_given_by_files_and_patterns(
     [
         ("{", ("--json-schema",), "schema.json is not JSON"),
         ("[]", ("--json-schema",), "schema.json holds no object; give a JSON schema"),
+        ('{"type": "objec"}', ("--json-schema",), "--json-schema: type: got 'objec'; give one of"),
         ("{}", ("--chat", "--tools"), "schema.json holds no list; give a list of tools as OpenAI"),
         ("[{}]", ("--tools",), "--tools needs --chat; add it, or leave --tools out."),
         ("[{}]", ("--chat", "--tools"), "tools[0].type: missing; give "),

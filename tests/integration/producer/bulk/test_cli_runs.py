@@ -12,6 +12,7 @@ from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.runfile import read_settings
 from omlx_producer.workers import WorkerFigures, server_time, write_figures
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import batch_line, errors, ids, jobs_in_redis, write_jsonl, write_rows
 from tests.helpers.workers import ALIAS, running_worker
 from tests.integration.producer.bulk.conftest import Run
@@ -64,6 +65,25 @@ def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path
     assert "limit" not in read_settings(tmp_path / "out.csv")
     assert run("retry", "out.csv", "--progress", "none").exit_code == 0
     assert (tmp_path / "out.csv").read_text() == table
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_input_without_rows_is_pointed_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text\n")
+    options = ("rows.csv", "-o", "out.jsonl", "--template", "Say {text}", "--progress", "none")
+    done = run("run", *options)
+    assert done.exit_code == 0
+    assert done.stderr == "rows.csv: holds no rows\n"
+
+
+def test_how_to_continue_is_told_after_the_reason(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--redis-url", nowhere)
+    assert done.exit_code == 3
+    reason, advice = done.stderr.splitlines()
+    assert reason.startswith("omlx-submit: Redis at redis://127.0.0.1:")
+    assert advice.startswith("stopped; continue with: omlx-submit ")
 
 
 @pytest.mark.usefixtures("worker")

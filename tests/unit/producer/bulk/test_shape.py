@@ -86,6 +86,7 @@ def checked(*values: Any, kind: Any = "jsonl", **shape: Any) -> list[Record]:
     ("shape", "reason"),
     [
         ({}, "--template: missing, but the input lacks the column prompt; it has a, b"),
+        ({"template": "a"}, "--template: got 'a', and all prompts would be alike; name a field"),
         ({"template": "{a} {c}"}, "got '{a} {c}', but the input lacks the column c; it has a, b"),
         (
             {"template": "{a}", "id_field": "k"},
