@@ -1,0 +1,143 @@
+"""What holds of the scheduler for any order of arrivals, ends and cancellations."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlx_worker.decode.actions import (
+    Decode,
+    Evict,
+    Idle,
+    Join,
+    Pause,
+    Prefill,
+    Resume,
+)
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
+from omlx_worker.decode.scheduler import Scheduler
+from omlx_worker.engine.row import Known, Row, Sampling
+from tests.helpers.scheduling import Clock
+
+
+class _Model:
+    """What must hold of a scheduler, whatever happens to its rows.
+
+    A row in the batch takes a byte, and so does the cache of a paused one.
+    """
+
+    def __init__(self, max_rows: int, chunk: int, memory: int) -> None:
+        self.clock = Clock()
+        self.max_rows, self.memory, self.chunk = max_rows, memory, chunk
+        budget = MemoryBudget(memory, 0, len)
+        chunks = ChunkSize(chunk)
+        self.scheduler = Scheduler(max_rows, chunks, budget, patience=50, clock=self.clock)
+        self.rows: dict[str, DecodeRow] = {}
+        self.batch: set[DecodeRow] = set()
+        self.paused: set[DecodeRow] = set()
+        self.added = 0
+        self.chunks_since_decode = 0
+
+    def add(self, tokens: int, level: int) -> None:
+        name = f"row-{self.added}"
+        self.added += 1
+        self.rows[name] = DecodeRow(Row(name, [0] * tokens, 100, Sampling()), level)
+        self.scheduler.add(self.rows[name])
+
+    def remove(self, name: str) -> None:
+        if row := self.rows.pop(name, None):
+            self.scheduler.remove(row)
+            self.batch.discard(row)
+            self.paused.discard(row)
+
+    @property
+    def decoding(self) -> set[DecodeRow]:
+        return {row for row in self.batch if not row.left}
+
+    def act(self, keeps: bool) -> bool:
+        self.clock.now += 1
+        decoding = self.decoding
+        action = self.scheduler.next()
+        match action:
+            case Join(row):
+                assert row not in self.batch
+                self.batch.add(row)
+                self.scheduler.took(row, Known())
+            case Prefill(tokens):
+                assert self.batch >= set(tokens)
+                assert len({(row.context, row.rank[0]) for row in tokens}) == 1
+                assert all(0 < count <= row.left for row, count in tokens.items())
+                assert len(tokens) * max(tokens.values()) <= self.chunk
+                left = {row.row_id: row.left - count for row, count in tokens.items()}
+                self.scheduler.read(action, left)
+                self.chunks_since_decode += bool(decoding)
+                assert self.chunks_since_decode <= 1, "a running row waits for one chunk at most"
+            case Pause(row):
+                assert row in decoding
+                assert row.level == BULK
+                assert any(r.level == HIGH for r in set(self.rows.values()) - self.batch)
+                self.batch.remove(row)
+                if keeps:
+                    self.paused.add(row)
+                self.scheduler.paused(row, 1 if keeps else None)
+            case Resume(row):
+                assert row in self.paused
+                self.paused.remove(row)
+                self.batch.add(row)
+            case Evict(row):
+                assert row in self.paused
+                assert len(self.batch) + 1 + len(self.paused) > self.memory, "it is in the way"
+                assert row.left == row.length
+                self.paused.remove(row)
+            case Decode():
+                assert decoding
+                self.chunks_since_decode = 0
+            case Idle():
+                assert not self.rows
+        if isinstance(action, Join | Resume):
+            assert action.room == self.memory - len(self.batch) - len(self.paused)
+            assert len(self.batch) == 1 or len(self.batch) + len(self.paused) <= self.memory
+        assert self.scheduler.joined == len(self.batch) <= self.max_rows
+        assert set(self.scheduler.decoding) == self.decoding
+        assert {row for row in self.scheduler.rows if row.stage is Stage.PAUSED} == self.paused
+        assert self.scheduler.waiting == len(self.rows) - len(self.batch)
+        if not self.decoding:
+            self.chunks_since_decode = 0
+        return not isinstance(action, Idle)
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 20), st.sampled_from((BULK, BULK, HIGH, DEFAULT))),
+        st.tuples(st.just("act"), st.integers(0, 1), st.integers(1, 20)),
+        st.tuples(st.just("remove"), st.integers(0, 30), st.just(0)),
+    ),
+    max_size=150,
+)
+
+
+@given(
+    max_rows=st.integers(1, 5), chunk=st.integers(1, 16), memory=st.integers(1, 5), script=events
+)
+def test_no_order_of_events_overfills_the_batch_stalls_rows_or_forgets_one(
+    max_rows: int, chunk: int, memory: int, script: list[tuple[str, int, int]]
+) -> None:
+    model = _Model(max_rows, chunk, memory)
+    for kind, number, level in script:
+        match kind:
+            case "add":
+                model.add(number, level)
+            case "act":
+                for _ in range(level):
+                    model.act(keeps=bool(number))
+            case _:
+                model.remove(f"row-{number}")
+    # Whatever happened, all rows get their turn once those before them have left.
+    for _ in range(5000):
+        if not model.act(keeps=True):
+            break
+        for row in list(model.decoding):
+            model.remove(row.row_id)
+    assert not model.rows
