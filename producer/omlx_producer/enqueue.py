@@ -45,11 +45,23 @@ LONGEST_KEY = 255
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds that a job may run, and that its result or failure is kept."""
+    """Seconds that a job may run, and that its result or failure is kept; -1 is for ever.
+
+    Raises:
+        InvalidRequest: if one is neither a whole number from 1 on nor -1 where that is possible.
+    """
 
     job_timeout: int = JOB_SECONDS
     result_ttl: int = RESULT_SECONDS
     failure_ttl: int = FAILURE_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in ("job_timeout", "result_ttl", "failure_ttl"):
+            seconds, or_never = getattr(self, name), "" if name == "job_timeout" else ", or -1"
+            if type(seconds) is not int or not (seconds >= 1 or (or_never and seconds == -1)):
+                raise InvalidRequest(
+                    f"{name}: got {seconds!r}; give whole seconds from 1 on{or_never}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,8 @@ def job_id_of(key: str) -> str:
     Raises:
         InvalidRequest: if the key is empty or too long.
     """
+    if not isinstance(key, str):
+        raise InvalidRequest(f"idempotency_key: got {key!r}; give a text")
     if not 1 <= len(key) <= LONGEST_KEY:
         raise InvalidRequest(f"idempotency_key: got {len(key)} characters; give 1 to {LONGEST_KEY}")
     return f"once-{_digest(key)}"
@@ -172,14 +186,17 @@ def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:
     with connection.pipeline(transaction=False) as pipe:
         for job in once:
             pipe.hget(job.key, "data")
-        payloads = dict(zip(once, pipe.execute(), strict=True))
-    known = {job: payload for job, payload in payloads.items() if payload is not None}
-    for job, payload in known.items():
+        payloads = pipe.execute()
+    known = set()
+    for job, payload in zip(once, payloads, strict=True):
+        if payload is None:
+            continue
         stored = Job(job.id, connection=connection, serializer=JSONSerializer)
         stored.restore({b"data": payload})
         if not _is_request_of(stored.kwargs.get("request"), job):
             raise _taken(job.id)
-    return {job.id for job in known}
+        known.add(job.id)
+    return known
 
 
 def _is_request_of(wire: Any, job: NewJob) -> bool:

@@ -28,6 +28,8 @@ from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_jo
 
 PAGE = 500
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+_MOST_TOKENS = 2**63 - 1
+"""A stream's ids, which count tokens, are numbers of 64 bits."""
 # RQ's statuses of jobs that wait.
 _WAITING = (
     b"created",
@@ -76,8 +78,8 @@ class Replay:
         reconnect_for: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if cursor < 0:
-            raise InvalidRequest(f"cursor: got {cursor}; give the n of an event, or 0 to start")
+        if type(cursor) is not int or not 0 <= cursor <= _MOST_TOKENS:
+            raise InvalidRequest(f"cursor: got {cursor!r}; give the n of an event, or 0 to start")
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
         self.cursor = cursor
@@ -126,7 +128,7 @@ class Replay:
 
         Raises:
             TokensLost: if the stream has lost tokens that the consumer has not had, or holds others
-                than the consumer has had.
+                than the consumer has had, or no event ends at the first cursor.
             UnknownJob: if there is neither a job nor the end of its stream.
         """
         self._reached = True
@@ -145,7 +147,7 @@ class Replay:
                 continue
             if isinstance(event, TokensEvent) and not self._follows(event):
                 if event.since < self._base:
-                    raise self._rewritten()
+                    raise self._no_end_of_an_event()
                 raise self._lost(self._position[0], event.since)
             events += self._take(event)
         if self.step is Step.END or len(found) == PAGE:
@@ -162,12 +164,18 @@ class Replay:
 
         Raises:
             UnknownJob: if the job or its result has expired.
+            TokensLost: if the job has fewer tokens than the first cursor says.
         """
         ending = ENDINGS.get(status.decode()) if status else None
         if ending is None:
             self.step = Step.READ
             return []
         event = read_outcome(self.job_id, ending, entry).as_event(self.cursor)
+        # The last text of a choice may have counted as a token.
+        if isinstance(event, DoneEvent) and self._base > event.usage.completion_tokens + len(
+            event.finish_reasons
+        ):
+            raise self._no_end_of_an_event()
         return [self._end(event)]
 
     def failed(self, error: Exception) -> float:
@@ -237,6 +245,13 @@ class Replay:
             f"tokens {since + 1} to {until} of job {self.job_id} have left its stream; wait for "
             "its result, which has the whole text",
             until,
+        )
+
+    def _no_end_of_an_event(self) -> TokensLost:
+        return TokensLost(
+            f"no event of job {self.job_id} ends with token {self._base}: it is no event's n, or "
+            "Redis has lost tokens that were read; start again from cursor 0",
+            0,
         )
 
     def _rewritten(self) -> TokensLost:

@@ -17,10 +17,20 @@ from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import fetch, queued
 
 
+@pytest.mark.parametrize(
+    "request_fields",
+    [
+        {"prompt": "x"},
+        {"prompt": [1, 2]},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"prompt": "x", "stop": ["a"], "logit_bias": {"1": 2}, "metadata": {"a": "b"}},
+    ],
+    ids=lambda fields: " ".join(fields),
+)
 def test_the_second_submission_finds_the_job_that_waits(
-    connection: redis.Redis, producer: Producer
+    connection: redis.Redis, producer: Producer, request_fields: dict[str, Any]
 ) -> None:
-    first, second = (producer.submit(prompt="x", idempotency_key="order 7") for _ in range(2))
+    first, second = (producer.submit(**request_fields, idempotency_key="order 7") for _ in range(2))
     other = producer.submit(prompt="x", idempotency_key="order 8")
     assert first == second != other
     assert queued(connection) == [first.id, other.id]
@@ -137,6 +147,11 @@ def test_a_key_must_be_text_of_some_length(producer: Producer, key: str) -> None
         InvalidRequest, match=r"^idempotency_key: got .* characters; give 1 to 255$"
     ):
         producer.submit(prompt="x", idempotency_key=key)
+
+
+def test_a_key_of_another_kind_is_refused(producer: Producer) -> None:
+    with pytest.raises(InvalidRequest, match=r"^idempotency_key: got 5; give a text$"):
+        producer.submit(prompt="x", idempotency_key=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", [["--idempotency-key", "k"], ["--idempotent"]])

@@ -21,6 +21,7 @@ from omlx_producer import (
     Producer,
     TokenEvent,
     TokensEvent,
+    TokensLost,
     TokenStream,
     UnknownJob,
     stream,
@@ -97,6 +98,17 @@ def test_a_cursor_resumes_after_what_was_had(job: JobHandle, worker: FakeWorker)
     follow.close()
     assert follow.cursor == 4
     assert text_of(had + list(job.stream(follow.cursor))) == "0 1 2 3 4 "
+
+
+@pytest.mark.parametrize("cursor", [3, 12, 1000])
+def test_a_cursor_at_which_no_event_ends_is_refused(
+    job: JobHandle, worker: FakeWorker, cursor: int
+) -> None:
+    for number in range(5):
+        worker.step(f"{number} ", tokens=2)
+    worker.finish()
+    with pytest.raises(TokensLost, match=f"no event of job {job.id} ends with token {cursor}"):
+        list(job.stream(cursor))
 
 
 def test_a_negative_cursor_is_refused(redis_url: str, job: JobHandle) -> None:

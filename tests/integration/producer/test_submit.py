@@ -209,3 +209,21 @@ def test_checks_need_no_real_server() -> None:
     assert Producer(connection).models()["demo"].context_length == 1024
     with pytest.raises(InvalidRequest):
         Producer(connection).submit(prompt="")
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"job_timeout": 0}, "job_timeout: got 0; give whole seconds from 1 on"),
+        ({"job_timeout": "abc"}, "job_timeout: got 'abc'; give whole seconds from 1 on"),
+        ({"result_ttl": -5}, "result_ttl: got -5; give whole seconds from 1 on, or -1"),
+        ({"failure_ttl": 1.5}, "failure_ttl: got 1.5; give whole seconds from 1 on, or -1"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(
+    connection: redis.Redis, producer: Producer, limit: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        producer.submit(prompt="x", **limit)
+    assert str(caught.value) == reason
+    assert queued(connection) == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AuthenticationError
 
-from omlx_producer import TokensLost, UnknownJob
+from omlx_producer import InvalidRequest, TokensLost, UnknownJob
 from omlx_producer.protocol import (
     CancelledEvent,
     ChoiceDelta,
@@ -263,9 +263,15 @@ def test_other_text_than_was_had_is_never_mixed_with_it(text: str) -> None:
 def test_a_cursor_inside_an_event_is_refused() -> None:
     """The text of the tokens before it is not known; only a stream that has read them knows."""
     replay = listening(2)
-    with pytest.raises(TokensLost, match="start again from cursor 0") as caught:
+    with pytest.raises(TokensLost, match="no event of job j ends with token 2: it is") as caught:
         replay.read([entry(tokens(4, count=3))], b"started")
     assert caught.value.cursor == 0
+
+
+@pytest.mark.parametrize("cursor", [-1, 2.5, True, "3", None, 10**30])
+def test_a_cursor_that_is_no_count_of_tokens_is_refused(cursor: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^cursor: got .*; give the n of an event, or 0"):
+        listening(cursor)
 
 
 def test_a_finished_job_whose_last_tokens_are_missing_does_not_look_whole() -> None:

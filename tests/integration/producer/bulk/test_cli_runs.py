@@ -83,7 +83,7 @@ def test_how_to_continue_is_told_after_the_reason(run: Run, tmp_path: Path) -> N
     assert done.exit_code == 3
     reason, advice = done.stderr.splitlines()
     assert reason.startswith("omlx-submit: Redis at redis://127.0.0.1:")
-    assert advice.startswith("stopped; continue with: omlx-submit ")
+    assert advice.startswith("stopped; continue with: omlx-submit")
 
 
 @pytest.mark.usefixtures("worker")
