@@ -48,6 +48,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
     from omlx_worker.engine import loader
+    from omlx_worker.engine.engine import end_streams
 
     try:
         engine = loader.load_engine(
@@ -59,9 +60,13 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             lookup=_lookup(settings),
             prefixes=_prefixes(settings),
         )
-    except loader.ModelError as error:
-        raise ModelNotLoaded(str(error)) from error
+    except Exception as error:
+        end_streams()
+        if isinstance(error, loader.ModelError):
+            raise ModelNotLoaded(str(error)) from error
+        raise
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
+        engine.close()
         raise ModelNotLoaded(
             f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"

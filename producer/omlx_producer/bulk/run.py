@@ -203,8 +203,7 @@ def run_here(
                     )
                     if whole:
                         _sweep(feed)
-                if not plan.rows:
-                    click.echo(f"{options.input}: holds no rows", err=True)
+                _say_if_empty(options, plan)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
             meter.now = None
@@ -228,7 +227,9 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
             window=options.window,
             job_timeout=options.job_timeout,
         )
-        batch.upload(plan_rows(records, maker.make, index, Plan()))
+        plan = Plan()
+        batch.upload(plan_rows(records, maker.make, index, plan))
+        _say_if_empty(options, plan)
     if maker.ignored:
         write(ignored_text(maker.ignored) + "\n", err=True)
     return batch
@@ -241,6 +242,11 @@ def _sweep(feed: Feed) -> None:
     except RedisError as error:
         if not passes(error):
             raise
+
+
+def _say_if_empty(options: RunOptions, plan: Plan) -> None:
+    if not plan.rows:
+        click.echo(f"{options.input}: holds no rows", err=True)
 
 
 def _require_distinct(options: RunOptions, output: Path) -> None:

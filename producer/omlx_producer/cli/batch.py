@@ -18,6 +18,7 @@ from omlx_producer.bulk.loop import WAIT_SECONDS, serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import real_path, require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
+from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.table import properties_of
 from omlx_producer.cli.common import (
     INTERRUPTED,
@@ -65,6 +66,8 @@ def results(
     """
     with open_producer(redis_url) as producer:
         if output is not None:
+            if run_path(real_path(output)).exists():
+                fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
             require_output(real_path(output))
         batch = Batch(producer.connection, batch_id)
         state = follow(batch, "auto") if wait else batch.read()
@@ -81,6 +84,8 @@ def results(
     if state.ok + state.failed < state.rows or not state.over:
         done, rows = state.ok + state.failed, counted(state.rows, "row")
         click.echo(f"{state.state}: {done} of {rows}", err=True)
+    elif state.failed:
+        click.echo(f"{state.failed} of {counted(state.rows, 'row')} failed", err=True)
     if not (state.over or partial):
         raise click.exceptions.Exit(NOT_ENDED)
     if state.failed or (state.state == "cancelled" and not partial):

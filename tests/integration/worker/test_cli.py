@@ -299,3 +299,12 @@ def test_a_model_whose_path_is_no_alias_needs_one() -> None:
 def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:
     with pytest.raises(ModelNotLoaded, match=r"got 1\.0 MiB, but .* take \d+\.\d MiB"):
         load_engine(WorkerSettings(model="demo", memory_limit=ByteSize(2**20)))
+
+
+@pytest.mark.system
+def test_a_worker_that_has_loaded_in_vain_ends_in_peace(redis_url: str) -> None:
+    """MLX aborts a process that ends before the work of a thread's streams, about every other."""
+    command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run", "--burst"]
+    command += ["--redis-url", redis_url, "--memory-limit", "1M"]
+    codes = [subprocess.run(command, capture_output=True).returncode for _ in range(6)]
+    assert codes == [2] * 6

@@ -187,9 +187,7 @@ class DecodingEngine:
         del self._decoder
         self._rows.clear()
         self._ended.clear()
-        # MLX aborts the process if a thread exits while its streams still have work.
-        mx.synchronize()
-        mx.clear_streams()
+        end_streams()
 
     def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
         pieces: list[str] = []
@@ -232,3 +230,9 @@ class DecodingEngine:
             )
             for sampled in kept
         ]
+
+
+def end_streams() -> None:
+    """End this thread's streams: MLX aborts the process if a thread exits before their work is."""
+    mx.synchronize()
+    mx.clear_streams()

@@ -18,6 +18,7 @@ from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, is_batch_id
 from omlx_producer.bulk.batch_feeder import BatchFeed, BatchSink, Feeder, LockLost
 from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.runfile import RunFile
 from tests.helpers.bulk_runs import (
     errors,
     ids,
@@ -325,6 +326,19 @@ def test_results_replace_no_file_of_something_else(
         assert done.exit_code == 2
         assert f"{name}: exists and holds no results of omlx-submit; give another" in done.stderr
         assert (tmp_path / name).read_text() == "precious"
+
+
+def test_results_replace_no_output_of_a_run(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    kept = write_rows(output, 1).read_text()
+    with RunFile.open(output):
+        pass
+    done = run("results", batch_of(connection, 1).id, "--partial", "-o", str(output))
+    assert done.exit_code == 2
+    assert f"--output: {output} belongs to an omlx-submit run; give another" in done.stderr
+    assert output.read_text() == kept
 
 
 def test_a_batch_that_is_none_is_told(run: Run) -> None:
