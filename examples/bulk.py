@@ -14,6 +14,8 @@ from omlx_producer.bulk.shape import Shape
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     source, output = sys.argv[1], Path(sys.argv[2])
     options = RunOptions.of(source, "text", Shape(sampling={"max_completion_tokens": 64}))
     with Producer() as producer:

@@ -143,6 +143,8 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
 
     --json prints the response body.
     """
+    if is_batch_id(job_id):
+        raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")
     with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
         show_result(producer, job_id, timeout, as_json=as_json)
 

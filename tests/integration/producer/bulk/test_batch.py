@@ -348,6 +348,12 @@ def test_a_batch_that_is_none_is_told(run: Run) -> None:
         assert "no batch has the id" in done.stderr
 
 
+def test_the_command_for_a_jobs_result_names_that_for_a_batch(run: Run) -> None:
+    done = run("result", "batch-0123456789ab")
+    assert done.exit_code == 2
+    assert "is a batch: omlx-submit results batch-0123456789ab" in done.stderr
+
+
 def test_looking_at_no_batch_raises(connection: redis.Redis) -> None:
     with pytest.raises(UnknownJob):
         Batch(connection, "batch-0123456789ab").read()
