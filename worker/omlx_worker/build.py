@@ -31,10 +31,21 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
     """A worker for these settings. It loads its model when it starts."""
     return GenerationWorker(
         settings,
-        lambda: load_engine(settings),
+        lambda: _load_or_end(settings),
         connection=connection,
         make_driver=lambda engine, budget: make_driver(settings, engine, budget),
     )
+
+
+def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
+    """`load_engine` in a thread that ends if it fails."""
+    try:
+        return load_engine(settings)
+    except Exception:
+        from omlx_worker.engine.engine import end_streams
+
+        end_streams()
+        raise
 
 
 class ModelNotLoaded(Exception):
@@ -48,7 +59,6 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
     from omlx_worker.engine import loader
-    from omlx_worker.engine.engine import end_streams
 
     try:
         engine = loader.load_engine(
@@ -60,13 +70,9 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             lookup=_lookup(settings),
             prefixes=_prefixes(settings),
         )
-    except Exception as error:
-        end_streams()
-        if isinstance(error, loader.ModelError):
-            raise ModelNotLoaded(str(error)) from error
-        raise
+    except loader.ModelError as error:
+        raise ModelNotLoaded(str(error)) from error
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
-        engine.close()
         raise ModelNotLoaded(
             f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
