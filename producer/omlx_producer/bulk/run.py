@@ -203,7 +203,7 @@ def run_here(
                     )
                     if whole:
                         _sweep(feed)
-                _say_if_empty(options, plan)
+                    _say_if_empty(options, plan)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
             meter.now = None
