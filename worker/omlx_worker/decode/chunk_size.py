@@ -25,8 +25,11 @@ FIRST_OVERHEAD = 32.0
 FIRST_TOKENS, FIRST_UNHURRIED_TOKENS = 16, 512
 REMEMBERED_STEPS, REMEMBERED_CHUNKS = 32, 64
 FEWEST_ALIKE = 3
-# One measurement may be off: a size is halved at most, and grows by half at most.
-MOST_SHRINKING, MOST_GROWING = 0.5, 1.5
+# One measurement may be off, so a size is halved at most. It doubles at most, and no less: prompts
+# of about equal lengths fill a chunk of twice theirs, and none in between.
+MOST_SHRINKING, MOST_GROWING = 0.5, 2.0
+TELLING = 1.5
+"""Chunks whose lengths are this far apart tell the fixed time from that of a token."""
 
 LAST_PIECE = 1.15
 """What is left before a stop or the end is read at once if it takes at most this times the allowed
@@ -59,7 +62,7 @@ class _Chunks:
         """
         chunks = sorted(self.seen)
         pairs = zip(chunks, chunks[(len(chunks) + 1) // 2 :], strict=False)
-        slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs if x2 >= 1.5 * x1]
+        slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairs if x2 >= TELLING * x1]
         if len(slopes) < FEWEST_ALIKE:
             return False
         each = max(0.0, median(slopes))
@@ -158,7 +161,7 @@ class ChunkSize:
         size = max(FEWEST_TOKENS, MOST_SHRINKING * tokens, min(fitting, most))
         # Too slow even at the fewest: a fixed time may be why, and one length cannot tell.
         if tokens == FEWEST_TOKENS and not lengths_differ:
-            size = MOST_GROWING * tokens
+            size = TELLING * tokens
         chunks.size = min(self._most, max(size, chunks.size if is_short else 0))
         more = (LAST_PIECE - 1) * (allowed + step) / each if each else size
         chunks.longest = chunks.size + min(more, chunks.size)

@@ -79,6 +79,35 @@ def between_two_steps(chunks: ChunkSize, gap: Callable[[int], float]) -> int:
     return tokens
 
 
+def test_short_prompts_that_come_at_once_are_read_together_where_tokens_cost_little() -> None:
+    chunks, chance = ChunkSize(2048), random.Random(1)
+    scheduler = Scheduler(64, chunks, MemoryBudget(0, 0, lambda _: 0))
+    reads = 0
+    for burst in range(6):
+        scheduler.add(row(f"{burst}-first", 16))
+        late = [row(f"{burst}-{place}", chance.randint(14, 19)) for place in range(31)]
+        gap, steps = 0.0, 0
+        while scheduler.rows:
+            action = scheduler.next()
+            if isinstance(action, Decode):
+                chunks.stepped(gap + 0.008 * chance.uniform(0.95, 1.1))
+                gap, steps = 0.0, steps + 1
+                if not scheduler.waiting and steps > 60:
+                    for done in scheduler.rows:
+                        scheduler.remove(done)
+            elif isinstance(action, Join):
+                scheduler.took(action.row, Known())
+            elif isinstance(action, Prefill):
+                seconds = DEVICES["a server's GPU"](action.computed, 0)
+                gap += seconds
+                reads += burst > 0
+                left = {row.row_id: row.left - count for row, count in action.tokens.items()}
+                scheduler.read(action, left, seconds)
+                while late:
+                    scheduler.add(late.pop())
+    assert reads < 5 * 32 / 3
+
+
 def test_chunks_shrink_as_the_context_grows() -> None:
     chunks = ChunkSize(4096)
     sizes = []
@@ -135,7 +164,7 @@ def test_prompts_that_are_shorter_than_a_chunk_let_it_grow_if_several_nearly_fil
     assert chunks.whole(0, False) == FIRST_UNHURRIED_TOKENS
     for _ in range(3):
         chunks.read(0, False, FIRST_UNHURRIED_TOKENS - 50, 0.05)
-    assert chunks.whole(0, False) == int(1.5 * (FIRST_UNHURRIED_TOKENS - 50))
+    assert chunks.whole(0, False) == 2 * (FIRST_UNHURRIED_TOKENS - 50)
 
 
 def test_where_a_chunk_costs_more_than_a_step_however_short_chunks_do_not_shrink_in_vain() -> None:
