@@ -33,22 +33,13 @@ def results(name: str) -> dict[str, Any]:
     return loaded
 
 
-def lines(
-    names: Sequence[str], context: int, temperature: float = 0.0, rule: str = "coupled"
-) -> Lines:
-    """One setting of some files, of which later ones replace earlier ones."""
+def lines(name: str, context: int, temperature: float = 0.0) -> Lines:
+    """One setting of a file."""
     found: Lines = {}
-    for name in names:
-        for m in results(name)["decoding"]:
-            if (m["context"], m["temperature"], m["rule"]) == (context, temperature, rule):
-                found.setdefault(m["rows"], {})[m["side"]] = m
+    for m in results(name)["decoding"]:
+        if (m["context"], m["temperature"]) == (context, temperature):
+            found.setdefault(m["rows"], {})[m["side"]] = m
     return dict(sorted(found.items()))
-
-
-def best(line: dict[str, Measured]) -> Measured:
-    """The fixed depth with the most tokens per second."""
-    fixed = [m for side, m in line.items() if side.startswith("K=") and m["laps"]]
-    return max(fixed, key=lambda m: statistics.median(m["laps"]))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -68,20 +59,6 @@ def ratios(measured: Lines) -> str:
         cells = (spread(line[side]["ratios"]) if side in line else "" for side in present)
         rows.append([str(count), base, *cells])
     return markdown(head, rows)
-
-
-def over_mlx_lm(line: dict[str, Measured]) -> str:
-    """The ratio of the best fixed depth, and that depth."""
-    return f"{statistics.median(best(line)['ratios']):.2f} ({best(line)['side']})"
-
-
-def by_setting(settings: dict[str, Lines], cell: Callable[[dict[str, Measured]], str]) -> str:
-    counts = sorted({count for measured in settings.values() for count in measured})
-    rows = [
-        [setting, *(cell(measured[count]) if count in measured else "" for count in counts)]
-        for setting, measured in settings.items()
-    ]
-    return markdown(["rows", *map(str, counts)], rows)
 
 
 def memory(measured: Lines) -> str:
@@ -119,26 +96,15 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *rows)) + "\n"
 
 
-GREEDY_256 = lines(["h200-4b-256"], 256)
-GREEDY_8K = lines(["h200-4b-8k-sampling-few-rows", "h200-4b-8k"], 8192)
-COLD = lines(["h200-4b-sampling"], 256, 1.0)
-CPU = lines(["cpu"], 256)
-SAMPLED = {
-    f"context {context}, temperature {temperature:g}, `{rule}`": lines(
-        names, context, temperature, rule
-    )
-    for context, names in (
-        (256, ["h200-4b-sampling"]),
-        (8192, ["h200-4b-8k-sampling", "h200-4b-8k-sampling-few-rows"]),
-    )
-    for temperature in (0.6, 1.0)
-    for rule in ("coupled", "ratio")
-}
+GREEDY_256 = lines("h200-4b-256", 256)
+GREEDY_8K = lines("h200-4b-8k", 8192)
+SAMPLED = lines("h200-4b-sampling", 256, 1.0)
+CPU = lines("cpu", 256)
 TABLES: dict[str, Callable[[], str]] = {
     "greedy-256": partial(ratios, GREEDY_256),
     "greedy-8k": partial(ratios, GREEDY_8K),
-    "sampled": partial(by_setting, SAMPLED, over_mlx_lm),
-    "4-bit": partial(ratios, lines(["h200-4b-4bit"], 256)),
+    "sampled": partial(ratios, SAMPLED),
+    "4-bit": partial(ratios, lines("h200-4b-4bit", 256)),
     "cpu": partial(ratios, CPU),
     "memory": partial(memory, GREEDY_8K),
     "prompts": partial(prompts, ["h200-4b-256", "cpu"]),
@@ -146,7 +112,7 @@ TABLES: dict[str, Callable[[], str]] = {
 PLOTS = {
     "greedy-256": ("One NVIDIA H200, 4B cost, context 256, greedy", GREEDY_256),
     "greedy-8k": ("One NVIDIA H200, 4B cost, context 8,192, greedy", GREEDY_8K),
-    "sampled-256": ("One NVIDIA H200, 4B cost, context 256, temperature 1", COLD),
+    "sampled-256": ("One NVIDIA H200, 4B cost, context 256, temperature 1", SAMPLED),
     "cpu": ("Two CPU cores, demo model, context 256, greedy", CPU),
 }
 
