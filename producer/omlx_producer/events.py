@@ -21,8 +21,17 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
+Alternative = tuple[str, int, float] | tuple[str, int, float, list[int]]
+"""A likely token: its text, id and log-probability, and its bytes in the case of `TokenLogprob`."""
+
+
 class TokenLogprob(Wire):
     """A sampled token and its log-probability: natural, before filters and temperature.
+
+    Attributes:
+        token: its text, with each byte that is part of a character as ``\\xe2``.
+        bytes: what it writes, if that has such a part.
+        top: the likeliest tokens.
 
     >>> TokenLogprob(token="def", token_id=750, logprob=-0.25).logprob
     -0.25
@@ -31,7 +40,8 @@ class TokenLogprob(Wire):
     token: str
     token_id: int
     logprob: float
-    top: list[tuple[str, int, float]] = []
+    bytes: list[int] | None = None
+    top: list[Alternative] = []
 
 
 class ChoiceDelta(Wire):

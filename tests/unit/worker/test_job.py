@@ -291,6 +291,29 @@ def test_log_probabilities_are_in_events_and_in_the_answer(chat: bool) -> None:
         assert written["text_offset"] == [0, 1]
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_parts_of_a_character_have_their_own_bytes_and_no_text_of_theirs(chat: bool) -> None:
+    fields: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    )
+    job = active(logprobs=True, top_logprobs=1, **fields)
+    first, last = ("\\xc3", [0xC3]), ("\\xa9", [0xA9])
+    for number, (text, part) in enumerate([("a", None), first, last, ("b", None)]):
+        top = [("\\xc3", 9, -1.0, [0xC3])]
+        entry = TokenLogprob(token=text, token_id=number, logprob=-0.5, bytes=part, top=top)
+        said = ("a", "", "é", "b")[number]
+        feed(job, Emission("j:0", [number], said, [entry], "stop" if number == 3 else None))
+    body = finished(job).result
+    assert body is not None
+    written = body["choices"][0]["logprobs"]
+    if chat:
+        assert [entry["bytes"] for entry in written["content"]] == [[97], [0xC3], [0xA9], [98]]
+        assert written["content"][0]["top_logprobs"][0]["bytes"] == [0xC3]
+    else:
+        assert written["tokens"] == ["a", "\\xc3", "\\xa9", "b"]
+        assert written["text_offset"] == [0, 1, 1, 2]
+
+
 def test_the_first_event_of_a_chat_has_the_markup_of_its_texts() -> None:
     job = active(reply=FORM, **CHAT)
     emit(job, "a", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 from omlx_producer.completion import Completion
@@ -57,11 +58,11 @@ def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
 
 
 def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
-    def written(token: str, logprob: float) -> dict[str, Any]:
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+    def written(token: str, logprob: float, part: list[int] | None = None) -> dict[str, Any]:
+        return {"token": token, "logprob": logprob, "bytes": part or list(token.encode())}
 
-    top = [written(token, logprob) for token, _, logprob in entry.top]
-    return {**written(entry.token, entry.logprob), "top_logprobs": top}
+    top = [written(token, logprob, *part) for token, _, logprob, *part in entry.top]
+    return {**written(entry.token, entry.logprob, entry.bytes), "top_logprobs": top}
 
 
 def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
@@ -75,12 +76,14 @@ def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
 
 def _text_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
     offsets, offset = [], 0
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     for entry in entries:
         offsets.append(offset)
-        offset += len(entry.token)
+        written = entry.token.encode() if entry.bytes is None else bytes(entry.bytes)
+        offset += len(characters.decode(written))
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{token: logprob for token, _, logprob in entry.top} for entry in entries],
+        "top_logprobs": [{token: logprob for token, _, logprob, *_ in e.top} for e in entries],
         "text_offset": offsets,
     }

@@ -10,6 +10,7 @@ from typing import Protocol
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_producer.events import Alternative
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_worker.engine.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.interface import Rows
@@ -17,7 +18,7 @@ from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Emission, Known, Row
-from omlx_worker.engine.text import RowText, decode_faithfully
+from omlx_worker.engine.text import RowText, bytes_of_tokens, decode_faithfully
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class DecodingEngine:
         self.draft_model = draft_model
         self._decoder = decoder
         self._tokenizer = tokenizer
+        self._bytes_of = bytes_of_tokens(tokenizer)
         self._prompter = prompter
         self.info = info
         self.max_rows = max_rows
@@ -220,16 +222,29 @@ class DecodingEngine:
     def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:
         if row.sampling.top_logprobs is None:
             return None
-        decode = self._tokenizer.decode
-        return [
-            TokenLogprob(
-                token=decode([sampled.token]),
-                token_id=sampled.token,
-                logprob=sampled.logprob or 0.0,
-                top=[(decode([token]), token, logprob) for token, logprob in sampled.top],
+        described = []
+        for sampled in kept:
+            text, part = self._written(sampled.token)
+            described.append(
+                TokenLogprob(
+                    token=text,
+                    token_id=sampled.token,
+                    logprob=sampled.logprob or 0.0,
+                    bytes=part,
+                    top=[self._alternative(*each) for each in sampled.top],
+                )
             )
-            for sampled in kept
-        ]
+        return described
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        text, part = self._written(token)
+        return (text, token, logprob) if part is None else (text, token, logprob, part)
+
+    def _written(self, token: int) -> tuple[str, list[int] | None]:
+        """A token's text, and its bytes if they hold part of a character."""
+        data = self._bytes_of(token)
+        text = data.decode(errors="backslashreplace")
+        return text, None if text.encode() == data else list(data)
 
 
 def end_streams() -> None:

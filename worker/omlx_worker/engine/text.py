@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,14 @@ class _Exact(StreamingDetokenizer):
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
-        self.text += self._trimmed(self._utf8.decode(self._bytes_of(token)))
+        self.text += self._trimmed(self._utf8.decode(self.bytes_of(token)))
 
     def finalize(self) -> None:
         """An incomplete character never becomes text."""
 
     @abstractmethod
-    def _bytes_of(self, token: int) -> bytes: ...
+    def bytes_of(self, token: int) -> bytes:
+        """What a token writes, which may be part of a character."""
 
     def _trimmed(self, text: str) -> str:
         return text
@@ -51,7 +53,7 @@ class _ByteLevel(_Exact, BPEStreamingDetokenizer):
     It keeps the first space of a completion, and it decodes byte 0. mlx-lm 0.32.2 does neither.
     """
 
-    def _bytes_of(self, token: int) -> bytes:
+    def bytes_of(self, token: int) -> bytes:
         byte_of = _byte_decoder()
         # Models pad their vocabulary; mlx-lm writes such a token like this.
         written = self.tokenmap[token] if token < len(self.tokenmap) else "!"
@@ -59,7 +61,7 @@ class _ByteLevel(_Exact, BPEStreamingDetokenizer):
 
 
 class _SentencePiece(_Exact, SPMStreamingDetokenizer):
-    def _bytes_of(self, token: int) -> bytes:
+    def bytes_of(self, token: int) -> bytes:
         # Of a token that pads the vocabulary, at which mlx-lm raises, nothing is written.
         written: bytes = self.tokenmap[token] if token < len(self.tokenmap) else b""
         return written.replace(self._sep, b" ")
@@ -78,6 +80,14 @@ def decode_faithfully(tokenizer: TokenizerWrapper) -> None:
         tokenizer._detokenizer = _ByteLevel(tokenizer)
     elif type(given) is SPMStreamingDetokenizer:
         tokenizer._detokenizer = _SentencePiece(tokenizer, given.trim_space)
+
+
+def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
+    """What single tokens write, parts of characters included if its detokenizer knows them."""
+    detokenizer = tokenizer.detokenizer
+    if isinstance(detokenizer, _Exact):
+        return detokenizer.bytes_of
+    return lambda token: tokenizer.decode([token]).encode()
 
 
 @dataclass(frozen=True, slots=True)

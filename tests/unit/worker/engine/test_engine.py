@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,23 @@ def test_an_interrupted_row_emits_just_what_followed_what_it_had_emitted(
         assert emissions[-1].finish_reason == whole[-1].finish_reason
         held += before[-1].text == ""
     assert held or not stop, "nothing was ever held back"
+
+
+def test_log_probabilities_tell_the_bytes_of_tokens_that_are_parts_of_characters(
+    engine: DecodingEngine,
+) -> None:
+    fields = {"prompt": "def f", "max_tokens": 60, "ignore_eos": True, "seed": 1}
+    emissions = generate(engine, **fields | {"temperature": 1, "logprobs": True, "top_logprobs": 5})
+
+    entries = [entry for emission in emissions for entry in emission.logprobs or ()]
+    written = b"".join(bytes(entry.bytes or entry.token.encode()) for entry in entries)
+    whole = codecs.getincrementaldecoder("utf-8")("replace").decode(written)
+    assert whole == text_of(emissions)
+    parts = [entry for entry in entries if entry.bytes]
+    assert parts
+    assert all(bytes(e.bytes or ()).decode(errors="backslashreplace") == e.token for e in parts)
+    tokens = [[text for text, *_ in entry.top] for entry in entries]
+    assert all(len(set(texts)) == 5 for texts in tokens)
 
 
 @pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])
