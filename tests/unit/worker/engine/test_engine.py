@@ -59,6 +59,19 @@ def test_the_model_says_how_deep_it_can_draft(path: Path, tmp_path: Path) -> Non
     assert load_engine(str(write_llama(tmp_path)), max_rows=1, depth=2).info.draft_depth == 0
 
 
+def test_what_is_left_to_read_counts_the_token_that_the_first_step_reads(
+    engine: DecodingEngine,
+) -> None:
+    [prepared] = engine.prepare(
+        GenerationRequest(model="m", prompt=list(range(30)), max_completion_tokens=2), "job"
+    )
+    engine.add(prepared)
+
+    assert engine.prefill({prepared.row_id: 10}) == {prepared.row_id: 20}
+    assert engine.prefill({prepared.row_id: 18}) == {prepared.row_id: 2}
+    assert engine.prefill({prepared.row_id: 1}) == {prepared.row_id: 0}
+
+
 def test_a_row_ends_at_its_token_limit_and_leaves_the_engine(engine: DecodingEngine) -> None:
     emissions = generate(engine, prompt="def f", max_tokens=12, ignore_eos=True)
 

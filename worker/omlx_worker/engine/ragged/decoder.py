@@ -65,7 +65,8 @@ class RaggedDecoder(Batch):
             self.join([(r.row, self._prompt_of(r)) for r in finished])
         for reading in finished:
             del self._reading[reading.row.row_id]
-        return {reading.row.row_id: reading.left for reading in readings}
+        # The last token of a history, which the row's first step reads, is left too.
+        return {r.row.row_id: r.left + 1 if r.left else 0 for r in readings}
 
     def limit_prefixes(self, room: int) -> None:
         if self._prefixes:

@@ -47,7 +47,14 @@ def read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int])
 
     One forward reads all of them if the model holds its states over padding and the caches are not
     too long together. Waits for the device, so that the caller can time it.
+
+    Raises:
+        ValueError: if they have not.
     """
+    if len({reading.done for reading in readings}) > 1:
+        raise ValueError(
+            "rows whose caches hold different numbers of tokens cannot be read together"
+        )
     due = [pair for pair in zip(readings, counts, strict=True) if pair[1]]
     due.sort(key=lambda pair: pair[1])
     while due:

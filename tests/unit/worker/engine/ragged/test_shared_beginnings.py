@@ -125,6 +125,37 @@ def test_five_hundred_rows_compute_little_more_than_their_tree(family: str) -> N
     assert decoding.counters.prompt_tokens <= 1.05 * (2000 + 500 * 50)
 
 
+@pytest.mark.parametrize("length", [257, 258, 600])
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2"])
+def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: int) -> None:
+    decoding = Decoding(tiny(family))
+    beginning = tokens(length, "system")
+    for name in "ab":
+        prompt = beginning + tokens(40, name)
+        row = DecodeRow(Row(name, prompt, 2, GREEDY, marks=(length,)), BULK)
+        decoding.run([row])
+
+    assert row.cached == length
+
+
+@pytest.mark.parametrize("kept", [256, 257, 258])
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "llama"])
+def test_a_kept_beginning_about_as_long_as_what_another_row_has_read_changes_no_text(
+    family: str, kept: int
+) -> None:
+    warm, cold = (Decoding(tiny(family), kept=limit) for limit in (PLENTY, 0))
+    beginning = tokens(kept, "old")
+    for decoding in (warm, cold):
+        first = Row("first", beginning + tokens(43, "first"), 4, GREEDY, marks=(kept,))
+        decoding.run([DecodeRow(first, BULK)])
+        decoding.run(
+            [bulk("cold", tokens(358, "a"), 12), bulk("warm", beginning + tokens(100, "b"), 12)]
+        )
+
+    for name in ("cold", "warm"):
+        assert warm.logprobs[name] == pytest.approx(cold.logprobs[name], abs=1e-3)
+
+
 def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() -> None:
     decoding = Decoding(tiny("lfm2"))
     first, second, third = rows_that_share(3, shared=200, own=9, level=DEFAULT)
