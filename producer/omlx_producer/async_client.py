@@ -13,10 +13,11 @@ from omlx_producer.completion import Completion
 from omlx_producer.connection import connect_async, redis_url
 from omlx_producer.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.models import Fields
+from omlx_producer.outage import RECONNECT_SECONDS
 from omlx_producer.outcome import JobState
 from omlx_producer.protocol import ModelInfo
 from omlx_producer.result_waiter import ResultWaiter
-from omlx_producer.stream import RECONNECT_SECONDS, AsyncTokenStream
+from omlx_producer.stream import AsyncTokenStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from omlx_producer.enqueue import (
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.fields import RequestFields
 from omlx_producer.models import Fields, check, read_models
+from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
 from omlx_producer.outcome import (
     JobState,
     ask_result,
@@ -35,7 +36,7 @@ from omlx_producer.outcome import (
     timed_out,
 )
 from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
-from omlx_producer.stream import RECONNECT_SECONDS, TokenStream
+from omlx_producer.stream import TokenStream
 from omlx_producer.wording import counted
 
 
@@ -214,6 +215,8 @@ class Producer:
     def result(self, job_id: str, timeout: float | None = None) -> Completion:
         """Wait for a job's result, an OpenAI response body.
 
+        A server that goes away meanwhile is waited for as by a stream.
+
         >>> job = producer.submit(prompt="def f(x):")
         >>> producer.result(job.id, timeout=60).choices[0].text
         '...'
@@ -229,19 +232,25 @@ class Producer:
             MalformedResult: if its result in Redis is not a response body.
             UnknownJob: if the job does not exist, or its result has expired.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        outage = Reconnection()
         while True:
-            status, entries = ask_result(self.connection.pipeline(), job_id).execute()
-            if outcome := find_outcome(job_id, status, entries):
-                return outcome.unwrap()
-            wait = block_seconds(self.connection)
-            if deadline is not None:
-                wait = min(wait, deadline - time.monotonic())
-                if wait <= 0:
-                    raise timed_out(job_id, timeout)
-            # A result ends the wait. Other tools cancel a job without one, so look again by time.
-            last = entries[0][0] if entries else "0-0"
-            self.connection.xread({results_key(job_id): last}, block=max(1, int(1000 * wait)))
+            try:
+                status, entries = ask_result(self.connection.pipeline(), job_id).execute()
+                outage.answered()
+                if outcome := find_outcome(job_id, status, entries):
+                    return outcome.unwrap()
+                wait = min(block_seconds(self.connection), deadline - time.monotonic())
+                if wait > 0:
+                    # A result ends the wait. Other tools cancel a job without one, so look again
+                    # by time.
+                    last, block = entries[0][0] if entries else "0-0", max(1, int(1000 * wait))
+                    self.connection.xread({results_key(job_id): last}, block=block)
+            except redis.RedisError as error:
+                wait = min(outage.failed(error), deadline - time.monotonic())
+                time.sleep(max(0.0, wait))
+            if wait <= 0:
+                raise timed_out(job_id, timeout)
 
     def status(self, job_id: str) -> JobState:
         """The state of a job.

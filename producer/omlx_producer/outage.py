@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     ConnectionError,
     NoScriptError,
@@ -36,6 +37,8 @@ _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBL
 _PIPELINE = "of pipeline caused error: "
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.
 _MAX_DOUBLINGS = 32
+RECONNECT_SECONDS = 60.0
+"""How long a consumer that waits for tokens or a result puts up with a Redis that is away."""
 
 
 def passes(error: BaseException) -> bool:
@@ -99,3 +102,30 @@ class Outage:
     def answered(self) -> None:
         """Note a call that succeeded."""
         self._since, self._failures = None, 0
+
+
+class Reconnection(Outage):
+    """An outage that a waiting consumer sits out, once a server has answered it.
+
+    Args:
+        patience: seconds without Redis after which its error is raised.
+    """
+
+    def __init__(
+        self, patience: float = RECONNECT_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(first=0.05, longest=1.0, clock=clock)
+        self._patience = patience
+        self._reached = False
+
+    def failed(self, error: Exception) -> float:
+        """See `Outage.failed`. A refused password is raised at once."""
+        if not self._reached or self.seconds > self._patience:
+            raise error
+        if isinstance(error, AuthenticationError):
+            raise error
+        return super().failed(error)
+
+    def answered(self) -> None:
+        self._reached = True
+        super().answered()

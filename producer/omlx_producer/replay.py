@@ -12,7 +12,6 @@ from enum import Enum, auto
 from typing import Any
 
 from pydantic import ValidationError
-from redis.exceptions import AuthenticationError
 
 from omlx_producer.delivered import Delivered
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
@@ -23,11 +22,10 @@ from omlx_producer.events import (
     TokensEvent,
     parse_event,
 )
-from omlx_producer.outage import Outage
+from omlx_producer.outage import Reconnection
 from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
 
 PAGE = 500
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 _MOST_TOKENS = 2**63 - 1
 """A stream's ids, which count tokens, are numbers of 64 bits."""
 # RQ's statuses of jobs that wait.
@@ -88,9 +86,7 @@ class Replay:
         self._last: TokenEvent | None = None
         self._delivered = Delivered()
         self._heard_of = cursor
-        self._reconnect_for = reconnect_for
-        self._reached = False
-        self._outage = Outage(FIRST_PAUSE, LONGEST_PAUSE, clock)
+        self._outage = Reconnection(reconnect_for, clock)
 
     @property
     def start(self) -> str:
@@ -131,7 +127,6 @@ class Replay:
                 than the consumer has had, or no event ends at the first cursor.
             UnknownJob: if there is neither a job nor the end of its stream.
         """
-        self._reached = True
         self._outage.answered()
         found = [self._parse(fields.get(b"event", b"")) for _, fields in entries]
         if status in _WAITING and any(not isinstance(event, TokensEvent) for event in found):
@@ -189,11 +184,9 @@ class Replay:
         Returns:
             Seconds to wait first.
         """
-        too_long = self._outage.seconds > self._reconnect_for
-        if too_long or not self._reached or isinstance(error, AuthenticationError):
-            raise error
+        pause = self._outage.failed(error)
         self.step = Step.SUBSCRIBE
-        return self._outage.failed(error)
+        return pause
 
     def _parse(self, payload: bytes) -> TokenEvent:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import redis.asyncio
@@ -13,6 +14,7 @@ import redis.asyncio
 from omlx_producer.connection import block_seconds
 from omlx_producer.enqueue import CHUNK
 from omlx_producer.errors import OmlxQueueError
+from omlx_producer.outage import Reconnection
 from omlx_producer.outcome import Outcome, ask_result, find_outcome, results_key, timed_out
 
 
@@ -96,15 +98,23 @@ class ResultWaiter:
             wait.end(ending)
 
     async def _serve(self) -> None:
-        look_at_all = 0.0
+        look_at_all, outage = 0.0, Reconnection()
         while self._waits:
             if time.monotonic() >= look_at_all:
                 self._seen.clear()
                 look_at_all = time.monotonic() + block_seconds(self._connection)
-            if unseen := [job_id for job_id in self._waits if job_id not in self._seen]:
-                await self._look(unseen)
-            else:
-                await self._listen(look_at_all - time.monotonic())
+            try:
+                if unseen := [job_id for job_id in self._waits if job_id not in self._seen]:
+                    await self._look(unseen)
+                else:
+                    await self._listen(look_at_all - time.monotonic())
+                outage.answered()
+            except redis.RedisError as error:
+                pause = outage.failed(error)
+                # Waits that begin now time out as others do.
+                for wait in chain.from_iterable(self._waits.values()):
+                    wait.looked.set()
+                await asyncio.sleep(pause)
 
     async def _look(self, job_ids: Sequence[str]) -> None:
         """End the waits for jobs that are over, and note the others as seen."""

@@ -17,11 +17,11 @@ from redis.exceptions import ConnectionError, TimeoutError
 from rq.job import Job
 
 from omlx_producer.connection import connect, connect_async, require_bytes
+from omlx_producer.outage import RECONNECT_SECONDS
 from omlx_producer.outcome import ask_result
 from omlx_producer.protocol import TokenEvent, events_key, tokens_channel
 from omlx_producer.replay import PAGE, Replay, Step
 
-RECONNECT_SECONDS = 60.0
 IDLE_SECONDS = 5.0
 
 

@@ -24,8 +24,10 @@ from omlx_producer import (
     OmlxQueueError,
     Producer,
     UnknownJob,
+    result_waiter,
 )
 from omlx_producer import connection as connection_module
+from omlx_producer.outage import Reconnection
 from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
@@ -263,7 +265,10 @@ async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
     assert await asyncio.wait_for(waiting, SECONDS) == body
 
 
-async def test_a_server_that_goes_away_ends_the_waits(private_server: RedisServer) -> None:
+async def test_a_server_that_stays_away_ends_the_waits(
+    private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_waiter, "Reconnection", lambda: Reconnection(0.5))
     with redis.Redis.from_url(private_server.url) as connection:
         announce(connection)
         async with AsyncProducer(private_server.url) as client:

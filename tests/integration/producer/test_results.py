@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from rq import Queue
 from rq.results import Result
 
 from omlx_producer import (
+    AsyncProducer,
     JobCancelled,
     JobError,
     JobFailed,
@@ -22,6 +25,7 @@ from omlx_producer import (
 )
 from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, later
 
 
@@ -49,6 +53,52 @@ def test_waiting_longer_than_the_socket_timeout_is_fine(
     with redis.Redis.from_url(redis_url, socket_timeout=0.8, retry=None) as impatient:
         thread = later(worker.finish, 2)
         assert Producer(impatient).result(job.id, timeout=10)
+        thread.join()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_result_is_waited_for_through_a_restart_of_the_server(
+    private_server: RedisServer, asynchronous: bool
+) -> None:
+    private_server.stop()
+    private_server.options = ("--appendonly", "yes")
+    private_server.start()
+
+    async def wait(job_id: str) -> Any:
+        async with AsyncProducer(private_server.url) as producer:
+            return await producer.result(job_id, timeout=30)
+
+    with redis.Redis.from_url(private_server.url) as connection:
+        job = Producer(connection).submit(model="m", prompt="x", require_known_model=False)
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        connection.config_set("appendfsync", "always")
+
+        def restart() -> None:
+            private_server.kill()
+            time.sleep(2.5)
+            private_server.start()
+            worker.finish()
+
+        thread = later(restart, 0.5)
+        body = asyncio.run(wait(job.id)) if asynchronous else job.result(timeout=30)
+        thread.join()
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_timeout_passes_while_the_server_is_away(
+    private_server: RedisServer, asynchronous: bool
+) -> None:
+    async def wait(job_id: str) -> Any:
+        async with AsyncProducer(private_server.url) as producer:
+            return await producer.result(job_id, timeout=2)
+
+    with redis.Redis.from_url(private_server.url) as connection:
+        job = Producer(connection).submit(model="m", prompt="x", require_known_model=False)
+        thread = later(private_server.kill, 0.5)
+        with pytest.raises(JobTimeout):
+            asyncio.run(wait(job.id)) if asynchronous else job.result(timeout=2)
         thread.join()
 
 
