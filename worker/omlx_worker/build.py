@@ -104,11 +104,12 @@ def _prefixes(settings: WorkerSettings) -> Prefixes | None:
 
 def connect(url: str) -> Redis:
     """A client for a worker. Its timeouts are shorter than a lease."""
+    network = {} if url.startswith("unix:") else {"socket_keepalive": True}
     return Redis.from_url(
         url,
+        **network,
         socket_timeout=10.0,
         socket_connect_timeout=5.0,
-        socket_keepalive=True,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
     )
 

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -17,6 +18,7 @@ from redis.exceptions import (
 from rq.job import Job
 
 from omlx_producer.protocol import TokenLogprob
+from omlx_worker.build import connect
 from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
@@ -36,6 +38,12 @@ def all_over(url: str, jobs: list[Job]) -> bool:
         return all(map(is_over, jobs))
     except RedisError:
         return False
+
+
+def test_a_worker_reaches_its_server_through_a_socket_file(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with redis_server("--unixsocket", str(path)), connect(f"unix://{path}") as connection:
+        assert connection.ping()
 
 
 def test_jobs_in_flight_survive_a_restart_of_the_server(durable: RedisServer) -> None:
