@@ -143,10 +143,12 @@ class Plan:
     Attributes:
         rows: rows of the input.
         done: rows that have a result, or an error, from an earlier run.
+        failed: rows that have an error from an earlier run, if only such rows are asked for.
     """
 
     rows: int = 0
     done: int = 0
+    failed: int = 0
 
 
 def plan_rows(
@@ -174,6 +176,7 @@ def plan_rows(
         known = index.known(row.key)
         if only_failures:
             run = known is not None and not known.ok
+            plan.failed += run
             run = run and not (isinstance(row, BadRow) and known and known.digest == row.digest)
         else:
             run = known is None or known.digest != row.digest

@@ -149,16 +149,16 @@ def run_here(
         run_file = stack.enter_context(RunFile.open(output))
         index = stack.enter_context(contextlib.closing(RowIndex()))
         files = stack.enter_context(contextlib.closing(OutputFiles(output, index)))
-        if run_file.settings.get("input", settings["input"]) != settings["input"]:
+        moved = run_file.settings.get("input", settings["input"]) != settings["input"]
+        if moved and not only_failures:
             earlier = run_file.settings["input"]
             click.echo(
                 f"{output} keeps its rows of {earlier}; for {options.input} alone, give another "
                 "output",
                 err=True,
             )
-        if run_file.settings != settings:
-            run_file.settings = settings
-            run_file.save()
+        if not only_failures:
+            run_file.remember(settings)
         if files.torn:
             torn = counted(files.torn, "byte")
             click.echo(f"cut off {torn} of a line that a kill had torn", err=True)
@@ -195,6 +195,9 @@ def run_here(
             with signals.caught():
                 finished = drive(feed, signals, show)
                 if finished:
+                    if only_failures:
+                        _require_failed(options, output, plan, index)
+                        run_file.remember(settings)
                     files.finish(
                         ordered=ordered,
                         whole=options.limit is None,
@@ -247,6 +250,19 @@ def _sweep(feed: Feed) -> None:
 def _say_if_empty(options: RunOptions, plan: Plan) -> None:
     if not plan.rows:
         click.echo(f"{options.input}: holds no rows", err=True)
+
+
+def _require_failed(options: RunOptions, output: Path, plan: Plan, index: RowIndex) -> None:
+    """Refuse an input that is not the one whose rows failed.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    if index.count(ok=False) and not plan.failed:
+        raise InvalidRequest(
+            f"{options.input}: holds none of the rows that failed in {output}; "
+            "give the input of that run with --input"
+        )
 
 
 def _require_distinct(options: RunOptions, output: Path) -> None:

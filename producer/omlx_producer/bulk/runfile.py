@@ -68,6 +68,12 @@ class RunFile:
                 sync_folder(path.parent)
             yield run_file
 
+    def remember(self, settings: dict[str, Any]) -> None:
+        """Make these settings durable, if they are others."""
+        if self.settings != settings:
+            self.settings = settings
+            self.save()
+
     def save(self) -> None:
         """Make run and settings durable."""
         document = json.dumps({"run": self.run, "settings": self.settings}, indent=2)

@@ -156,3 +156,23 @@ def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
     assert (meter.now.running, *meter.token_rates()) == (12, 40, 40)
     WorkerWatch(connection).look({ALIAS}, meter, in_flight=3)
     assert meter.now.running == 3
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_retry_takes_only_an_input_that_has_rows_that_failed(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", temperature=9), batch_line("b")])
+    write_rows(tmp_path / "other.jsonl", 2)
+    assert run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none").exit_code == 1
+    before = read_settings(tmp_path / "out.jsonl")
+
+    wrong = run("retry", "out.jsonl", "--input", "other.jsonl", "--progress", "none")
+
+    assert wrong.exit_code == 2
+    assert "other.jsonl: holds none of the rows that failed in" in wrong.stderr
+    assert read_settings(tmp_path / "out.jsonl") == before
+    (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
+    moved = run("retry", "out.jsonl", "--input", "moved.jsonl", "--progress", "none")
+    assert moved.exit_code == 1
+    assert "keeps its rows" not in moved.stderr
+    assert read_settings(tmp_path / "out.jsonl")["input"] == str(tmp_path / "moved.jsonl")
+    assert ids(tmp_path / "out.jsonl") == ["b"]
