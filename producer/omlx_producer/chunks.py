@@ -14,8 +14,9 @@ class ChatChunks:
     """Makes ``chat.completion.chunk`` bodies of one job's events, from its first event on.
 
     Thinking comes as ``reasoning_content``. Calls of tools come whole, with the end of the job,
-    since only then the worker has parsed them. A job that publishes no tokens, such as a short one
-    of the queue ``bulk``, has only the last chunks. Failures make no chunk.
+    since only then the worker has parsed them. Log-probabilities come with the next text of their
+    choice, or with its end. A job that publishes no tokens, such as a short one of the queue
+    ``bulk``, has only the last chunks. Failures make no chunk.
 
     Args:
         model: the alias that the chunks name.
@@ -44,7 +45,9 @@ class ChatChunks:
             self._markup = event.markup or self._markup
             for delta in event.choices:
                 yield from self._begun(delta.index)
-                yield from self._of_text(delta.index, self._choices[delta.index].feed(delta.text))
+                choice = self._choices[delta.index]
+                choice.logprobs += [entry.in_chat for entry in delta.logprobs or ()]
+                yield from self._of_text(delta.index, choice.feed(delta.text))
         elif isinstance(event, DoneEvent):
             for index, reason in enumerate(event.finish_reasons):
                 calls = event.tool_calls[index] if event.tool_calls else []
@@ -69,14 +72,25 @@ class ChatChunks:
     def _chunk(
         self, index: int, delta: dict[str, Any], finish_reason: str | None = None
     ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        told, self._choices[index].logprobs = self._choices[index].logprobs, []
+        choice = {
+            "index": index,
+            "delta": delta,
+            "finish_reason": finish_reason,
+            "logprobs": {"content": told} if told else None,
+        }
         return {**self._head, "choices": [choice]}
 
 
 class _Choice:
-    """One choice's text. What follows a call is held back until the call is known to be one."""
+    """One choice's text. What follows a call is held back until the call is known to be one.
+
+    Attributes:
+        logprobs: those that no chunk has told yet, in OpenAI's form.
+    """
 
     def __init__(self, markup: Markup) -> None:
+        self.logprobs: list[dict[str, Any]] = []
         self._markup = markup
         self._splitter = Splitter(markup)
         self._told = Reply()

@@ -43,6 +43,16 @@ class TokenLogprob(Wire):
     bytes: list[int] | None = None
     top: list[Alternative] = []
 
+    @property
+    def in_chat(self) -> dict[str, Any]:
+        """OpenAI's form of it in chat completions."""
+        top = [_in_chat(token, logprob, *part) for token, _, logprob, *part in self.top]
+        return {**_in_chat(self.token, self.logprob, self.bytes), "top_logprobs": top}
+
+
+def _in_chat(token: str, logprob: float, part: list[int] | None = None) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": part or list(token.encode())}
+
 
 class ChoiceDelta(Wire):
     """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.

@@ -221,8 +221,9 @@ class RowMaker:
         if isinstance(given, int) and not isinstance(given, bool) and not self._batch_lines:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
+            found = f"got {given!r:.80}" if name in values else "missing"
             raise InvalidRequest(
-                f"{name}: got {given!r:.80}; give text of 1 to {MAX_ID_CHARACTERS} characters"
+                f"{name}: {found}; give text of 1 to {MAX_ID_CHARACTERS} characters"
             )
         if any("\ud800" <= character <= "\udfff" for character in given):
             raise InvalidRequest(

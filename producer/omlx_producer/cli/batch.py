@@ -128,6 +128,11 @@ def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit watch`` of a batch."""
     with open_producer(url) as producer:
         state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
+    if state.state == "cancelled" and not as_json:
+        ended = state.ok + state.failed
+        click.echo(
+            f"{batch_id}: cancelled, {ended} of {counted(state.rows, 'row')} ended", err=True
+        )
     if state.failed or state.state != "done":
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 

@@ -10,7 +10,15 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from omlx_producer.chunks import ChatChunks
-from omlx_producer.events import ChoiceDelta, DoneEvent, FinishReason, TokensEvent, ToolCall, Usage
+from omlx_producer.events import (
+    ChoiceDelta,
+    DoneEvent,
+    FinishReason,
+    TokenLogprob,
+    TokensEvent,
+    ToolCall,
+    Usage,
+)
 from omlx_producer.markup import Markup
 
 MARKS = Markup(
@@ -100,3 +108,23 @@ def test_content_after_a_call_comes_with_the_end() -> None:
 def test_a_job_that_published_no_tokens_has_an_end() -> None:
     chunks = streamed([])
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "stop"]
+
+
+def test_log_probabilities_come_with_the_text_of_their_choice_or_with_its_end() -> None:
+    chunks = ChatChunks("j1", "demo")
+    made = []
+    texts = ["<think>a", "b</think>", "", "c"]
+    for n, text in enumerate(texts, 1):
+        entry = TokenLogprob(token=f"t{n}", token_id=n, logprob=-n, top=[("x", 9, -0.5)])
+        delta = ChoiceDelta(index=0, text=text, tokens=[n], logprobs=[entry])
+        made += chunks.take(TokensEvent(job_id="j1", n=n, choices=[delta], markup=MARKS))
+    delta = ChoiceDelta(index=0, text="", tokens=[5], logprobs=[entry])
+    made += chunks.take(TokensEvent(job_id="j1", n=5, choices=[delta]))
+    made += chunks.take(DoneEvent(job_id="j1", n=5, finish_reasons=["stop"], usage=USAGE))
+
+    answer = folded(made)
+
+    assert [entry.token for entry in answer.logprobs.content] == ["t1", "t2", "t3", "t4", "t4"]
+    assert answer.logprobs.content[0].top_logprobs[0].token == "x"
+    assert made[0]["choices"][0]["logprobs"] is None
+    assert made[-1]["choices"][0]["logprobs"]["content"][0]["bytes"] == list(b"t4")

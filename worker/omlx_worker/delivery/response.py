@@ -51,18 +51,8 @@ def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
         "index": index,
         "message": message,
         "finish_reason": "tool_calls" if calls else choice.finish_reason,
-        "logprobs": {"content": [_chat_logprob(entry) for entry in choice.logprobs]}
-        if logprobs
-        else None,
+        "logprobs": {"content": [each.in_chat for each in choice.logprobs]} if logprobs else None,
     }
-
-
-def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
-    def written(token: str, logprob: float, part: list[int] | None = None) -> dict[str, Any]:
-        return {"token": token, "logprob": logprob, "bytes": part or list(token.encode())}
-
-    top = [written(token, logprob, *part) for token, _, logprob, *part in entry.top]
-    return {**written(entry.token, entry.logprob, entry.bytes), "top_logprobs": top}
 
 
 def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:

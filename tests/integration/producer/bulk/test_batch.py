@@ -229,6 +229,9 @@ def test_cancelling_takes_out_what_waits_stops_what_runs_and_keeps_results(
     assert (state.state, state.failures) == ("cancelled", {"cancelled": 4})
     assert jobs_in_redis(connection) == 0
     assert run("cancel", batch.id).output == "over\n"
+    watched = run("watch", batch.id)
+    assert watched.exit_code == 1
+    assert f"{batch.id}: cancelled, 4 of 100 rows ended" in watched.stderr
 
 
 def test_cancelling_needs_no_feeder(redis_url: str, connection: redis.Redis, run: Run) -> None:
