@@ -13,15 +13,18 @@ from mlx.utils import tree_flatten
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine import footprint as memory
 from omlx_worker.engine import generator
+from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row, run
+from tests.helpers.families import tiny
 
 SAMPLINGS = {
     "greedy": GREEDY,
@@ -281,3 +284,22 @@ def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_
     assert memory.budget() >= (1 << 40) + taken
     monkeypatch.setattr(mx, "device_info", dict)
     assert 1 << 26 < memory.budget() < 1 << 46
+
+
+def test_drafts_accepted_beyond_a_rows_end_are_foreseen() -> None:
+    longest, wanted = 2048, 114
+    drafter = as_ragged(tiny("llama"))
+    decoder = RaggedDecoder(WithDraftModel(as_ragged(tiny("llama")), drafter), 8)
+    foreseen = decoder.bytes_for([(0, longest)], alone=True)
+    prompt = [7 * place % 251 for place in range(longest - wanted)]
+    decoder.add(Row("a", prompt, wanted, GREEDY))
+    while decoder.prefill({"a": longest})["a"]:
+        pass
+
+    held, tokens = 0, 0
+    while tokens < wanted:
+        tokens += sum(len(step.tokens) for step in decoder.step())
+        held = max(held, decoder._footprint.of_batch(decoder.layout))
+
+    assert tokens > wanted
+    assert held <= foreseen

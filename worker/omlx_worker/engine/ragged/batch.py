@@ -189,7 +189,8 @@ class Batch:
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
         """See `omlx_worker.engine.interface.Rows`."""
         prompts = self._footprint.of_prompts([to_read for to_read, _ in rows])
-        needs = [longest for _, longest in rows]
+        # A row's last step may commit drafts beyond its end before the host has read it.
+        needs = [longest + max(0, self.depth - 1) for _, longest in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
         batch = max(self._footprint.of_batch(layout) for layout in layouts)

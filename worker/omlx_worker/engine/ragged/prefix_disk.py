@@ -93,7 +93,7 @@ class PrefixDisk:
         span = Span.of(tokens, start)
         with self._lock:
             path = self._paths.get(span)
-            return self._touch(path) if path else span in self._waiting
+            return (path is not None and self._touch(path)) or span in self._waiting
 
     def write(
         self, tokens: Tokens, start: int, pieces: Sequence[mx.array], states: Sequence[mx.array]

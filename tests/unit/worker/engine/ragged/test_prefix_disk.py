@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged import prefix_disk
-from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS
+from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, PrefixDisk
 from tests.helpers.prefixes import (
     AMPLE,
     DROPS,
@@ -244,6 +245,32 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
 
     put(start(), reader, [2, 2])
     assert findable(start(), [2, 2]) == 2
+
+
+def test_a_file_that_is_removed_while_it_is_written_does_not_end_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = PrefixDisk(tmp_path, "identity", AMPLE)
+    first, second = array("I", range(10)), array("I", range(20, 30))
+    keys = [mx.ones((1, 1, 10, 4))]
+    save, removed = PrefixDisk._save, threading.Event()
+
+    def then_removed(disk: PrefixDisk, *args: Any) -> None:
+        save(disk, *args)
+        if not removed.is_set():
+            for path in tmp_path.glob("*/*.safetensors"):
+                path.unlink()  # another worker makes room
+            if not disk.touch(first, 0):  # this worker uses the beginning again
+                disk.write(first, 0, keys, [])
+            removed.set()
+
+    monkeypatch.setattr(PrefixDisk, "_save", then_removed)
+    disk.write(first, 0, keys, [])
+    assert removed.wait(10)
+    disk.write(second, 0, keys, [])
+    disk.close()
+
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
 
 
 def test_files_are_closed_to_other_users(start: Starts, reader: Reader) -> None:
