@@ -56,7 +56,7 @@ def test_waiting_longer_than_the_socket_timeout_is_fine(
         thread.join()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_result_is_waited_for_through_a_restart_of_the_server(
     private_server: RedisServer, asynchronous: bool
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_result_is_waited_for_through_a_restart_of_the_server(
     assert body["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_timeout_passes_while_the_server_is_away(
     private_server: RedisServer, asynchronous: bool
 ) -> None:

@@ -286,6 +286,7 @@ def test_the_budget_leaves_room_in_what_metal_recommends_or_is_what_is_free_and_
     assert 1 << 26 < memory.budget() < 1 << 46
 
 
+@pytest.mark.slow
 def test_drafts_accepted_beyond_a_rows_end_are_foreseen() -> None:
     longest, wanted = 2048, 114
     drafter = as_ragged(tiny("llama"))

@@ -125,7 +125,7 @@ def test_five_hundred_rows_compute_little_more_than_their_tree(family: str) -> N
     assert decoding.counters.prompt_tokens <= 1.05 * (2000 + 500 * 50)
 
 
-@pytest.mark.parametrize("length", [257, 258, 600])
+@pytest.mark.parametrize("length", [257, 600])
 @pytest.mark.parametrize("family", ["gemma3_text", "lfm2"])
 def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: int) -> None:
     decoding = Decoding(tiny(family))
@@ -138,8 +138,10 @@ def test_what_two_prompts_share_is_kept_to_its_last_token(family: str, length: i
     assert row.cached == length
 
 
-@pytest.mark.parametrize("kept", [256, 257, 258])
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "llama"])
+@pytest.mark.parametrize(
+    "kept", [*(pytest.param(n, marks=pytest.mark.slow) for n in (256, 257)), 258]
+)
+@pytest.mark.parametrize("family", CLASSES[:-1])
 def test_a_kept_beginning_about_as_long_as_what_another_row_has_read_changes_no_text(
     family: str, kept: int
 ) -> None:
