@@ -49,9 +49,18 @@ class TokenLogprob(Wire):
         top = [_in_chat(token, logprob, *part) for token, _, logprob, *part in self.top]
         return {**_in_chat(self.token, self.logprob, self.bytes), "top_logprobs": top}
 
+    @property
+    def written(self) -> list[int]:
+        """The bytes that it writes, in any case."""
+        return _written(self.token, self.bytes)
+
 
 def _in_chat(token: str, logprob: float, part: list[int] | None = None) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": part or list(token.encode())}
+    return {"token": token, "logprob": logprob, "bytes": _written(token, part)}
+
+
+def _written(token: str, part: list[int] | None) -> list[int]:
+    return part or list(token.encode())
 
 
 class ChoiceDelta(Wire):

@@ -69,8 +69,7 @@ def _text_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for entry in entries:
         offsets.append(offset)
-        written = entry.token.encode() if entry.bytes is None else bytes(entry.bytes)
-        offset += len(characters.decode(written))
+        offset += len(characters.decode(bytes(entry.written)))
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],

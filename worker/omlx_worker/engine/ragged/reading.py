@@ -49,7 +49,7 @@ def read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int])
     too long together. Waits for the device, so that the caller can time it.
 
     Raises:
-        ValueError: if they have not.
+        ValueError: if the caches hold different numbers of tokens.
     """
     if len({reading.done for reading in readings}) > 1:
         raise ValueError(
