@@ -1,6 +1,7 @@
 """Compare each implementation that the device uses with its plain form.
 
     python -m scripts.bench.kernel_check
+    python -m scripts.bench.kernel_check attention products
 
 Prints the largest absolute difference of each comparison. Exits with 1 if one is beyond its
 tolerance, a share of the largest wanted value. The heads have the sizes of published models. Runs
@@ -13,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 # Reduced precision of float32 products would hide what the kernels do.
@@ -26,7 +28,8 @@ from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.device import Kernels, for_device
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
-from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.ragged.layout import capacity_for
+from omlx_worker.engine.ragged.window import TAIL, Window
 
 SLOTS, KEY_HEADS, HEADS, DK, DV, HIDDEN = 4, 16, 32, 128, 128, 512
 ACCEPTED = mx.array([0, 1, 2, 3])
@@ -127,6 +130,34 @@ def products(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Compa
             yield f"fused product, {rows} rows", [fused(x), gated(x)], wanted
 
 
+def attention(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Comparison]:
+    """Layers with and without sliding windows, sinks and capped scores."""
+    layers: list[dict[str, Any]] = [
+        {},
+        {"sliding": 512, "ring": 512},
+        {"sinks": mx.random.normal((16,)).astype(dtype)},
+        {"softcap": 2.0},
+    ]
+    for size, options, width, context in product((64, 128, 256), layers, (1, 4, 9), (0, 700, 5000)):
+        lengths = mx.array([context * slot // 3 for slot in range(SLOTS)], mx.int32)
+        capacity = capacity_for(context)
+        window = Window.at(lengths + ACCEPTED, lengths, width, ((SLOTS, capacity),))
+        body = min(capacity, options.get("ring", capacity))
+        arrays = [mx.random.normal((SLOTS, 4, n, size)) for n in (TAIL, TAIL, body, body)]
+        new = [mx.random.normal((SLOTS, 4, width, size)).astype(dtype) for _ in range(2)]
+        queries = mx.random.normal((SLOTS, 16, width, size)).astype(dtype)
+        found: list[list[mx.array]] = []
+        for kernels in (device, plain):
+            tail_keys, tail_values, *bodies = (array.astype(dtype) for array in arrays)
+            tails = kernels.attention.put((tail_keys, tail_values), *new, window)
+            mixed = kernels.attention.attend(
+                queries, [tuple(bodies)], tails, window, size**-0.5, **options
+            )
+            found.append([mixed, *tails])
+        of = ", ".join(options) or "plain"
+        yield f"attention, heads of {size}, window of {width} after {context}, {of}", *found
+
+
 def model(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Comparison]:
     """A small random model with a head: a prompt, then windows with replays."""
     network = with_head(Model)(ModelArgs.from_dict({"model_type": "qwen3_5", "text_config": TEXT}))
@@ -152,13 +183,18 @@ def _decoded(ragged: RaggedQwen35, tokens: mx.array) -> list[mx.array]:
     return found
 
 
+PARTS = (attention, rule, net_inputs, products, model)
+
+
 def main() -> int:
     mx.random.seed(0)
+    asked = sys.argv[1:]
+    parts = [part for part in PARTS if not asked or part.__name__ in asked]
     on_cpu = mx.default_device() == mx.cpu
     device, plain = for_device(DK, DV), Kernels()
     failed = False
     for dtype in (mx.float32,) if on_cpu else (mx.float32, mx.bfloat16):
-        for part in (rule, net_inputs, products, model):
+        for part in parts:
             # A model adds up the differences of its layers.
             tolerance = TOLERANCES[dtype] * (3 if part is model else 1)
             for name, got, wanted in part(device, plain, dtype):

@@ -13,15 +13,20 @@ import mlx.core as mx
 from mlx_lm.models.gated_delta import gated_delta_kernel
 
 from omlx_worker.engine.kernels import delta_kernel
+from omlx_worker.engine.kernels.attention import Attention
+from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.cuda import net_inputs, products
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import DeltaRule
 from omlx_worker.engine.kernels.metal import products as plain
+from omlx_worker.engine.kernels.metal.attention import PlainAttention
 from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
 from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
 
 log = logging.getLogger(__name__)
+
+_METAL_KERNEL = "OMLX_QUEUE_METAL_KERNEL"
 
 
 @dataclass(frozen=True)
@@ -29,16 +34,27 @@ class Kernels:
     """The implementations of a layer's parts; by default the plain forms, for any shapes.
 
     Attributes:
+        attention: attends to body and tail.
         rule: the gated delta rule.
         net_inputs: makes a net's inputs from mlx-lm's module.
         product: makes a `Product` of a layer.
         fuse: makes one `Product` of layers that share an input; None if they stay apart.
     """
 
+    attention: Attention = field(default_factory=PlainAttention)
     rule: DeltaRule = field(default_factory=PlainRule)
     net_inputs: Callable[[Any], NetOperations] = NetOperations
     product: Callable[..., plain.Product] = plain.product
     fuse: Callable[..., plain.Product | None] = plain.apart
+
+
+def attention_for_device() -> Attention:
+    """Choose for the default device, for heads of any size."""
+    if mx.default_device() == mx.cpu:
+        return PlainAttention()
+    if not mx.metal.is_available():
+        return AttentionKernel("cuda")
+    return AttentionKernel("metal") if _asked_for_metal() else PlainAttention()
 
 
 def for_device(dk: int, dv: int) -> Kernels:
@@ -88,13 +104,18 @@ def unfused() -> Iterator[None]:
 
 
 def for_metal(dk: int, dv: int) -> Kernels:
-    """mlx-lm's kernel; with ``OMLX_QUEUE_METAL_KERNEL=1`` `DeltaKernel`, NOT yet run on Metal."""
-    asked = os.environ.get("OMLX_QUEUE_METAL_KERNEL") == "1"
-    if asked and _fits("OMLX_QUEUE_METAL_KERNEL", dk, dv, *delta_kernel.MULTIPLES):
-        return Kernels(rule=DeltaKernel("metal"))
-    return Kernels(
-        PlainRule(gated_delta_kernel) if _fits("mlx-lm's", dk, dv, 32, 1) else PlainRule()
-    )
+    """mlx-lm's kernel; with ``OMLX_QUEUE_METAL_KERNEL=1`` this project's, NOT yet run on Metal."""
+    attention: Attention = PlainAttention()
+    if _asked_for_metal():
+        attention = AttentionKernel("metal")
+        if _fits(_METAL_KERNEL, dk, dv, *delta_kernel.MULTIPLES):
+            return Kernels(attention, DeltaKernel("metal"))
+    fits = _fits("mlx-lm's", dk, dv, 32, 1)
+    return Kernels(attention, PlainRule(gated_delta_kernel) if fits else PlainRule())
+
+
+def _asked_for_metal() -> bool:
+    return os.environ.get(_METAL_KERNEL) == "1"
 
 
 def for_cuda(dk: int, dv: int) -> Kernels:
@@ -103,7 +124,7 @@ def for_cuda(dk: int, dv: int) -> Kernels:
     rule: DeltaRule = DeltaKernel("cuda") if fits else PlainRule()
     fits = _fits("the recurrent layers'", dk, dv, net_inputs.LANES, net_inputs.LANES)
     inputs = net_inputs.net_inputs if fits else NetOperations
-    return Kernels(rule, inputs, products.product, products.fuse)
+    return Kernels(AttentionKernel("cuda"), rule, inputs, products.product, products.fuse)
 
 
 def _fits(whose: str, dk: int, dv: int, keys: int, values: int) -> bool:

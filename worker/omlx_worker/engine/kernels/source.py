@@ -19,6 +19,9 @@ HEADER = """
 template <typename T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 """
 
+IN_A_NAME = str.maketrans({".": "_", "+": "p", "-": "m"})
+"""For numbers that are part of a kernel's name."""
+
 _PROLOGUES = {
     "cuda": """
   const int lane = threadIdx.x;
@@ -28,6 +31,10 @@ _PROLOGUES = {
   #define FOUR(T, p) (*reinterpret_cast<const Four<T>*>(p))
   #define PUT_FOUR(T, p) (*reinterpret_cast<Four<T>*>(p))
   #define READONLY const
+  #define EXP(x) __expf(x)
+  #define ROWS (gridDim.y * blockDim.y)
+  #define SHARED __shared__
+  #define BARRIER __syncthreads()
 """,
     "metal": """
   const int lane = thread_position_in_threadgroup.x;
@@ -37,6 +44,10 @@ _PROLOGUES = {
   #define FOUR(T, p) (*reinterpret_cast<const device Four<T>*>(p))
   #define PUT_FOUR(T, p) (*reinterpret_cast<device Four<T>*>(p))
   #define READONLY const device
+  #define EXP(x) fast::exp(x)
+  #define ROWS threads_per_grid.y
+  #define SHARED threadgroup
+  #define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
 """,
 }
 

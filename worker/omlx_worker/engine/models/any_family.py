@@ -22,6 +22,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
@@ -43,12 +44,15 @@ class _Attention:
     dims: tuple[int, int]
     dtype: mx.Dtype
     ring: int
+    attention: Attention
 
     def empty(self, slots: int, capacity: int) -> LayerCache:
-        return AttentionCache.empty(slots, self.heads, capacity, self.dims, self.dtype, self.ring)
+        return AttentionCache.empty(
+            slots, self.heads, capacity, self.dims, self.dtype, self.ring, self.attention
+        )
 
     def wrap(self, arrays: Sequence[mx.array]) -> LayerCache:
-        return AttentionCache(arrays, self.ring)
+        return AttentionCache(arrays, self.ring, self.attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ class _Recurrent:
 class AnyFamily:
     """A `RaggedModel` around a loaded model of mlx-lm. `RaggedQwen35` documents the methods.
 
+    Args:
+        attention: the implementation of its layers' attention.
+
     Raises:
         Unsupported: if its layers keep something else than keys and values or recurrent states.
     """
@@ -78,7 +85,7 @@ class AnyFamily:
     drafts = False
     pads = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, attention: Attention) -> None:
         self._model = model
         layers = make_prompt_cache(model)
         # How many caches each layer has; None if not in a list.
@@ -90,13 +97,13 @@ class AnyFamily:
             logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
         except Exception as error:  # a family's own code may raise anything
             raise Unsupported(f"its forward fails ({type(error).__name__})") from error
-        self._shapes = [_shape(cache) for cache in _flat(layers)]
-        attention = [shape for shape in self._shapes if isinstance(shape, _Attention)]
-        self.dtype: mx.Dtype = [*attention, *self._shapes][0].dtype
+        self._shapes = [_shape(cache, attention) for cache in _flat(layers)]
+        attending = [shape for shape in self._shapes if isinstance(shape, _Attention)]
+        self.dtype: mx.Dtype = [*attending, *self._shapes][0].dtype
         self.vocabulary: int = logits.shape[-1]
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         serve_views(model)
-        if len(attention) < len(self._shapes):
+        if len(attending) < len(self._shapes):
             serve_recurrent_views(model)
 
     def new_prompt_cache(self) -> list[Any]:
@@ -161,7 +168,7 @@ def _flat(layers: Sequence[Any]) -> Iterator[Any]:
         yield from layer.caches if isinstance(layer, CacheList) else [layer]
 
 
-def _shape(cache: Any) -> _Attention | _Recurrent:
+def _shape(cache: Any, attention: Attention) -> _Attention | _Recurrent:
     if isinstance(cache, ArraysCache):
         if any(state is None for state in cache.cache):
             raise Unsupported("its layers use only a part of their states")
@@ -175,7 +182,7 @@ def _shape(cache: Any) -> _Attention | _Recurrent:
             raise Unsupported(f"its sliding window keeps the first {cache.keep} tokens")
         ring = cache.max_size
     dims = cache.keys.shape[3], cache.values.shape[3]
-    return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring)
+    return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring, attention)
 
 
 def _arrays_of(cache: Any) -> list[mx.array]:

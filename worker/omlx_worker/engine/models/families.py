@@ -7,7 +7,7 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
-from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.device import Kernels, attention_for_device
 from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
@@ -37,7 +37,7 @@ def as_ragged(
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
         ragged = RaggedQwen35(network, drafts=drafts, kernels=kernels)
     else:
-        ragged = AnyFamily(network)
+        ragged = AnyFamily(network, kernels.attention if kernels else attention_for_device())
     if checks:
         near = check(network, ragged)
         ragged.pads = holds_over_padding(ragged, near)

@@ -61,7 +61,7 @@ class LayerView:
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self._cache.tail_values.dtype
+        return self._cache.tails[1].dtype
 
     def astype(self, _: mx.Dtype) -> LayerView:
         """Modules that compute attention in float32 convert keys; the softmax here is precise."""

@@ -42,6 +42,7 @@ class RaggedQwen35:
         kernels = kernels or for_device(
             self._args.linear_key_head_dim, self._args.linear_value_head_dim
         )
+        self._attention = kernels.attention
         tied = self._args.tie_word_embeddings
         self._scores = kernels.product(
             self._text.model.embed_tokens if tied else self._text.lm_head
@@ -103,7 +104,9 @@ class RaggedQwen35:
     def _new_cache(self, layer: Any, slots: int, capacity: int) -> LayerCache:
         if not layer.is_linear:
             heads, dim = self._args.num_key_value_heads, self._args.head_dim
-            return AttentionCache.empty(slots, heads, capacity, (dim, dim), self.dtype)
+            return AttentionCache.empty(
+                slots, heads, capacity, (dim, dim), self.dtype, attention=self._attention
+            )
         net = layer.linear_attn
         kept = net.conv_kernel_size - 1
         return RecurrentCache(
@@ -117,7 +120,9 @@ class RaggedQwen35:
         """Views around the layers' arrays, as a step receives them."""
         layers = [*self._layers, *self._head_layers]
         return [
-            RecurrentCache(part) if layer.module.is_linear else AttentionCache(part)
+            RecurrentCache(part)
+            if layer.module.is_linear
+            else AttentionCache(part, attention=self._attention)
             for layer, part in zip(layers, arrays, strict=True)
         ]
 

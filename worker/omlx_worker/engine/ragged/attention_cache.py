@@ -19,27 +19,39 @@ A layer with a sliding window keeps no more of a body than a ring of the window'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 
+from omlx_worker.engine.kernels.attention import Attention, Pair
+from omlx_worker.engine.kernels.metal.attention import PlainAttention
 from omlx_worker.engine.ragged.layout import Layout, capacity_for, unmoved
-from omlx_worker.engine.ragged.window import TAIL, Spans, Window, apart
+from omlx_worker.engine.ragged.window import TAIL, Spans, Window
 
 
 class AttentionCache:
     """Keys and values of one attention layer.
 
+    Args:
+        attention: the device's implementation; None for the plain one.
+
     Attributes:
-        tail_keys, tail_values: ``[S, H, TAIL, D]``.
-        bodies: keys and values of neighbouring slots, ``[S_g, H, C_g, D]`` each.
+        tails: ``[S, H, TAIL, D]`` each.
+        bodies: of neighbouring slots, ``[S_g, H, C_g, D]`` each.
         ring: positions of a body, at most; 0 for a layer without a sliding window.
     """
 
-    def __init__(self, arrays: Sequence[mx.array], ring: int = 0) -> None:
-        self.tail_keys, self.tail_values, *bodies = arrays
-        self.bodies = list(zip(bodies[::2], bodies[1::2], strict=True))
+    def __init__(
+        self,
+        arrays: Sequence[mx.array],
+        ring: int = 0,
+        attention: Attention | None = None,
+    ) -> None:
+        tail_keys, tail_values, *bodies = arrays
+        self.tails: Pair = tail_keys, tail_values
+        self.bodies: list[Pair] = list(zip(bodies[::2], bodies[1::2], strict=True))
         self.ring = ring
+        self._attention = attention or PlainAttention()
 
     @classmethod
     def empty(
@@ -50,6 +62,7 @@ class AttentionCache:
         dims: tuple[int, int],
         dtype: mx.Dtype,
         ring: int = 0,
+        attention: Attention | None = None,
     ) -> Self:
         """Caches of free slots.
 
@@ -57,24 +70,22 @@ class AttentionCache:
             dims: of a head's keys and of its values.
         """
         lengths = (TAIL, min(capacity, ring) if ring else capacity)
-        return cls([mx.zeros((slots, heads, n, d), dtype) for n in lengths for d in dims], ring)
+        arrays = [mx.zeros((slots, heads, n, d), dtype) for n in lengths for d in dims]
+        return cls(arrays, ring, attention)
 
     @property
     def arrays(self) -> list[mx.array]:
         return [*self.tails, *(array for body in self.bodies for array in body)]
 
     @property
-    def tails(self) -> list[mx.array]:
-        return [self.tail_keys, self.tail_values]
-
-    @property
     def written(self) -> list[mx.array]:
         """What a step rewrites: the tails alone."""
-        return self.tails
+        return list(self.tails)
 
     def advance(self, written: Sequence[mx.array]) -> None:
         """Take the tails that a step wrote."""
-        self.tail_keys, self.tail_values = written
+        keys, values = written
+        self.tails = keys, values
 
     @property
     def spans(self) -> Spans:
@@ -82,56 +93,13 @@ class AttentionCache:
 
     def put(self, keys: mx.array, values: mx.array, window: Window) -> None:
         """Write the window's keys ``[S, H, W, D]``, rotated, and values ``[S, H, W, Dv]``."""
-        self.tail_keys = mx.put_along_axis(self.tail_keys, window.index, keys, axis=2)
-        self.tail_values = mx.put_along_axis(self.tail_values, window.index, values, axis=2)
+        self.tails = self._attention.put(self.tails, keys, values, window)
 
-    def attend(
-        self,
-        queries: mx.array,
-        window: Window,
-        scale: float,
-        *,
-        sliding: int = 0,
-        sinks: mx.array | None = None,
-        softcap: float = 0.0,
-        rotary: mx.array | None = None,
-    ) -> mx.array:
-        """Attend to body and tail, which holds the window's own keys and values already.
-
-        Args:
-            queries: ``[S, Hq, W, D]``, rotated; ``Hq`` is a multiple of the key heads.
-            sliding: how many of the latest positions a query sees, its own included; 0 for all.
-            sinks: ``[Hq]``, scores of a position without a value; None for none.
-            softcap: the limit of scores, by a hyperbolic tangent; 0 for none.
-            rotary: ``[S, Hq, W, Dv]``, for latent attention: the keys are latents, which are also
-                what is mixed, and the values are the keys of these queries.
-
-        Returns:
-            ``[S, Hq, W, Dv]`` (``D`` for latents): one softmax over body and tail; the two weighted
-            sums added.
-        """
-        slots, query_heads, width, _ = queries.shape
-        heads = self.tail_keys.shape[1]
-        group = query_heads // heads
-        # Query heads that share a key head become rows of one product: [S, H, G * W, D].
-        asked = [
-            (part * scale).reshape(slots, heads, group * width, part.shape[-1])
-            for part in (queries, rotary)
-            if part is not None
-        ]
-        body_masks, tail_mask = window.masks(sliding, self.ring)
-        tails = [self.tail_keys, self.tail_values, mx.tile(tail_mask, (1, 1, group, 1))]
-        parts = zip(*(apart(array, window.spans) for array in [*tails, *asked]), strict=True)
-        if sliding:
-            body_masks = [mx.tile(mask, (1, 1, group, 1)) for mask in body_masks]
-        if sinks is not None:
-            sinks = mx.repeat(sinks.reshape(heads, group), width, axis=1)[..., None]
-        mixed = [
-            _mixed(part[3:], [*body, body_mask], part[:3], sinks, softcap)
-            for body, body_mask, part in zip(self.bodies, body_masks, parts, strict=True)
-        ]
-        whole = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
-        return whole.reshape(slots, query_heads, width, -1)
+    def attend(self, queries: mx.array, window: Window, scale: float, **options: Any) -> mx.array:
+        """Attend to body and tail; see `omlx_worker.engine.kernels.attention.Attention`."""
+        return self._attention.attend(
+            queries, self.bodies, self.tails, window, scale, ring=self.ring, **options
+        )
 
     def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
         """Write a prefilled prompt to a slot's body.
@@ -184,9 +152,10 @@ class AttentionCache:
             capacity = self._limited(group.capacity)
             bodies.append(self._kept(inside, capacity) or self._built(inside, capacity))
             start += group.slots
-        if not unmoved(moves, self.tail_keys.shape[0]):
+        keys, values = self.tails
+        if not unmoved(moves, keys.shape[0]):
             slots = mx.array([slot or 0 for slot in moves], mx.int32)
-            self.tail_keys, self.tail_values = (tail[slots] for tail in self.tails)
+            self.tails = keys[slots], values[slots]
         self.bodies = bodies
 
     def _kept(self, moves: Sequence[int | None], capacity: int) -> tuple[mx.array, mx.array] | None:
@@ -261,37 +230,3 @@ def moves_of(tails: Sequence[tuple[int, int, int]], spans: Spans, ring: int = 0)
 def _padded(array: mx.array, length: int) -> mx.array:
     """``[1, H, L, D]`` padded with zeros to ``length`` positions."""
     return mx.pad(array, [(0, 0), (0, 0), (0, length - array.shape[2]), (0, 0)])
-
-
-def _mixed(
-    queries: Sequence[mx.array],
-    body: Sequence[mx.array],
-    tail: Sequence[mx.array],
-    sinks: mx.array | None,
-    softcap: float,
-) -> mx.array:
-    """Attention of ``[S_g, H, G * W, D]`` queries to one body and its slots' tails.
-
-    Args:
-        queries: of the keys, and for latent attention also of the values.
-        body, tail: keys, values and mask.
-        sinks: ``[H, G * W, 1]``.
-    """
-    scores = [_scores(queries, part, softcap) for part in (body, tail)]
-    if sinks is not None:
-        column = mx.broadcast_to(sinks, (*scores[0].shape[:-1], 1))
-        scores.append(column.astype(scores[0].dtype))
-    weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-    mixed = 0 if len(queries) == 2 else 1
-    end = body[mixed].shape[2]
-    return weights[..., :end] @ body[mixed] + weights[..., end : end + TAIL] @ tail[mixed]
-
-
-def _scores(queries: Sequence[mx.array], part: Sequence[mx.array], softcap: float) -> mx.array:
-    """Scores of a body or tail, masked, ``[S_g, H, G * W, L]``."""
-    *arrays, mask = part
-    scores = sum(q @ k.swapaxes(-1, -2) for q, k in zip(queries, arrays, strict=False))
-    assert isinstance(scores, mx.array)
-    if softcap:
-        scores = mx.tanh(scores / softcap) * softcap
-    return mx.where(mask, scores, mx.finfo(scores.dtype).min)

@@ -28,19 +28,23 @@ class Window:
         body_lengths: ``[S]`` int32, how many of them are in the bodies.
         spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one body.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
+        places: ``[S, 3]`` int32, body lengths, cursors and the positions between, for kernels.
     """
 
     cursors: mx.array
     body_lengths: mx.array
     spans: Spans
     index: mx.array
+    places: mx.array
     _masks: dict[tuple[int, int], tuple[list[mx.array], mx.array]] = field(default_factory=dict)
 
     @classmethod
     def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, spans: Spans) -> Self:
         """The window of ``width`` tokens per row that starts at each row's cursor."""
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
-        return cls(cursors, body_lengths, spans, offsets[:, None, :, None])
+        # Three of each slot, since MLX keeps arrays of two numbers where a GPU reads them slowly.
+        places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
+        return cls(cursors, body_lengths, spans, offsets[:, None, :, None], places)
 
     def masks(self, sliding: int = 0, ring: int = 0) -> tuple[list[mx.array], mx.array]:
         """What each query may see of the bodies and of the tail; made once for all layers.

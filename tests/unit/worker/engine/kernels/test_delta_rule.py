@@ -12,14 +12,23 @@ import pytest
 from mlx_lm.models.gated_delta import gated_delta_kernel
 
 from omlx_worker.engine.kernels import delta_kernel
+from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
+from omlx_worker.engine.kernels.delta_kernel import LANES
 from omlx_worker.engine.kernels.delta_rule import DeltaRule, Inputs, Kept
-from omlx_worker.engine.kernels.device import Kernels, for_cuda, for_device, for_metal
+from omlx_worker.engine.kernels.device import (
+    Kernels,
+    attention_for_device,
+    for_cuda,
+    for_device,
+    for_metal,
+)
+from omlx_worker.engine.kernels.metal.attention import PlainAttention
 from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
 from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
 from omlx_worker.engine.kernels.source import Platform, source
-from tests.unit.worker.engine.kernels import lanes
-from tests.unit.worker.engine.kernels.lanes import needs_compiler
+from tests.unit.worker.engine.kernels import emulator
+from tests.unit.worker.engine.kernels.emulator import needs_compiler
 
 SLOTS, KEY_HEADS, HEADS, DK, DV = 3, 2, 4, 32, 16
 
@@ -166,13 +175,13 @@ def test_what_a_lane_of_the_kernel_does_is_right_when_it_has_a_row_to_itself(
 ) -> None:
     made = case(width, depth)
 
-    outs, state = lanes.run(
+    outs, state = emulator.run(
         delta_kernel.body(replays=bool(depth)),
         delta_kernel.inputs(made.window, made.kept, made.accepted, made.state),
         {"outputs": made.window.values.shape, "committed": made.state.shape},
-        {"Dk": DK, "Dv": DV, "Hk": KEY_HEADS, "H": HEADS, "CommitFirst": 1},
-        rows=DV,
-        vectors=SLOTS * HEADS,
+        {"Dk": DK, "Dv": DV, "Hk": KEY_HEADS, "H": HEADS, "CommitFirst": 1, "Lanes": LANES},
+        grid=(LANES, DV, SLOTS * HEADS),
+        block_rows=delta_kernel.ROWS,
         folder=tmp_path,
     )
 
@@ -225,14 +234,17 @@ def test_the_source_of_the_kernel_names_what_it_is_given_and_nothing_else(
     assert ("thread_position_in_grid" in code) == (name == "metal")
 
 
-def test_the_metal_kernel_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metals_kernels_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
 
     monkeypatch.delenv("OMLX_QUEUE_METAL_KERNEL", raising=False)
-    assert for_device(128, 128).rule == PlainRule(gated_delta_kernel)
+    assert for_device(128, 128) == Kernels(rule=PlainRule(gated_delta_kernel))
+    assert attention_for_device() == PlainAttention()
     monkeypatch.setenv("OMLX_QUEUE_METAL_KERNEL", "1")
-    assert for_device(128, 128).rule == delta_kernel.DeltaKernel("metal")
+    kernels = AttentionKernel("metal"), delta_kernel.DeltaKernel("metal")
+    assert for_device(128, 128) == Kernels(*kernels)
+    assert attention_for_device() == kernels[0]
 
 
 def test_heads_that_no_kernel_takes_get_the_plain_form_and_a_reason(

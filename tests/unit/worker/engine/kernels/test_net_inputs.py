@@ -16,10 +16,13 @@ from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
 from omlx_worker.engine.kernels.metal.products import product
 from tests.helpers.decoding import Loaded
-from tests.unit.worker.engine.kernels import lanes
-from tests.unit.worker.engine.kernels.lanes import needs_compiler
+from tests.unit.worker.engine.kernels import emulator
+from tests.unit.worker.engine.kernels.emulator import needs_compiler
 
 SLOTS = 3
+
+LANES = 8
+"""Fewer than on a GPU, for the heads of the tiny model."""
 
 OUTPUTS = ("queries", "keys", "values", "decay", "beta", "conv_out")
 
@@ -69,6 +72,7 @@ def by_operations(
 def constants(net: Any, projected: mx.array, *, commit_first: bool) -> dict[str, int]:
     total = projected.shape[-1]
     return {
+        "Lanes": LANES,
         "Dk": net.head_k_dim,
         "Dv": net.head_v_dim,
         "Hk": net.num_k_heads,
@@ -102,13 +106,13 @@ def test_a_lane_convolves_normalises_and_gates_as_the_operations_do(
         given |= {"past": past, "accepted": accepted}
     wanted, conv_wanted = by_operations(net, projected, conv, past, None if prompt else accepted)
 
-    *got, conv_out = lanes.run(
+    *got, conv_out = emulator.run(
         net_inputs.body(replays=past is not None),
         given,
         dict(zip(OUTPUTS, [*(part.shape for part in wanted), conv.shape], strict=True)),
         constants(net, projected, commit_first=not prompt),
-        rows=2 * net.num_k_heads + net.num_v_heads,
-        vectors=SLOTS * width,
+        grid=(LANES, net_inputs._padded(2 * net.num_k_heads + net.num_v_heads), SLOTS * width),
+        block_rows=net_inputs.ROWS,
         folder=tmp_path,
     )
 
@@ -125,7 +129,7 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
     projected = projections(net, width)
     outputs = mx.random.normal((SLOTS, width, heads, dv), key=mx.random.key(3))
 
-    (mixed,) = lanes.run(
+    (mixed,) = emulator.run(
         net_inputs.gated_norm_body(net.norm.eps),
         {
             "outputs": outputs,
@@ -133,9 +137,15 @@ def test_a_lane_norms_and_gates_what_was_read_as_the_operations_do(
             "weight": net.norm.weight,
         },
         {"mixed": (SLOTS, width, heads * dv)},
-        {"H": heads, "Dv": dv, "Projected": projected.shape[-1], "Gate": net.conv_dim},
-        rows=heads,
-        vectors=SLOTS * width,
+        {
+            "H": heads,
+            "Dv": dv,
+            "Projected": projected.shape[-1],
+            "Gate": net.conv_dim,
+            "Lanes": LANES,
+        },
+        grid=(LANES, net_inputs._padded(heads), SLOTS * width),
+        block_rows=net_inputs.ROWS,
         folder=tmp_path,
     )
 

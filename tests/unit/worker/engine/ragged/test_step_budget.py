@@ -41,9 +41,19 @@ def decoding(decoder: RaggedDecoder, sampling: Sampling = GREEDY) -> RaggedDecod
 @pytest.mark.parametrize(
     ("depth", "kernels"),
     [
-        # Three for each of three recurrent layers, two products a layer more for their
-        # projections and two for the MLPs, and one for the logits.
-        (0, {"net_inputs": 3, "delta_run_in_place": 3, "net_gated_norm": 3, "products": 17}),
+        # Three for each of three recurrent layers and two for attention, two products a layer more
+        # for their projections and two for the MLPs, and one for the logits.
+        (
+            0,
+            {
+                "net_inputs": 3,
+                "delta_run_in_place": 3,
+                "net_gated_norm": 3,
+                "attention_put": 1,
+                "attention": 1,
+                "products": 17,
+            },
+        ),
         # The head's layer and its mixing product, and its logits.
         (
             1,
@@ -51,6 +61,8 @@ def decoding(decoder: RaggedDecoder, sampling: Sampling = GREEDY) -> RaggedDecod
                 "net_inputs_replaying": 3,
                 "delta_replay_and_run_in_place": 3,
                 "net_gated_norm": 3,
+                "attention_put": 2,
+                "attention": 2,
                 "products": 23,
             },
         ),

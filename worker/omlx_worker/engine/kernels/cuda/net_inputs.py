@@ -16,7 +16,7 @@ from omlx_worker.engine.kernels.cuda.products import fuse
 from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
 from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
 from omlx_worker.engine.kernels.metal.products import Product
-from omlx_worker.engine.kernels.source import launch, source
+from omlx_worker.engine.kernels.source import IN_A_NAME, launch, source
 
 _HISTORY = """
   const int past_width = past_shape[1];
@@ -127,8 +127,6 @@ _GATED_NORM = """
 LANES = 32
 ROWS = 4
 
-_IN_A_NAME = str.maketrans({".": "_", "+": "p", "-": "m"})
-
 
 @cache
 def body(*, replays: bool) -> str:
@@ -211,7 +209,7 @@ class NetKernels(NetOperations):
         sizes = {"H": heads, "Dv": dv, "Projected": given.shape[-1], "Gate": net.conv_dim}
         (mixed,) = launch(
             "cuda",
-            "net_gated_norm_" + float(net.norm.eps).hex().translate(_IN_A_NAME),
+            "net_gated_norm_" + float(net.norm.eps).hex().translate(IN_A_NAME),
             source("cuda", gated_norm_body(net.norm.eps)),
             {"outputs": out, "projected": given, "weight": net.norm.weight},
             {"mixed": ((slots, width, heads * dv), out.dtype)},

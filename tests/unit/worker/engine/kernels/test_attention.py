@@ -1,0 +1,154 @@
+"""The attention kernels compute what MLX's operations do, for every form of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from omlx_worker.engine.kernels import attention_kernel
+from omlx_worker.engine.kernels.attention import Attention, Pair
+from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
+from omlx_worker.engine.kernels.metal.attention import PlainAttention
+from omlx_worker.engine.ragged.window import TAIL, Window
+from tests.unit.worker.engine.kernels import emulator
+from tests.unit.worker.engine.kernels.emulator import needs_compiler
+
+HEADS = 2
+
+
+@pytest.fixture(params=["cuda", pytest.param("metal", marks=pytest.mark.slow)])
+def kernel(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AttentionKernel:
+    """The kernels, run by the emulator. The platforms differ in the queries of a warp."""
+
+    def launch(
+        platform: str,
+        name: str,
+        source: str,
+        inputs: Mapping[str, mx.array],
+        outputs: Mapping[str, tuple[Sequence[int], mx.Dtype]],
+        template: Mapping[str, Any],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+    ) -> list[mx.array]:
+        assert grid[0] == threadgroup[0]
+        made = emulator.run(
+            source,
+            inputs,
+            {name: shape for name, (shape, _) in outputs.items()},
+            {name: value for name, value in template.items() if name != "T"},
+            grid=grid,
+            block_rows=threadgroup[1],
+            folder=tmp_path,
+        )
+        return [mx.array(array) for array in made]
+
+    monkeypatch.setattr(attention_kernel, "launch", launch)
+    monkeypatch.setattr(attention_kernel, "source", lambda _platform, body: body)
+    return AttentionKernel(request.param)
+
+
+def noise(seed: int, *shape: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def attended(
+    attention: Attention,
+    rows: Sequence[tuple[int, int]],
+    capacities: Sequence[int] = (512,),
+    *,
+    width: int = 1,
+    group: int = 2,
+    size: int = 16,
+    **options: Any,
+) -> mx.array:
+    """What a window sees.
+
+    Args:
+        rows: body length and tail positions of each slot, shared out evenly to the bodies.
+        capacities: of the bodies.
+    """
+    slots = len(rows)
+    lengths = mx.array([length for length, _ in rows], mx.int32)
+    cursors = lengths + mx.array([filled for _, filled in rows], mx.int32)
+    spans = tuple((slots // len(capacities), capacity) for capacity in capacities)
+    window = Window.at(cursors, lengths, width, spans)
+    tails: Pair = noise(1, slots, HEADS, TAIL, size), noise(2, slots, HEADS, TAIL, size)
+    ring = options.get("ring", 0)
+    bodies = []
+    for seed, (count, capacity) in enumerate(spans):
+        shape = count, HEADS, min(capacity, ring or capacity), size
+        bodies.append((noise(10 + seed, *shape), noise(20 + seed, *shape)))
+    new = [noise(seed, slots, HEADS, width, size) for seed in (3, 4)]
+    queries = noise(5, slots, HEADS * group, width, size)
+    tails = attention.put(tails, *new, window)
+    return attention.attend(queries, bodies, tails, window, size**-0.5, **options)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one token, nothing before it": {"rows": [(0, 0)]},
+    "rows of different lengths": {"rows": [(300, 5), (0, 3), (64, 0), (512, 100)]},
+    "a window of four": {"rows": [(300, 5), (0, 3)], "width": 4},
+    "many queries of a key head": {"rows": [(70, 2)], "width": 9, "group": 8},
+    "each query head its own key head": {"rows": [(30, 2)], "group": 1},
+    "bodies of two capacities": {"rows": [(30, 2), (600, 7)], "capacities": (256, 1024)},
+    "positions shared by several blocks": {"rows": [(1900, 7), (3, 1)], "capacities": (2048,)},
+    "a sliding window": {"rows": [(300, 5), (2, 1)], "sliding": 40, "width": 3},
+    "a ring that is full": {"rows": [(300, 5), (20, 1)], "sliding": 64, "ring": 64, "width": 3},
+    "a window within the tail": {"rows": [(300, 50)], "sliding": 20, "ring": 20},
+    "sinks": {"rows": [(300, 5), (1, 0)], "sinks": noise(9, 4), "width": 2},
+    "sinks and several blocks": {
+        "rows": [(1900, 7)],
+        "capacities": (2048,),
+        "sinks": noise(9, 4),
+    },
+    "a limit of scores": {"rows": [(300, 5)], "softcap": 0.5},
+    "heads of 48": {"rows": [(100, 5)], "size": 48},
+    "heads of 80": {"rows": [(100, 5)], "size": 80},
+    "heads of 512": {"rows": [(40, 5)], "size": 512},
+    "heads that the kernels do not take": {"rows": [(100, 5)], "size": 18},
+}
+
+
+QUICK = {"many queries of a key head", "a ring that is full", "sinks and several blocks"}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, case in CASES.items()
+    ],
+)
+def test_the_kernels_see_what_the_operations_see(
+    case: dict[str, Any], kernel: AttentionKernel
+) -> None:
+    wanted = attended(PlainAttention(), **case)
+
+    got = attended(kernel, **case)
+
+    assert got.shape == wanted.shape
+    assert np.allclose(np.array(got), np.array(wanted), 1e-4, 2e-5)
+
+
+def test_large_products_are_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(platform: str, name: str, *_: Any, **__: Any) -> list[mx.array]:
+        assert name == "attention_put"
+        return [noise(1, 1, HEADS, TAIL, 16), noise(2, 1, HEADS, TAIL, 16)]
+
+    monkeypatch.setattr(attention_kernel, "launch", launch)
+    monkeypatch.setattr(attention_kernel, "MOST", 1000)
+
+    assert attended(AttentionKernel("cuda"), [(300, 5)]).shape == (1, 2 * HEADS, 1, 16)
+
+
+def test_heads_have_as_many_lanes_as_hold_few_numbers_each() -> None:
+    assert [lanes_for(size) for size in (64, 80, 128, 256, 512)] == [4, 4, 8, 16, 32]
+    assert lanes_for(18) is None

@@ -1,0 +1,174 @@
+"""Attention of a window to body and tail as one GPU kernel, and the tail's writes as another.
+
+A block has one key head of one slot. Its warps share out the queries, `TILE` at most each, and the
+positions. A few lanes hold a key and all queries of the tile in registers, so a warp takes several
+positions at once. Each lane group keeps a running maximum, the sum of weights and the weighted
+values (online softmax); these are joined within the warp, then within the block. Where the bodies
+are long and blocks few, several blocks share the positions, and a second kernel joins their parts.
+
+Only positions that a row has are read, whatever the capacity of its body. Weights and sums are
+float32.
+
+CUDA uses it by default. Metal has the same body; it has NOT been run there, see
+`omlx_worker.engine.kernels.device.for_metal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.kernels.attention import Pair
+from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body
+from omlx_worker.engine.kernels.metal.attention import PlainAttention
+from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
+from omlx_worker.engine.ragged.window import TAIL, Window, apart
+
+SIMD = 32
+"""Lanes of a warp."""
+
+WARPS = 8
+"""Warps of a block."""
+
+TILE = {"cuda": 4, "metal": 2}
+"""Queries of a warp, at most: with its sum one takes twice `EACH` registers."""
+
+EACH = 16
+"""Numbers of a vector in a lane, if the head's size allows."""
+
+BLOCKS = 256
+"""Blocks that keep a GPU busy; with fewer, several share a row's positions."""
+
+LEAST = 256
+"""Positions of a block, at least."""
+
+MOST = 400_000_000
+"""Products of numbers up to which the kernel is used. Beyond, launches are no longer what attention
+costs, and MLX's matrix products use tensor cores."""
+
+
+def lanes_for(size: int) -> int | None:
+    """Lanes that share a vector of this size; None if the kernel does not take it."""
+    fitting = [lanes for lanes in (4, 8, 16, 32) if size % (4 * lanes) == 0]
+    few = [lanes for lanes in fitting if size // lanes <= EACH]
+    return few[0] if few else fitting[-1] if fitting and size // fitting[-1] <= 2 * EACH else None
+
+
+def _fits(sizes: set[int]) -> bool:
+    """Whether the kernels take heads of these sizes, of keys and of values."""
+    return len(sizes) == 1 and lanes_for(*sizes) is not None
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """The `Attention` that launches the kernels; the plain form where they do not fit."""
+
+    platform: Platform
+
+    def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
+        size = keys.shape[-1]
+        if not _fits({size, values.shape[-1]}):
+            return PlainAttention().put(tails, keys, values, window)
+        threads = size // 4
+        inputs = {"tail_keys": tails[0], "tail_values": tails[1], "keys": keys, "values": values}
+        new_keys, new_values = launch(
+            self.platform,
+            "attention_put",
+            source(self.platform, PUT),
+            inputs | {"places": window.places},
+            dict.fromkeys(("new_keys", "new_values"), (tails[0].shape, tails[0].dtype)),
+            {"T": tails[0].dtype, "D": size, "Places": window.places.shape[1]},
+            grid=(threads, TAIL, keys.shape[0] * keys.shape[1]),
+            threadgroup=(threads, 1 << max(0, (128 // threads).bit_length() - 1), 1),
+        )
+        return new_keys, new_values
+
+    def attend(
+        self,
+        queries: mx.array,
+        bodies: Sequence[Pair],
+        tails: Pair,
+        window: Window,
+        scale: float,
+        **options: Any,
+    ) -> mx.array:
+        sizes = {queries.shape[-1], tails[1].shape[-1]}
+        capacity = max(keys.shape[2] for keys, _ in bodies)
+        many = queries.size * (capacity + TAIL) > MOST
+        if many or options.get("rotary") is not None or not _fits(sizes):
+            return PlainAttention().attend(queries, bodies, tails, window, scale, **options)
+        given = [queries, *tails, window.places]
+        sliced = zip(*(apart(array, window.spans) for array in given), strict=True)
+        names = ("queries", "tail_keys", "tail_values", "places", "body_keys", "body_values")
+        mixed = [
+            self._attend(dict(zip(names, [*part, *body], strict=True)), scale, **options)
+            for body, part in zip(bodies, sliced, strict=True)
+        ]
+        whole = mixed[0] if len(mixed) == 1 else mx.concatenate(mixed)
+        return whole.swapaxes(1, 2)
+
+    def _attend(
+        self,
+        given: dict[str, mx.array],
+        scale: float,
+        *,
+        ring: int = 0,
+        sliding: int = 0,
+        sinks: mx.array | None = None,
+        softcap: float = 0.0,
+    ) -> mx.array:
+        """Attend to one body and its slots' tails: ``[S_g, W, Hq, D]``."""
+        queries = given["queries"]
+        slots, query_heads, width, size = queries.shape
+        _, heads, capacity, _ = given["body_keys"].shape
+        count = query_heads // heads * width
+        tile = -(-count // -(-count // TILE[self.platform]))
+        tiles = -(-count // tile)
+        rows = WARPS * -(-tiles // WARPS)
+        splits = max(1, min(capacity // LEAST, BLOCKS * WARPS // (slots * heads * rows)))
+        each = slots * heads * count
+        mixed = {"mixed": ((slots, width, query_heads, size), queries.dtype)}
+        parts = {
+            "partly": ((each, splits, size), mx.float32),
+            "weighed": ((each, splits, 2), mx.float32),
+        }
+        shape = {"T": queries.dtype, "D": size}
+        has = {"sinks": sinks is not None, "parts": splits > 1}
+        name = "_".join(["attention", *(part for part, there in has.items() if there)])
+        factors = f"_{float(scale).hex()}_{float(softcap).hex()}".translate(IN_A_NAME)
+        made = launch(
+            self.platform,
+            name + factors,
+            source(self.platform, body(float(scale), softcap=softcap, **has)),
+            given | ({} if sinks is None else {"sinks": sinks}),
+            parts if splits > 1 else mixed,
+            {
+                **shape,
+                "Lanes": lanes_for(size),
+                "Simd": SIMD,
+                "Warps": WARPS,
+                "Tile": tile,
+                "Sliding": sliding,
+                "Ring": ring,
+                "Places": given["places"].shape[1],
+            },
+            grid=(SIMD, rows * splits, slots * heads),
+            threadgroup=(SIMD, WARPS, 1),
+        )
+        if splits == 1:
+            return made[0]
+        shapes = {name: given[name] for name in ("queries", "body_keys")}
+        (joined,) = launch(
+            self.platform,
+            "attention_join",
+            source(self.platform, JOIN),
+            shapes | dict(zip(parts, made, strict=True)),
+            mixed,
+            shape,
+            grid=(size, 1, each),
+            threadgroup=(size, 1, 1),
+        )
+        return joined

@@ -1,0 +1,254 @@
+"""Sources of the attention kernels; see `omlx_worker.engine.kernels.attention_kernel`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+_BODY = """
+  constexpr int each = D / Lanes;
+  constexpr int fours = each / 4;
+  constexpr int at_once = Simd / Lanes;
+  const int heads = body_keys_shape[1];
+  const int capacity = body_keys_shape[2];
+  const int tail = tail_keys_shape[2];
+  const int query_heads = queries_shape[1];
+  const int width = queries_shape[2];
+  const int group = query_heads / heads;
+  const int count = group * width;
+  const int whole_tiles = (count + Tile - 1) / Tile;
+  const int tiles = whole_tiles < Warps ? whole_tiles : Warps;
+  const int splits = ROWS / Warps / ((whole_tiles + tiles - 1) / tiles);
+
+  const int warp = row % Warps;
+  const int split = row / Warps % splits;
+  const int first_tile = row / Warps / splits * tiles;
+  const int parts = Warps / tiles;
+  const int part = warp / tiles;
+  const int tile = first_tile + warp % tiles;
+  const int taken = lane / Lanes;
+  const int inside = lane % Lanes;
+  const int slot = n / heads;
+  const int head = n % heads;
+  const int length = places[Places * slot];
+  const int cursor = places[Places * slot + 1];
+
+  // The queries of a key head are neighbours: number q is of head q / width, at place q % width.
+  const long first_query = static_cast<long>(slot * query_heads + head * group) * width;
+  float q[Tile][each];
+  float sum[Tile][each];
+  float peak[Tile];
+  float mass[Tile];
+  int place[Tile];
+  for (int j = 0; j < Tile; ++j) {
+    const int number = tile * Tile + j;
+    const bool exists = number < count && part < parts;
+    place[j] = exists ? cursor + number % width : -1;
+    peak[j] = -1e30f;
+    mass[j] = 0.0f;
+    SINK
+    for (int f = 0; f < fours; ++f) {
+      Four<T> four = {};
+      if (exists) four = FOUR(T, queries + (first_query + number) * D + 4 * (inside + Lanes * f));
+      for (int i = 0; i < 4; ++i) {
+        q[j][4 * f + i] = static_cast<float>(four.at[i]) * SCALE;
+        sum[j][4 * f + i] = 0.0f;
+      }
+    }
+  }
+
+  // Positions are counted through the body, as far as it is filled, and on through the tail.
+  const int filled = Ring && length > capacity ? capacity : length;
+  int begin = Sliding && !Ring ? cursor - Sliding + 1 : 0;
+  if (begin < 0) begin = 0;
+  if (begin > filled) begin = filled;
+  const int end = filled + cursor - length + width;
+  const int share = (end - begin + splits - 1) / splits;
+  const int from = begin + split * share;
+  const int to = from + share < end ? from + share : end;
+  const int stride = parts * at_once;
+  const int whole_ring = Ring ? Ring : 1;
+  int base = part < parts ? from + part * at_once : to;
+  int at = base + taken < to ? base + taken : base;
+  Four<T> next_k[fours];
+  Four<T> next_v[fours];
+  if (base < to) {
+    FETCH
+  }
+  while (base < to) {
+    const bool valid = base + taken < to;
+    const int position = at >= filled ? length + at - filled
+        : Ring ? length - 1 - (length - 1 - at) % whole_ring : at;
+    float k[each];
+    float v[each];
+    for (int e = 0; e < each; ++e) {
+      k[e] = static_cast<float>(next_k[e / 4].at[e % 4]);
+      v[e] = static_cast<float>(next_v[e / 4].at[e % 4]);
+    }
+    // The next position is on its way while this one is weighed.
+    base += stride;
+    at = base + taken < to ? base + taken : base;
+    if (base < to) {
+      FETCH
+    }
+    for (int j = 0; j < Tile; ++j) {
+      float score = 0.0f;
+      for (int e = 0; e < each; ++e) score += q[j][e] * k[e];
+      for (int offset = Lanes / 2; offset > 0; offset /= 2) score += ACROSS(score, offset);
+      CAP
+      const bool recent = !Sliding || position > place[j] - Sliding;
+      if (!(valid && recent && position <= place[j])) score = -INFINITY;
+      if (score > peak[j]) {
+        const float fade = EXP(peak[j] - score);
+        peak[j] = score;
+        mass[j] *= fade;
+        for (int e = 0; e < each; ++e) sum[j][e] *= fade;
+      }
+      const float weight = EXP(score - peak[j]);
+      mass[j] += weight;
+      for (int e = 0; e < each; ++e) sum[j][e] += weight * v[e];
+    }
+  }
+
+  for (int offset = Lanes; offset < Simd; offset *= 2) {
+    for (int j = 0; j < Tile; ++j) {
+      const float other = ACROSS(peak[j], offset);
+      const float higher = other > peak[j] ? other : peak[j];
+      const float fade = EXP(peak[j] - higher);
+      mass[j] *= fade;
+      mass[j] += ACROSS(mass[j], offset);
+      for (int e = 0; e < each; ++e) {
+        sum[j][e] *= fade;
+        sum[j][e] += ACROSS(sum[j][e], offset);
+      }
+      peak[j] = higher;
+    }
+  }
+
+  SHARED float sums[Warps][Tile][D];
+  SHARED float peaks[Warps][Tile];
+  SHARED float masses[Warps][Tile];
+  if (taken == 0) {
+    for (int j = 0; j < Tile; ++j) {
+      for (int e = 0; e < each; ++e) {
+        sums[warp][j][4 * (inside + Lanes * (e / 4)) + e % 4] = sum[j][e];
+      }
+      if (inside == 0) {
+        peaks[warp][j] = peak[j];
+        masses[warp][j] = mass[j];
+      }
+    }
+  }
+  BARRIER;
+  for (int i = warp * Simd + lane; i < tiles * Tile * D; i += Warps * Simd) {
+    const int d = i % D;
+    const int j = i / D % Tile;
+    const int of = i / D / Tile;
+    const int number = (first_tile + of) * Tile + j;
+    if (number >= count) continue;
+    float highest = peaks[of][j];
+    for (int w = of + tiles; w < tiles * parts; w += tiles) {
+      if (peaks[w][j] > highest) highest = peaks[w][j];
+    }
+    float whole = 0.0f;
+    float weights = 0.0f;
+    for (int w = of; w < tiles * parts; w += tiles) {
+      const float fade = EXP(peaks[w][j] - highest);
+      whole += fade * sums[w][j][d];
+      weights += fade * masses[w][j];
+    }
+    WRITE
+  }
+"""
+
+_FETCH = """
+    const bool in_body = at < filled;
+    const long vector = in_body ? (static_cast<long>(n) * capacity + at) * D
+                                : (static_cast<long>(n) * tail + at - filled) * D;
+    READONLY T* k_at = (in_body ? body_keys : tail_keys) + vector + 4 * inside;
+    READONLY T* v_at = (in_body ? body_values : tail_values) + vector + 4 * inside;
+    for (int f = 0; f < fours; ++f) {
+      next_k[f] = FOUR(T, k_at + 4 * Lanes * f);
+      next_v[f] = FOUR(T, v_at + 4 * Lanes * f);
+    }
+"""
+
+_SINK = """
+    if (part == 0 && split == 0 && taken == 0 && exists) {
+      peak[j] = static_cast<float>(sinks[head * group + number / width]);
+      mass[j] = 1.0f;
+    }
+"""
+
+_WRITE = """
+    const long at = static_cast<long>(slot * width + number % width) * query_heads + head * group;
+    mixed[(at + number / width) * D + d] = static_cast<T>(whole / weights);
+"""
+
+_WRITE_PART = """
+    const long at = (static_cast<long>(n) * count + number) * splits + split;
+    partly[at * D + d] = whole;
+    if (d == 0) {
+      weighed[2 * at] = highest;
+      weighed[2 * at + 1] = weights;
+    }
+"""
+
+JOIN = """
+  // One number of one query's output: lane is its place in the vector, n the query.
+  const int heads = body_keys_shape[1];
+  const int query_heads = queries_shape[1];
+  const int width = queries_shape[2];
+  const int splits = weighed_shape[1];
+  const int group = query_heads / heads;
+  const int number = n % (group * width);
+  const int slot = n / (group * width) / heads;
+  const int head = n / (group * width) % heads;
+  const int d = lane;
+  const long first = static_cast<long>(n) * splits;
+  float highest = weighed[2 * first];
+  for (int s = 1; s < splits; ++s) {
+    if (weighed[2 * (first + s)] > highest) highest = weighed[2 * (first + s)];
+  }
+  float whole = 0.0f;
+  float weights = 0.0f;
+  for (int s = 0; s < splits; ++s) {
+    const float fade = EXP(weighed[2 * (first + s)] - highest);
+    whole += fade * partly[(first + s) * D + d];
+    weights += fade * weighed[2 * (first + s) + 1];
+  }
+  const long at = static_cast<long>(slot * width + number % width) * query_heads + head * group;
+  mixed[(at + number / width) * D + d] = static_cast<T>(whole / weights);
+"""
+
+PUT = """
+  // Four numbers of one position of one head: lane is their place in the vector, row the position.
+  const int heads = keys_shape[1];
+  const int width = keys_shape[2];
+  const int place = row - places[Places * (n / heads) + 2];
+  const bool is_new = place >= 0 && place < width;
+  const long to = (static_cast<long>(n) * tail_keys_shape[2] + row) * D + 4 * lane;
+  const long from = is_new ? (static_cast<long>(n) * width + place) * D + 4 * lane : to;
+  PUT_FOUR(T, new_keys + to) = FOUR(T, (is_new ? keys : tail_keys) + from);
+  PUT_FOUR(T, new_values + to) = FOUR(T, (is_new ? values : tail_values) + from);
+"""
+
+
+@cache
+def body(scale: float, *, softcap: float = 0.0, sinks: bool = False, parts: bool = False) -> str:
+    """The source of the kernel that attends. It contains its factors; see `net_inputs`.
+
+    Args:
+        sinks: whether queries have sinks.
+        parts: whether several blocks share the positions.
+    """
+    parts_of = {
+        "SCALE": f"{scale!r}f",
+        "CAP": f"score = {softcap!r}f * tanh(score / {softcap!r}f);" if softcap else "",
+        "SINK": _SINK if sinks else "",
+        "FETCH": _FETCH,
+        "WRITE": _WRITE_PART if parts else _WRITE,
+    }
+    code = _BODY
+    for name, part in parts_of.items():
+        code = code.replace(name, part)
+    return code
