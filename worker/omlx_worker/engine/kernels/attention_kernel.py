@@ -72,15 +72,16 @@ class AttentionKernel:
         size = keys.shape[-1]
         if not _fits({size, values.shape[-1]}):
             return PlainAttention().put(tails, keys, values, window)
-        threads = size // 4
-        inputs = {"tail_keys": tails[0], "tail_values": tails[1], "keys": keys, "values": values}
+        threads, dtype = size // 4, tails[0].dtype
+        inputs = {"tail_keys": tails[0], "tail_values": tails[1]}
+        inputs |= {"keys": keys.astype(dtype), "values": values.astype(dtype)}
         new_keys, new_values = launch(
             self.platform,
             "attention_put",
             source(self.platform, PUT),
             inputs | {"places": window.places},
-            dict.fromkeys(("new_keys", "new_values"), (tails[0].shape, tails[0].dtype)),
-            {"T": tails[0].dtype, "D": size, "Places": window.places.shape[1]},
+            dict.fromkeys(("new_keys", "new_values"), (tails[0].shape, dtype)),
+            {"T": dtype, "D": size, "Places": window.places.shape[1]},
             grid=(threads, TAIL, keys.shape[0] * keys.shape[1]),
             threadgroup=(threads, 1 << max(0, (128 // threads).bit_length() - 1), 1),
         )
@@ -135,7 +136,7 @@ class AttentionKernel:
             "partly": ((each, splits, size), mx.float32),
             "weighed": ((each, splits, 2), mx.float32),
         }
-        shape = {"T": queries.dtype, "D": size}
+        shape = {"T": given["body_keys"].dtype, "TQ": queries.dtype, "D": size}
         has = {"sinks": sinks is not None, "parts": splits > 1}
         name = "_".join(["attention", *(part for part, there in has.items() if there)])
         factors = f"_{float(scale).hex()}_{float(softcap).hex()}".translate(IN_A_NAME)

@@ -47,8 +47,8 @@ _BODY = """
     mass[j] = 0.0f;
     SINK
     for (int f = 0; f < fours; ++f) {
-      Four<T> four = {};
-      if (exists) four = FOUR(T, queries + (first_query + number) * D + 4 * (inside + Lanes * f));
+      Four<TQ> four = {};
+      if (exists) four = FOUR(TQ, queries + (first_query + number) * D + 4 * (inside + Lanes * f));
       for (int i = 0; i < 4; ++i) {
         q[j][4 * f + i] = static_cast<float>(four.at[i]) * SCALE;
         sum[j][4 * f + i] = 0.0f;
@@ -181,7 +181,7 @@ _SINK = """
 
 _WRITE = """
     const long at = static_cast<long>(slot * width + number % width) * query_heads + head * group;
-    mixed[(at + number / width) * D + d] = static_cast<T>(whole / weights);
+    mixed[(at + number / width) * D + d] = static_cast<TQ>(whole / weights);
 """
 
 _WRITE_PART = """
@@ -217,7 +217,7 @@ JOIN = """
     weights += fade * weighed[2 * (first + s) + 1];
   }
   const long at = static_cast<long>(slot * width + number % width) * query_heads + head * group;
-  mixed[(at + number / width) * D + d] = static_cast<T>(whole / weights);
+  mixed[(at + number / width) * D + d] = static_cast<TQ>(whole / weights);
 """
 
 PUT = """

@@ -104,6 +104,7 @@ static void run_block(int threads) {{
 #define BARRIER meet(block)
 static inline float rsqrtf(float x) {{ return 1.0f / std::sqrt(x); }}
 using T = float;
+using TQ = float;
 {constants}
 static void one({arguments}, const int lane, const int row, const int n) {{
 {body}
@@ -133,7 +134,7 @@ def run(
 
     Args:
         outputs: their names and shapes.
-        constants: its template arguments, but for ``T``.
+        constants: its template arguments, but for types.
         grid: its threads: lanes, which are those of a block, rows and vectors.
         block_rows: the rows of a block.
     """

@@ -42,7 +42,7 @@ def kernel(
             source,
             inputs,
             {name: shape for name, (shape, _) in outputs.items()},
-            {name: value for name, value in template.items() if name != "T"},
+            {name: value for name, value in template.items() if isinstance(value, int)},
             grid=grid,
             block_rows=threadgroup[1],
             folder=tmp_path,
