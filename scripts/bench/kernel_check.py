@@ -138,7 +138,9 @@ def attention(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Comp
         {"sinks": mx.random.normal((16,)).astype(dtype)},
         {"softcap": 2.0},
     ]
-    for size, options, width, context in product((64, 128, 256), layers, (1, 4, 9), (0, 700, 5000)):
+    for size, options, width, context in product(
+        (64, 128, 256, 512), layers, (1, 4, 9), (0, 700, 5000)
+    ):
         lengths = mx.array([context * slot // 3 for slot in range(SLOTS)], mx.int32)
         capacity = capacity_for(context)
         window = Window.at(lengths + ACCEPTED, lengths, width, ((SLOTS, capacity),))

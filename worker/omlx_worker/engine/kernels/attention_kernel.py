@@ -31,7 +31,9 @@ SIMD = 32
 """Lanes of a warp."""
 
 WARPS = 8
-"""Warps of a block."""
+"""Warps of a block, for heads of at most `SHARED`: their sums share 32 KiB of fast memory."""
+
+SHARED = 256
 
 TILE = {"cuda": 4, "metal": 2}
 """Queries of a warp, at most: with its sum one takes twice `EACH` registers."""
@@ -128,8 +130,9 @@ class AttentionKernel:
         count = query_heads // heads * width
         tile = -(-count // -(-count // TILE[self.platform]))
         tiles = -(-count // tile)
-        rows = WARPS * -(-tiles // WARPS)
-        splits = max(1, min(capacity // LEAST, BLOCKS * WARPS // (slots * heads * rows)))
+        warps = WARPS * SHARED // max(SHARED, size)
+        blocks = slots * heads * -(-tiles // warps)
+        splits = max(1, min(capacity // LEAST, BLOCKS // blocks))
         each = slots * heads * count
         mixed = {"mixed": ((slots, width, query_heads, size), queries.dtype)}
         parts = {
@@ -150,14 +153,14 @@ class AttentionKernel:
                 **shape,
                 "Lanes": lanes_for(size),
                 "Simd": SIMD,
-                "Warps": WARPS,
+                "Warps": warps,
                 "Tile": tile,
                 "Sliding": sliding,
                 "Ring": ring,
                 "Places": given["places"].shape[1],
             },
-            grid=(SIMD, rows * splits, slots * heads),
-            threadgroup=(SIMD, WARPS, 1),
+            grid=(SIMD, warps * splits * -(-tiles // warps), slots * heads),
+            threadgroup=(SIMD, warps, 1),
         )
         if splits == 1:
             return made[0]
