@@ -26,6 +26,12 @@ from pydantic_core import ErrorDetails
 LONGEST_SENTENCE = 1000
 LONGEST_PATH = 150
 
+# The fields of requests that may be given under another name.
+_OTHER_NAMES: dict[int | str, str] = {
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+}
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel = 2
@@ -175,9 +181,8 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
     if not path:
         return f"request: got {_shown(problem['input'])}; give {whole}"
     owner, expected = _look_up(model, path)
-    if path == ["max_completion_tokens"] and data.get("max_tokens") is not None:
-        path = ["max_tokens"]
-    where = _spell(path)
+    other = _OTHER_NAMES.get(path[0]) if len(path) == 1 else None
+    where = other if other and data.get(path[0]) is None else _spell(path)
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(path[-1]), owner.model_fields, n=1)
         return f"{where}: unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")

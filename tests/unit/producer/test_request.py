@@ -163,7 +163,7 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"n": 0}, f"n: got 0; give a whole number from 1 to {MAX_CHOICES}"),
     (OK | {"n": 17}, f"n: got 17; give a whole number from 1 to {MAX_CHOICES}"),
     (CHAT | {"logprobs": 5}, "logprobs: got 5; give true or false"),
-    (OK | {"logprobs": 21}, "top_logprobs: got 21; give a whole number from 0 to 20"),
+    (OK | {"logprobs": 21}, "logprobs: got 21; give a whole number from 0 to 20"),
     (
         OK | {"top_logprobs": 3},
         "top_logprobs: got 3 without logprobs; give logprobs: true too",
