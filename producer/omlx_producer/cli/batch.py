@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from omlx_producer.cli.common import (
     JOB_ENDED_BADLY,
     NOT_ENDED,
     fail,
+    local_time,
     output_option,
     redis_option,
     with_body_option,
@@ -38,6 +40,7 @@ from omlx_producer.terminal import write
 from omlx_producer.wording import counted
 
 CANCEL_SECONDS = 10.0
+TIMES = ("created_at", "ended_at")
 
 batch_argument = click.argument("batch_id")
 
@@ -120,7 +123,11 @@ def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     if as_json:
         write(json.dumps(state) + "\n")
     else:
-        known = {name: value for name, value in state.items() if value not in (None, {})}
+        known = {
+            name: local_time(datetime.fromtimestamp(value, UTC)) if name in TIMES else value
+            for name, value in state.items()
+            if value not in (None, {})
+        }
         write("".join(f"{name:<17} {value}\n" for name, value in known.items()))
 
 

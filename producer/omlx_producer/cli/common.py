@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,6 +49,11 @@ def say(message: str) -> None:
     context = click.get_current_context(silent=True)
     program = context.find_root().info_name if context else Path(sys.argv[0]).name
     write(f"{program}: {message}\n", err=True)
+
+
+def local_time(moment: datetime) -> str:
+    """A moment in this machine's time zone."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 def check_variables() -> None:

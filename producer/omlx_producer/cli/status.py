@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from datetime import datetime
 
 import click
 from rich.console import RenderableType
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
-from omlx_producer.cli.common import job_argument, json_option, redis_option
+from omlx_producer.cli.common import job_argument, json_option, local_time, redis_option
 from omlx_producer.cli.overview import (
     NO_MODEL,
     Overview,
@@ -58,7 +59,11 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
     if as_json:
         write(json.dumps(state, default=lambda time: time.isoformat()) + "\n")
     else:
-        known = {name: value for name, value in state.items() if value is not None}
+        known = {
+            name: local_time(value) if isinstance(value, datetime) else value
+            for name, value in state.items()
+            if value is not None
+        }
         write("".join(f"{name:<15} {value}\n" for name, value in known.items()))
 
 

@@ -374,6 +374,8 @@ def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWor
     lines = run("status", job.id).stdout.splitlines()
     assert "status          started" in lines
     assert "tokens          1" in lines
+    local = job.state().enqueued_at.astimezone()
+    assert f"enqueued_at     {local:%Y-%m-%d %H:%M:%S %Z}" in lines
     state = json.loads(run("status", job.id, "--json").stdout)
     assert (state["id"], state["queue"]) == (job.id, "omlx:demo:default")
 

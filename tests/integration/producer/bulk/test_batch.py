@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,17 @@ def test_the_commands_reach_a_batch_from_anywhere(
     assert ids(output) == [f"r{n}" for n in range(40)]
     assert [line["error"]["line"] for line in errors(output)] == [41]
     assert len(run("results", batch_id).stdout.splitlines()) == 41
+
+
+def test_the_times_of_a_batch_are_for_people_or_with_json_for_programs(
+    connection: redis.Redis, run: Run
+) -> None:
+    batch = batch_of(connection, 1)
+    connection.hset(batch.key, "created_at", "1700000000.5")
+    shown = run("status", batch.id).stdout
+    local = datetime.fromtimestamp(1700000000).astimezone()
+    assert f"created_at        {local:%Y-%m-%d %H:%M:%S %Z}\n" in shown
+    assert json.loads(run("status", batch.id, "--json").stdout)["created_at"] == 1700000000.5
 
 
 def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
