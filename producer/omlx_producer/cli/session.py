@@ -22,7 +22,14 @@ from redis.exceptions import (
 from omlx_producer.cli.common import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, file_error
 from omlx_producer.client import Producer
 from omlx_producer.connection import INVALID_URL, redis_url, without_password
-from omlx_producer.errors import InvalidRequest, OmlxQueueError, UnknownJob, one_line
+from omlx_producer.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    OmlxQueueError,
+    UnknownJob,
+    one_line,
+)
 
 _ELSEWHERE = "name another with --redis-url or OMLX_QUEUE_REDIS_URL"
 # The first that fits counts: an AuthenticationError is a ConnectionError too.
@@ -71,6 +78,9 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
             fail(INVALID, _name_option(str(error)))
         except UnknownJob as error:
             fail(INVALID, str(error))
+        except (JobFailed, JobCancelled) as error:
+            ending = "failed" if isinstance(error, JobFailed) else "cancelled"
+            fail(JOB_ENDED_BADLY, f"job {error.job_id} {ending}: {error}")
         except OmlxQueueError as error:
             fail(JOB_ENDED_BADLY, str(error))
         except BrokenPipeError:

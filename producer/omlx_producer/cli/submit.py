@@ -16,7 +16,6 @@ from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import watch_batch
 from omlx_producer.cli.common import (
     INVALID,
-    JOB_ENDED_BADLY,
     fail,
     job_argument,
     json_option,
@@ -28,6 +27,7 @@ from omlx_producer.cli.session import open_producer
 from omlx_producer.client import Producer
 from omlx_producer.completion import answer_text
 from omlx_producer.connection import without_password
+from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.protocol import (
     PRIORITIES,
     CancelledEvent,
@@ -214,7 +214,11 @@ def job_goes_on(job_id: str, given_url: str | None) -> Iterator[None]:
 
 
 def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
-    """Print a job's events or text until its end. Fails if the job failed or was cancelled."""
+    """Print a job's events or text until its end.
+
+    Raises:
+        JobFailed, JobCancelled: if it ended so.
+    """
     writer, event = TextWriter(), None
     for event in producer.stream(job_id):
         if as_json:
@@ -227,8 +231,10 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
             # Short bulk jobs publish no tokens, and streams expire.
             writer.write_body(producer.result(job_id))
         writer.end()
-    if isinstance(event, FailedEvent | CancelledEvent):
-        fail(JOB_ENDED_BADLY, f"job {job_id} {event.type}: {event.error}")
+    if isinstance(event, FailedEvent):
+        raise JobFailed(job_id, event.error)
+    if isinstance(event, CancelledEvent):
+        raise JobCancelled(job_id, event.error)
 
 
 def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:

@@ -389,6 +389,8 @@ def test_cancel_says_what_it_did(run: Run, job: JobHandle) -> None:
     assert run("cancel", job.id).stdout == "cancelled\n"
     done = run("cancel", job.id)
     assert (done.exit_code, done.stdout) == (0, "over\n")
-    done = run("watch", job.id)
-    assert done.exit_code == 1
-    assert "cancelled: the job was cancelled before a worker took it" in done.stderr
+    for command in ("watch", "result"):
+        done = run(command, job.id)
+        assert done.exit_code == 1
+        said = f"job {job.id} cancelled: the job was cancelled before a worker took it\n"
+        assert done.stderr == f"omlx-submit: {said}"
