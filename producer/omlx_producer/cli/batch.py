@@ -85,8 +85,7 @@ def results(
                 properties=properties_of(response_format),
             )
     if state.ok + state.failed < state.rows or not state.over:
-        done, rows = state.ok + state.failed, counted(state.rows, "row")
-        click.echo(f"{state.state}: {done} of {rows}", err=True)
+        tell_how_far(state)
     elif state.failed:
         click.echo(f"{state.failed} of {counted(state.rows, 'row')} failed", err=True)
     if not (state.over or partial):
@@ -136,12 +135,15 @@ def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     with open_producer(url) as producer:
         state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
     if state.state == "cancelled" and not as_json:
-        ended = state.ok + state.failed
-        click.echo(
-            f"{batch_id}: cancelled, {ended} of {counted(state.rows, 'row')} ended", err=True
-        )
+        tell_how_far(state)
     if state.failed or state.state != "done":
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
+
+
+def tell_how_far(state: BatchState) -> None:
+    """Say on stderr how many rows of a batch have ended."""
+    ended, rows = state.ok + state.failed, counted(state.rows, "row")
+    click.echo(f"{state.id}: {state.state}, {ended} of {rows} ended", err=True)
 
 
 def cancel_batch(batch_id: str, url: str | None) -> None:
