@@ -104,16 +104,29 @@ def _own_problems(
         yield f"{path}.$ref", f"got {reprlib.repr(reference)}, which the schema does not have"
 
 
-def _exists(reference: str, root: Any) -> bool:
+def _exists(reference: str, root: dict[str, Any]) -> bool:
     """Whether a schema has what a JSON pointer into it names."""
-    for step in reference.removeprefix("#/").split("/"):
-        if "%" in step:
-            return True  # Percent-encoded: left to the compiler.
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, dict) and name in root:
-            root = root[name]
-        elif isinstance(root, list) and name.isdecimal() and int(name) < len(root):
-            root = root[int(name)]
-        else:
-            return False
+    if "%" in reference:
+        return True  # Percent-encoded: left to the compiler.
+    try:
+        follow(reference, root)
+    except LookupError:
+        return False
     return True
+
+
+def follow(reference: str, root: Any) -> Any:
+    """What a reference ``#/...`` names in a schema.
+
+    Raises:
+        LookupError: if the schema does not have it.
+    """
+    for step in reference.removeprefix("#/").split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list) and name.isdecimal():
+            root = root[int(name)]
+        elif isinstance(root, dict):
+            root = root[name]
+        else:
+            raise LookupError(reference)
+    return root

@@ -5,6 +5,7 @@ The token counts are those of a row with all its choices, so only its first line
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.completion import answer_text
+from omlx_producer.json_schema import follow
 
 COUNTS = ("prompt_tokens", "completion_tokens")
 COLUMNS = ("custom_id", "text", "finish_reason", *COUNTS, "error")
@@ -29,10 +31,19 @@ def is_table(output: Path) -> bool:
 
 
 def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
-    """The top-level properties of answers in this format."""
+    """The properties at the top of answers in this format, through a local ``$ref`` at the top."""
     named = (response_format or {}).get("json_schema") or {}
-    properties = named.get("schema", {}).get("properties")
-    return list(properties) if isinstance(properties, dict) else []
+    schema = named.get("schema", {})
+    tops, reference = [schema], schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        with contextlib.suppress(LookupError):
+            tops.append(follow(reference, schema))
+    found: dict[str, Any] = {}
+    for top in tops:
+        properties = top.get("properties") if isinstance(top, dict) else None
+        if isinstance(properties, dict):
+            found |= properties
+    return list(found)
 
 
 def write_table(

@@ -20,6 +20,7 @@ from omlx_producer.bulk.output import OutputFiles, real_path, require_output
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
 from omlx_producer.bulk.runfile import RunFile, read_settings
+from omlx_producer.bulk.table import properties_of
 from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
@@ -299,6 +300,36 @@ def test_the_properties_of_an_answer_are_columns(tmp_path: Path) -> None:
         *[("", "", "", "")] * 4,
     ]
     assert rows[2]["text"] == '{"name": "cut'
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns"),
+    [
+        ({"properties": {"b": {}, "a": {}}}, ["b", "a"]),
+        (
+            {"$ref": "#/$defs/Node", "$defs": {"Node": {"properties": {"b": {}, "a": {}}}}},
+            ["b", "a"],
+        ),
+        (
+            {
+                "$ref": "#/$defs/n",
+                "$defs": {"n": {"properties": {"b": {}}}},
+                "properties": {"a": {}},
+            },
+            ["a", "b"],
+        ),
+        ({"$ref": "#/$defs/none", "$defs": {}}, []),
+        ({"$ref": "#/$defs", "$defs": [1]}, []),
+        ({"$ref": "https://example.com/schema"}, []),
+        ({"$ref": 5, "properties": 6}, []),
+    ],
+)
+def test_the_columns_are_the_properties_at_the_top_of_the_schema(
+    schema: dict[str, Any], columns: list[str]
+) -> None:
+    named = {"name": "answer", "schema": schema}
+    assert properties_of({"type": "json_schema", "json_schema": named}) == columns
+    assert properties_of(None) == []
 
 
 def test_calls_of_tools_are_lines_of_json_in_a_table(tmp_path: Path) -> None:
