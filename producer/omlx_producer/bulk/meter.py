@@ -34,7 +34,7 @@ class Meter:
 
     Attributes:
         total: rows of the input, None if not known.
-        before: rows that were done before this run.
+        before: rows that were done before this run; ``failed_before`` of them had failed.
         cached_tokens: those of ``prompt_tokens`` that were not read.
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
@@ -44,6 +44,7 @@ class Meter:
 
     total: int | None = None
     before: int = 0
+    failed_before: int = 0
     ok: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -157,6 +158,7 @@ class Meter:
             "failed": self.failed,
             "failures": dict(self.reasons.most_common()),
             "done_before": self.before,
+            "failed_before": self.failed_before,
             "ignored_fields": dict(self.ignored),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -143,7 +143,7 @@ class Plan:
     Attributes:
         rows: rows of the input.
         done: rows that have a result, or an error, from an earlier run.
-        failed: rows that have an error from an earlier run, if only such rows are asked for.
+        failed: those of them that have an error; if only such rows are asked for, all with one.
     """
 
     rows: int = 0
@@ -181,6 +181,7 @@ def plan_rows(
         else:
             run = known is None or known.digest != row.digest
             plan.done += not run
+            plan.failed += not run and known is not None and not known.ok
         if run:
             yield row
 

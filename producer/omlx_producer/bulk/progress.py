@@ -151,6 +151,7 @@ def summary_text(meter: Meter) -> str:
         f"{counted(end['rows'], 'row')} in {duration(end['seconds'])}: "
         f"{end['ok']} ok, {end['failed']} failed"
         + (f"; done before: {end['done_before']}" if end["done_before"] else "")
+        + (f", {end['failed_before']} of them failed" if end["failed_before"] else "")
     ]
     lines += [f"  {count} {code}" for code, count in end["failures"].items()]
     cached, drafts = end["cached_tokens"], end["acceptance"]

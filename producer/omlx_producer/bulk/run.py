@@ -209,6 +209,7 @@ def run_here(
                     _say_if_empty(options, plan)
         finally:
             meter.before, meter.total = plan.done, None if only_failures else plan.rows
+            meter.failed_before = 0 if only_failures else plan.failed
             meter.now = None
             display.end(meter)
         return Ended(finished, index.count(ok=False), index.count_repeatable())

@@ -129,6 +129,20 @@ def test_failures_that_would_only_repeat_are_not_advised_to_be_repeated(
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_resumed_run_says_how_many_rows_had_failed_before(run: Run, tmp_path: Path) -> None:
+    rows = [batch_line("a", temperature=9), batch_line("b", temperature=9), batch_line("c")]
+    options = ("run", "rows.jsonl", "-o", "out.jsonl")
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert "done before" not in run(*options).stderr
+    # The corrected row runs again, so it is no row from before.
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), *rows[1:]])
+    resumed = run(*options).stderr
+    assert ": 1 ok, 0 failed; done before: 2, 1 of them failed\n" in resumed
+    assert '"done_before": 2, "failed_before": 1,' in resumed
+    assert '"failed_before": 0,' in run("retry", "out.jsonl").stderr
+
+
+@pytest.mark.usefixtures("worker")
 def test_fields_without_effect_are_named_at_the_end(run: Run, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", user="me", store=True)])
     done = run("run", "rows.jsonl", "-o", "out.jsonl")
