@@ -104,6 +104,8 @@ def submit(
             click.echo(job.id)
             return
         click.echo(f"job {job.id}", err=True)
+        if sampling["logprobs"] and not as_json:
+            click.echo("--json shows the log-probabilities", err=True)
         with job_goes_on(job.id, redis_url):
             if no_stream:
                 show_result(producer, job.id, None, as_json=as_json)

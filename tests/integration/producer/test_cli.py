@@ -164,6 +164,16 @@ def test_the_options_become_fields(run: Run, served: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("how", [[], ["--no-stream"]])
+def test_who_asks_for_log_probabilities_is_told_what_shows_them(run: Run, how: list[str]) -> None:
+    said = "--json shows the log-probabilities"
+    assert said in run("x", "--logprobs", *how).stderr.splitlines()
+    assert said not in run("x", "--logprobs", "--json", *how).stderr
+    assert said not in run("x", *how).stderr
+    assert said not in run("x", "--logprobs", "--detach", *how).stderr
+
+
 def test_chat_sends_messages(run: Run, served: dict[str, Any]) -> None:
     assert run("--chat", "--system", "be brief", "hi").exit_code == 0
     assert served["request"]["messages"] == [
