@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
-from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -29,15 +28,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_ignore_empty=True, env_file=DOTENV, extra="ignore")
 
-    redis_url: str = Field(
-        default=DEFAULT_REDIS_URL,
-        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
-    )
+    omlx_queue_redis_url: str | None = None
+    redis_url: str = DEFAULT_REDIS_URL
 
 
 def redis_url(given: str | None = None) -> str:
     """The URL given, else that of ``OMLX_QUEUE_REDIS_URL``, ``REDIS_URL``, or the default."""
-    return given or Settings().redis_url
+    settings = Settings()
+    return given or settings.omlx_queue_redis_url or settings.redis_url
 
 
 def without_password(url: str) -> str:

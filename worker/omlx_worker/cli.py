@@ -47,6 +47,7 @@ def run(**options: Any) -> None:
 
     Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
     """
+    from omlx_producer.connection import redis_url
     from omlx_worker.queue.embedded import (
         USUAL_PORT,
         EmbeddedRedis,
@@ -58,7 +59,7 @@ def run(**options: Any) -> None:
     start_logging(settings.log_level, settings.log_format)
     require_mlx()
     with contextlib.ExitStack() as stack:
-        url = settings.redis_url
+        url = redis_url(settings.redis_url)
         if settings.embedded_redis:
             if "redis_url" in given:
                 fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")

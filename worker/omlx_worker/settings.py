@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    AliasChoices,
     ByteSize,
     Field,
     TypeAdapter,
@@ -20,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV, PREFIX
+from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.request import ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
@@ -64,10 +63,8 @@ class WorkerSettings(BaseSettings):
     draft_model: str | None = Field(
         default=None, description="A smaller model that drafts for it, named likewise."
     )
-    redis_url: str = Field(
-        default=DEFAULT_REDIS_URL,
-        validation_alias=AliasChoices("OMLX_QUEUE_REDIS_URL", "REDIS_URL"),
-        description="The Redis server; REDIS_URL sets it too.",
+    redis_url: str | None = Field(
+        default=None, description="The Redis server; else REDIS_URL, or this machine."
     )
     embedded_redis: bool = Field(default=False, description="Run a Redis server as a child.")
     redis_dir: Path = Field(

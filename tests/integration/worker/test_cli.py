@@ -77,6 +77,21 @@ def test_the_hosts_of_webhooks_come_from_options_or_the_environment(
     ]
 
 
+def test_the_server_is_the_one_that_producers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(cli, "serve", lambda _, url: seen.append(url) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert invoke("run").exit_code == 0
+    monkeypatch.setenv("REDIS_URL", "redis://b")
+    assert invoke("run").exit_code == 0
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\n")
+    assert invoke("run").exit_code == 0
+    assert invoke("run", "--redis-url", "redis://c").exit_code == 0
+    assert seen == ["redis://127.0.0.1:6379/0", "redis://b", "redis://a", "redis://c"]
+
+
 @pytest.mark.usefixtures("fake")
 def test_settings_come_from_the_environment_too(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch

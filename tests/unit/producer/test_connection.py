@@ -35,8 +35,19 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\nDATABASE_URL=foreign\n")
     assert redis_url() == "redis://a"
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://b")
+    assert redis_url() == "redis://b"
+
+
+def test_the_variable_of_this_program_wins_over_the_general_one_wherever_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path(".env").write_text("REDIS_URL=redis://c\n")
+    assert redis_url() == "redis://c"
     monkeypatch.setenv("REDIS_URL", "redis://b")
     assert redis_url() == "redis://b"
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\n")
+    assert redis_url() == "redis://a"
 
 
 @pytest.mark.parametrize(
