@@ -16,7 +16,13 @@ from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side,
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
-from omlx_worker.engine.loader import decoder_of, load, load_draft_model, resolve
+from omlx_worker.engine.loader import (
+    context_length,
+    decoder_of,
+    load,
+    load_draft_model,
+    resolve,
+)
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 
@@ -40,7 +46,8 @@ class Benchmark:
 
     Raises:
         ModelError: if there is no such model or its files cannot be used.
-        BenchError: if nothing makes the drafts asked for, or the rows do not fit.
+        BenchError: if nothing makes the drafts asked for, or the rows do not fit in the model's
+            context or the memory.
 
     Attributes:
         figures: the figures so far, in the order of the table.
@@ -57,7 +64,12 @@ class Benchmark:
         draft_model: str | None = None,
     ) -> None:
         self.figures: list[Measured] = []
-        network, tokenizer, _ = load(resolve(model))
+        network, tokenizer, config = load(resolve(model))
+        if context + plan.tokens > (most := context_length(config)):
+            raise BenchError(
+                f"--context: got {context} beside --tokens {plan.tokens}, but the context of "
+                f"{model} has {most} tokens; give at most {most} together"
+            )
         draft = load_draft_model(draft_model, tokenizer) if draft_model else None
         self.dtype = precision(network)
         depths = _possible_depths(draft is not None or _has_head(network), model, depths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import as_file, files
@@ -123,7 +123,7 @@ def load_engine(
     decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
     info = ModelInfo(
         model=model,
-        context_length=text_config.get("max_position_embeddings", DEFAULT_CONTEXT),
+        context_length=context_length(config),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
     )
@@ -132,6 +132,12 @@ def load_engine(
     prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio, grammars=grammars)
     family = config["model_type"]
     return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """Tokens of a prompt and its answer, at most, by the config of a checkpoint."""
+    text_config = config.get("text_config", config)
+    return int(text_config.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
 def resolve(model: str, option: str = "--model") -> Path:

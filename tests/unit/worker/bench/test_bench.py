@@ -134,6 +134,14 @@ def test_wrong_options_are_refused(arguments: list[str], said: str) -> None:
     assert said in result.stderr
 
 
+def test_rows_beyond_the_models_context_are_refused_with_its_length(tiny: Path) -> None:
+    result = bench(tiny, "--depths", "0", "--context", "1022")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    said = f"--context: got 1022 beside --tokens 3, but the context of {tiny} has 1024 tokens; "
+    assert f"{said}give at most 1024 together" in result.stderr
+    Benchmark(str(tiny), (1,), (0,), 1021, Plan(tokens=3))
+
+
 def test_rows_that_do_not_fit_are_refused_with_how_many_would(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
