@@ -164,6 +164,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
     try:
         # RQ asks the server for its own address.
         worker = make_worker(settings, connection)
+        worker.require_free_name()
         worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
     except (ModelNotLoaded, NameTaken) as error:
         fail(USAGE, str(error))

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import ByteSize
 from redis import Redis
+from rq.utils import now, utcformat
 
 from omlx_producer.protocol import MODELS_KEY
 from omlx_worker import build, cli
@@ -162,6 +163,18 @@ def test_the_line_of_rq_about_the_start_tells_this_programs_version(
     log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst", "--name", "mac-1").stderr
     versions = f"version {version('omlx-queue')} (RQ {version('rq')})"
     assert f"Worker mac-1: started with PID {os.getpid()}, {versions}" in log
+
+
+def test_a_name_that_a_living_worker_has_is_refused_before_the_model_is_loaded(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_engine", lambda _: pytest.fail("loads the model"))
+    living = {"hostname": "elsewhere", "pid": "1", "last_heartbeat": utcformat(now())}
+    connection.hset("rq:worker:mac-1", mapping=living)
+    result = invoke("run", "--redis-url", redis_url, "--name", "mac-1", "--burst")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "name: got 'mac-1', the name of a worker that was alive" in result.stderr
+    assert connection.hgetall("rq:worker:mac-1").keys() == {name.encode() for name in living}
 
 
 def test_an_unreachable_redis_exits_with_3_and_one_sentence() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import SystemRandom
 from typing import Any
 from uuid import uuid4
@@ -147,23 +148,39 @@ class RecordedWorker(Worker):
         self.connection.transaction(self._retire_predecessor, self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
 
+    def require_free_name(self) -> None:
+        """Look before the model is loaded, which takes time; `register_birth` looks again.
+
+        Errors of Redis are left to the work, which tells their remedies.
+
+        Raises:
+            NameTaken: see `register_birth`.
+        """
+        with suppress(RedisError):
+            self._has_predecessor(self.connection)
+
     def _retire_predecessor(self, pipeline: Any) -> None:
         """Delete the record of a dead worker.
 
         The record is watched: of two workers that start at once, only one succeeds.
         """
         # A watched pipeline runs commands at once.
-        values = pipeline.hmget(self.key, "hostname", "pid", "last_heartbeat", "death")
-        host, pid, seen, death = (None if value is None else value.decode() for value in values)
+        died = self._has_predecessor(pipeline)
         pipeline.multi()
+        if died:
+            log.warning("worker %s has died; taking over its name", self.name)
+            pipeline.delete(self.key)
+
+    def _has_predecessor(self, client: Any) -> bool:
+        """Whether a dead worker has left a record under this name. A living one is refused."""
+        values = client.hmget(self.key, "hostname", "pid", "last_heartbeat", "death")
+        host, pid, seen, death = (None if value is None else value.decode() for value in values)
         if seen is None or death is not None:
-            return
+            return False
         silent = (now() - utcparse(seen)).total_seconds()
         gone = host == self.hostname and pid is not None and not _lives(int(pid))
         if silent > SILENT_SECONDS or gone:
-            log.warning("worker %s has died; taking over its name", self.name)
-            pipeline.delete(self.key)
-            return
+            return True
         raise NameTaken(
             f"name: got {self.name!r}, the name of a worker that was alive {silent:.0f} s ago "
             f"(process {pid} on {host}); give another, leave it out, or wait until it has been "
