@@ -1,8 +1,7 @@
 """Sources of kernels: the macros of each platform, compilation and launch.
 
 A body is written for one lane of a group that works on one vector. Macros hide what differs
-between CUDA and Metal, so a body is the same on both, and in the tests, where one lane has a
-vector to itself.
+between CUDA and Metal, so a body is the same on both, and in the tests, where an emulator runs it.
 """
 
 from __future__ import annotations

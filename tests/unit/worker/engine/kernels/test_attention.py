@@ -116,7 +116,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = {"many queries of a key head", "a ring that is full", "sinks and several blocks"}
+QUICK = {"a ring that is full", "sinks and several blocks"}
 
 
 @needs_compiler

@@ -170,7 +170,7 @@ def test_chunks_survive_a_prompt_that_repeats_one_token() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2)])
-def test_what_a_lane_of_the_kernel_does_is_right_when_it_has_a_row_to_itself(
+def test_lanes_that_share_a_row_of_the_state_do_what_a_loop_does(
     width: int, depth: int, tmp_path: Path
 ) -> None:
     made = case(width, depth)

@@ -28,7 +28,7 @@ from tests.helpers.schemas import faults, schema
 SCHEMAS = 201
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
 PENALISED = replace(HOT, repetition_penalty=1.2, frequency_penalty=0.1)
-TIERS = [GREEDY, HOT, pytest.param(PENALISED, marks=pytest.mark.slow)]
+TIERS = [HOT, *(pytest.param(sampling, marks=pytest.mark.slow) for sampling in (GREEDY, PENALISED))]
 
 
 def alone(demo: Loaded, row: Row, depth: int) -> Ended:
@@ -226,7 +226,7 @@ def checked(loaded: Loaded, outputs: range, depth: int, tokens: int = 160) -> in
 
 
 def test_outputs_of_random_weights_match_their_schemas(qwen: Loaded) -> None:
-    assert checked(qwen, range(48), 2) > 32
+    assert checked(qwen, range(32), 2) > 20
 
 
 @pytest.mark.slow
