@@ -114,8 +114,9 @@ class Emission:
         accepted: how many of them it accepted: a prefix of the drafts.
         window: the most drafts that the step could judge for any row.
         looked_up: whether its drafts are looked up, or would have been at a depth of 0.
-        foretold: whether the first draft looked up was right, judged or not.
-        found: whether the drafts of the step after it are looked up.
+        foretold: whether the first draft looked up was right, judged or not; None if none was
+            looked for.
+        found: whether the drafts of the step after it are looked up; None without a search.
     """
 
     row_id: str
@@ -127,8 +128,8 @@ class Emission:
     accepted: int = 0
     window: int = 0
     looked_up: bool = False
-    foretold: bool = False
-    found: bool = False
+    foretold: bool | None = None
+    found: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How many drafts rows may be expected to accept, by who drafts: the model itself, or lookups.
 
 Each row has a record of either, with the record of all rows as prior. Which of the two counts for
-a row in the next step is predicted: lookups, if its last outcome says that one was found.
+a row in the next step is predicted: lookups, if the last search has found one.
 
 Drafts that a grammar forces count as the model's own. If the model makes none, they are all that a
 constrained row has beside lookups, up to any depth, and a step without one counts as a miss.
@@ -111,9 +111,9 @@ class Acceptance:
         changed = False
         for emission in emissions:
             row_id = emission.row_id
-            if row_id in self._rows:
+            if row_id in self._rows and emission.found is not None:
                 (found.add if emission.found else found.discard)(row_id)
-            if row_id in predicted:
+            if row_id in predicted and emission.foretold is not None:
                 # A prediction also fails if nothing is found any more, or something wrong.
                 judged = emission.looked_up and emission.drafted
                 hit = emission.looked_up and emission.foretold and not depth

@@ -24,7 +24,7 @@ from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
-from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.lookups import Looks, Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
@@ -47,7 +47,7 @@ class _Flight:
     rows: list[tuple[int, Slot]]
     width: int
     outcome: list[mx.array]
-    looks: mx.array | None
+    looks: Looks | None
     steps: list[RowStep] | None = None
 
 
@@ -231,7 +231,7 @@ class Batch:
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(outcome, [] if looks is None else looks, buffers.state, buffers.written)
+        mx.async_eval(outcome, [] if looks is None else looks.codes, buffers.state, buffers.written)
         return _Flight(rows, width, outcome, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:

@@ -26,8 +26,8 @@ from omlx_worker.engine.drafts.lookup import LEAD, PIECE, START, Lookup, Ring, p
 from omlx_worker.engine.drafts.trust import Trust
 from omlx_worker.engine.ragged.recurrent_cache import widened
 
-EVERY = 4
-"""Steps from one search to the next while nothing is found."""
+EVERY = 8
+"""Steps from one search to the next while nothing is found, or no draft is judged anyway."""
 
 OF_LOOKUPS = ("match", "foretold", "looked_up")
 """Integers of the state, one a row."""
@@ -41,20 +41,44 @@ class Look:
 
     Attributes:
         match: tokens of the match that the step before had found; 0 for none.
-        foretold: whether the token after that match is the step's first.
+        foretold: whether the token after that match is the step's first; None if the step before
+            did not search.
         looked_up: whether the drafts that the step judged are those after the match.
-        found: whether the drafts of the next step are looked up too.
+        found: whether the drafts of the next step are looked up too; None without a search.
     """
 
     match: int
-    foretold: bool
+    foretold: bool | None
     looked_up: bool
-    found: bool
+    found: bool | None
 
-    @classmethod
-    def of(cls, code: int) -> Look:
-        """From what `Lookups.step` returned for the row."""
-        return cls(code % _RIGHT, bool(code & _RIGHT), bool(code & _JUDGED), bool(code & _FOUND))
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What looking drafts up did for all rows in one step, on the device.
+
+    Attributes:
+        codes: ``[S]`` int32.
+        foretells: whether the step before searched.
+        searches: whether this one does.
+    """
+
+    codes: mx.array
+    foretells: bool
+    searches: bool
+
+    def read(self) -> list[Look]:
+        """Wait for the device; returns what was done for each slot."""
+        codes: list[int] = self.codes.tolist()  # type: ignore[assignment]
+        return [
+            Look(
+                code % _RIGHT,
+                bool(code & _RIGHT) if self.foretells else None,
+                bool(code & _JUDGED),
+                bool(code & _FOUND) if self.searches else None,
+            )
+            for code in codes
+        ]
 
 
 class Lookups:
@@ -73,6 +97,7 @@ class Lookups:
         self._trusted = mx.array(self._shortest, mx.int32)
         self._steps = 0
         self._fruitless = 0
+        self._searched = False
         self._function = cache(
             lambda **options: mx.compile(partial(_look, **options, vocabulary=vocabulary))
         )
@@ -96,7 +121,7 @@ class Lookups:
         depth: int,
         *,
         ratio: bool,
-    ) -> tuple[mx.array, dict[str, mx.array]]:
+    ) -> tuple[Looks, dict[str, mx.array]]:
         """Draft for the next step what can be looked up.
 
         Args:
@@ -107,15 +132,16 @@ class Lookups:
             ratio: whether a row's drafts are judged by the `ratio` rule.
 
         Returns:
-            ``[S]`` int32 for `Look.of`, and the new state.
+            What was done, and the new state.
         """
         if self._trust.shortest != self._shortest:
             self._shortest = self._trust.shortest
             self._trusted = mx.array(self._shortest, mx.int32)
-        function = self._function(depth=depth, searches=self._due(depth), ratio=ratio)
+        foretells, self._searched = self._searched, self._due(depth)
+        function = self._function(depth=depth, searches=self._searched, ratio=ratio)
         ring = self._ring.tokens if self._ring else None
-        looks, found = function(before, after, emitted, limits, self._trusted, ring)
-        return looks, after | found
+        codes, found = function(before, after, emitted, limits, self._trusted, ring)
+        return Looks(codes, foretells, self._searched), after | found
 
     def learn(self, look: Look, drafted: int, accepted: int, *, free: bool) -> None:
         """Take in what a step found out about a row's drafts.
@@ -129,19 +155,22 @@ class Lookups:
         if not free:
             return
         if look.match:
-            self._trust.match(look.match, right=look.foretold)
+            self._trust.match(look.match, right=bool(look.foretold))
         if drafted and not look.looked_up:
             self._trust.own(right=accepted > 0)
 
     def _due(self, depth: int) -> bool:
         """Whether a step searches.
 
-        One that judges no drafts but looked-up ones always does. For any other a search is worth
-        little where the last ones were in vain.
+        One whose drafts are looked up alone always does. For any other a search is worth little
+        where the last ones were in vain. Where the next step judges no draft, it only tells the
+        depth policy what drafts would be worth.
         """
         self._steps += 1
         self._fruitless += 1
-        return depth > self._own_depth or self._fruitless <= EVERY or self._steps % EVERY == 0
+        if self._steps % EVERY == 0 or depth > self._own_depth:
+            return True
+        return depth > 0 and self._fruitless <= EVERY
 
 
 def _look(

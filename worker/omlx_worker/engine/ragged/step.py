@@ -27,7 +27,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
-from omlx_worker.engine.ragged.lookups import Look
+from omlx_worker.engine.ragged.lookups import Look, Looks
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -80,8 +80,8 @@ class RowStep:
             "accepted": self.accepted,
             "window": self.window,
             "looked_up": look is not None and look.looked_up,
-            "foretold": look is not None and look.foretold,
-            "found": look is not None and look.found,
+            "foretold": look and look.foretold,
+            "found": look and look.found,
         }
 
 
@@ -89,13 +89,13 @@ class Verdict:
     """A step's outcome on the host, from the arrays that it returned. Waits for the device.
 
     Args:
-        looks: what the lookup beside it returned; None if nothing is looked up.
+        looks: what the lookup beside it did; None if nothing is looked up.
     """
 
-    def __init__(self, outcome: Sequence[mx.array], looks: mx.array | None = None) -> None:
+    def __init__(self, outcome: Sequence[mx.array], looks: Looks | None = None) -> None:
         counts, *drawn = outcome
         self._counts: Any = counts.tolist()
-        self._looks: Any = None if looks is None else looks.tolist()
+        self._looks = looks.read() if looks else None
         self._draw = ReadDraw.of(drawn)
         self._window = drawn[0].shape[1] - 1
 
@@ -103,7 +103,7 @@ class Verdict:
         """What the step added to the row at this index of the batch."""
         drafted, accepted = self._counts[index]
         tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
-        look = Look.of(self._looks[index]) if self._looks else None
+        look = self._looks[index] if self._looks else None
         return RowStep(row.row_id, tokens, drafted, self._window, look)
 
 

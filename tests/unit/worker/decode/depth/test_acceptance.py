@@ -57,9 +57,19 @@ def test_a_constrained_row_is_expected_to_accept_what_its_grammar_forces() -> No
 
 
 def test_lookups_that_fail_do_not_lower_what_the_model_itself_is_expected_to_do() -> None:
-    acceptance = learnt(outcome("row", 3, 0, looked_up=True, found=True), 3)
+    acceptance = learnt(outcome("row", 3, 0, looked_up=True, foretold=False, found=True), 3)
     before = acceptance.totals[3]
-    acceptance.observe([outcome("row", 0, 0)], 0)
+    acceptance.observe([outcome("row", 0, 0, foretold=False, found=False)], 0)
 
     assert before < 0.3
     assert acceptance.totals[3] > 1.5
+
+
+def test_steps_that_did_not_search_say_nothing_of_lookups() -> None:
+    acceptance = learnt(outcome("row", 8, 8, looked_up=True, foretold=True, found=True), 8)
+    before = list(acceptance.totals)
+    for _ in range(20):
+        acceptance.decide()
+        acceptance.observe([outcome("row", 0, 0)], 0)
+
+    assert acceptance.totals == before

@@ -12,7 +12,7 @@ import pytest
 from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.drafts.lookup import LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.lookups import EVERY, Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Row, Sampling
@@ -153,20 +153,25 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     assert got[: TOKENS - 17] == whole[17:]
 
 
-def test_a_step_without_drafts_still_says_what_was_foretold(qwen: Loaded) -> None:
+def test_steps_without_drafts_search_seldom_and_say_what_was_foretold(qwen: Loaded) -> None:
     decoder = qwen.decoder(0, Lookup())
     run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
     decoder.add(row("loop", PROMPTS["loop"], TOKENS))
     while decoder.prefill({"loop": 100})["loop"]:
         pass
     tokens: list[int] = []
-    foretold = 0
+    found, foretold = [], []
     for _ in range(TOKENS):
         for outcome in decoder.step({"loop": 0}):
             assert outcome.look is not None
             assert outcome.drafted == 0
             tokens += [sampled.token for sampled in outcome.tokens]
-            foretold += outcome.look.foretold
+            found.append(outcome.look.found)
+            foretold.append(outcome.look.foretold)
 
     assert tokens[:TOKENS] == qwen.greedy(PROMPTS["loop"], TOKENS)[: len(tokens)]
-    assert foretold > TOKENS // 2
+    known = [right for right in foretold if right is not None]
+    assert TOKENS // EVERY - 1 <= len(known) <= TOKENS // EVERY + 1
+    assert sum(known) > len(known) // 2
+    # What a search has found is compared with the step after it.
+    assert [right is None for right in foretold[1:]] == [here is None for here in found[:-1]]

@@ -101,7 +101,7 @@ def test_finds_of_constrained_rows_keep_the_search_going_and_teach_no_trust(demo
             looks.append(outcome.look)
             tokens += [sampled.token for sampled in outcome.tokens]
 
-    found = sum(look is not None and look.found for look in looks)
+    found = sum(look is not None and bool(look.found) for look in looks)
     assert found > len(looks) / 2
     trust = decoder._lookups._trust
     assert {rate.value for rate in (trust._own, *trust._matches.values())} == {RATE}
