@@ -31,9 +31,10 @@ SIMD = 32
 """Lanes of a warp."""
 
 WARPS = 8
-"""Warps of a block, for heads of at most `SHARED`: their sums share 32 KiB of fast memory."""
+"""Warps of a block; fewer for heads wider than `WIDE`."""
 
-SHARED = 256
+WIDE = 256
+"""Numbers of a head with which the sums of `WARPS` warps take 32 KiB of a block's shared memory."""
 
 TILE = {"cuda": 4, "metal": 2}
 """Queries of a warp, at most: with its sum one takes twice `EACH` registers."""
@@ -136,7 +137,7 @@ class AttentionKernel:
         count = query_heads // heads * width
         tile = -(-count // -(-count // TILE[self.platform]))
         tiles = -(-count // tile)
-        warps = WARPS * SHARED // max(SHARED, size)
+        warps = WARPS * WIDE // max(WIDE, size)
         blocks = slots * heads * -(-tiles // warps)
         splits = max(1, min(capacity // LEAST, BLOCKS // blocks))
         each = slots * heads * count

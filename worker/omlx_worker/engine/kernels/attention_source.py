@@ -235,7 +235,7 @@ PUT = """
 
 @cache
 def body(scale: float, *, softcap: float = 0.0, sinks: bool = False, parts: bool = False) -> str:
-    """The source of the kernel that attends. It contains its factors; see `net_inputs`.
+    """The source of the kernel that attends. It contains its factors, as `gated_norm_body` does.
 
     Args:
         sinks: whether queries have sinks.
