@@ -47,9 +47,9 @@ class Findings:
 
 
 class TokenCounter:
-    """Counts with the model's tokenizer if its files and `tokenizers` are on this machine.
+    """Counts with the model's tokenizer if the worker runs a folder that is on this machine too.
 
-    Else it estimates from the characters. Chat templates are not counted.
+    Else, or without `tokenizers`, it estimates from the characters. Chat templates are not counted.
 
     Attributes:
         exact: whether everything so far was counted.
