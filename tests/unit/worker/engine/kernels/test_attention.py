@@ -21,7 +21,7 @@ from tests.unit.worker.engine.kernels.emulator import needs_compiler
 HEADS = 2
 
 
-@pytest.fixture(params=["cuda", pytest.param("metal", marks=pytest.mark.slow)])
+@pytest.fixture
 def kernel(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AttentionKernel:
@@ -121,11 +121,18 @@ QUICK = {"a ring that is full", "sinks and several blocks"}
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "case",
+    ("kernel", "case"),
     [
-        pytest.param(case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(
+            platform,
+            case,
+            id=f"{name}, {platform}",
+            marks=[] if name in QUICK and platform == "cuda" else pytest.mark.slow,
+        )
         for name, case in CASES.items()
+        for platform in (("cuda", "metal") if name in QUICK else ("cuda",))
     ],
+    indirect=["kernel"],
 )
 def test_the_kernels_see_what_the_operations_see(
     case: dict[str, Any], kernel: AttentionKernel
