@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, Literal
 
 from omlx_producer.terminal import one_cell
@@ -23,15 +22,6 @@ def start_logging(level: LogLevel, form: LogFormat = "text") -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler])
     logging.getLogger().setLevel(level.upper())
-    logging.getLogger("rq.worker").addFilter(name_version)
-
-
-def name_version(record: logging.LogRecord) -> bool:
-    """Put this program's version before RQ's in the line of RQ about a worker's start."""
-    if str(record.msg).endswith("version %s") and isinstance(record.args, tuple):
-        *others, of_rq = record.args
-        record.args = (*others, f"{version('omlx-queue')} (RQ {of_rq})")
-    return True
 
 
 class TextFormatter(logging.Formatter):

@@ -155,16 +155,6 @@ def test_the_lines_of_rq_have_no_colours(redis_url: str, monkeypatch: pytest.Mon
     assert "Listening on omlx:fake:high, omlx:fake:default, omlx:fake:bulk" in log
 
 
-@pytest.mark.usefixtures("fake")
-def test_the_line_of_rq_about_the_start_tells_this_programs_version(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.root, "handlers", [])
-    log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst", "--name", "mac-1").stderr
-    versions = f"version {version('omlx-queue')} (RQ {version('rq')})"
-    assert f"Worker mac-1: started with PID {os.getpid()}, {versions}" in log
-
-
 def test_a_name_that_a_living_worker_has_is_refused_before_the_model_is_loaded(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
