@@ -106,22 +106,23 @@ def _own_problems(
 
 def _exists(reference: str, root: dict[str, Any]) -> bool:
     """Whether a schema has what a JSON pointer into it names."""
-    if "%" in reference:
-        return True  # Percent-encoded: left to the compiler.
+    known, encoded, _ = reference.partition("%")
+    if encoded:
+        known = known.rpartition("/")[0]  # The encoded rest is left to the compiler.
     try:
-        follow(reference, root)
+        follow(known, root)
     except LookupError:
         return False
     return True
 
 
 def follow(reference: str, root: Any) -> Any:
-    """What a reference ``#/...`` names in a schema.
+    """What a reference ``#`` or ``#/...`` names in a schema.
 
     Raises:
         LookupError: if the schema does not have it.
     """
-    for step in reference.removeprefix("#/").split("/"):
+    for step in reference.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(root, list) and name.isdecimal():
             root = root[int(name)]

@@ -192,6 +192,8 @@ def main() -> int:
     mx.random.seed(0)
     asked = sys.argv[1:]
     parts = [part for part in PARTS if not asked or part.__name__ in asked]
+    if len(parts) < len(set(asked)):
+        sys.exit(f"got {' '.join(asked)}; give any of {' '.join(part.__name__ for part in PARTS)}")
     on_cpu = mx.default_device() == mx.cpu
     device, plain = for_device(DK, DV), Kernels()
     failed = False

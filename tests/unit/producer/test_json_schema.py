@@ -66,6 +66,10 @@ def test_a_schema_is_taken(schema: dict[str, Any]) -> None:
             {"items": {"$ref": "#/$defs/b"}, "$defs": {"a": {}}},
             "schema.items.$ref: got '#/$defs/b', which the schema does not have",
         ),
+        (
+            {"$ref": "#/none/a%20b"},
+            "schema.$ref: got '#/none/a%20b', which the schema does not have",
+        ),
         ({"properties": {"a\nb": 5}}, "schema.properties.'a\\nb': got 5; give a JSON schema"),
         (
             {"properties": {"x" * 500: 5}},

@@ -42,7 +42,7 @@ class Window:
     def at(cls, cursors: mx.array, body_lengths: mx.array, width: int, spans: Spans) -> Self:
         """The window of ``width`` tokens per row that starts at each row's cursor."""
         offsets = (cursors - body_lengths)[:, None] + mx.arange(width)
-        # Three of each slot, since MLX keeps arrays of two numbers where a GPU reads them slowly.
+        # One array, so that a single slot's are more than MLX keeps in memory shared with the host.
         places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
         return cls(cursors, body_lengths, spans, offsets[:, None, :, None], places)
 
