@@ -22,7 +22,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import LEAD, PIECE, START, Lookup, Ring, places, search
+from omlx_worker.engine.drafts.lookup import (
+    LEAD,
+    PIECE,
+    SHORTEST,
+    START,
+    Lookup,
+    Ring,
+    places,
+    search,
+)
 from omlx_worker.engine.drafts.trust import Trust
 from omlx_worker.engine.ragged.recurrent_cache import widened
 
@@ -93,8 +102,8 @@ class Lookups:
         self._own_depth = own_depth
         self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
         self._trust = Trust(own=own_depth > 0)
-        self._shortest = self._trust.shortest
-        self._trusted = mx.array(self._shortest, mx.int32)
+        self._shortest = 0
+        self._trusted = mx.array(0)
         self._steps = 0
         self._fruitless = 0
         self._searched = False
@@ -134,9 +143,11 @@ class Lookups:
         Returns:
             What was done, and the new state.
         """
-        if self._trust.shortest != self._shortest:
-            self._shortest = self._trust.shortest
-            self._trusted = mx.array(self._shortest, mx.int32)
+        # Beyond its own depth the model drafts nothing that a match would have to beat.
+        shortest = SHORTEST if depth > self._own_depth else self._trust.shortest
+        if shortest != self._shortest:
+            self._shortest = shortest
+            self._trusted = mx.array(shortest, mx.int32)
         foretells, self._searched = self._searched, self._due(depth)
         function = self._function(depth=depth, searches=self._searched, ratio=ratio)
         ring = self._ring.tokens if self._ring else None

@@ -92,19 +92,33 @@ def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> No
         assert drafted == limit
 
 
-def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
-    lookups = Lookups(Lookup(ring=0), own_depth=0, vocabulary=32)
+def looked_up(lookups: Lookups, depth: int) -> dict[str, mx.array]:
+    """The state after a step that sampled 4, in which 1, 2, 3, 4 occurs for the second time."""
     state = lookups.begin([1, 2, 3, 4, 5, 1, 2, 3])
     before = state | {"history": widened(state["history"], LONGEST + PIECE)}
     before["cursors"] = mx.array([7], mx.int32)
     after = {"cursors": mx.array([8], mx.int32), "drafted": mx.array([0], mx.int32)}
     sampled, limits = mx.array([[4]], mx.int32), mx.array([2], mx.int32)
+    return lookups.step(before, after, sampled, limits, depth, ratio=False)[1]
 
-    _, found = lookups.step(before, after, sampled, limits, depth=3, ratio=False)
+
+def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
+    found = looked_up(Lookups(Lookup(ring=0), own_depth=0, vocabulary=32), depth=3)
 
     assert found["match"].tolist() == [4]
     assert found["drafts"].tolist() == [[5, 1, 2]]
     assert found["drafted"].tolist() == [2]
+
+
+def test_any_match_drafts_where_a_step_is_too_deep_for_the_models_own() -> None:
+    lookups = Lookups(Lookup(ring=0), own_depth=2, vocabulary=32)
+    for _ in range(400):
+        lookups._trust.own(right=True)
+        lookups._trust.match(4, right=False)
+
+    drafted = [looked_up(lookups, depth)["drafted"].item() for depth in (2, 8, 2)]
+
+    assert drafted == [0, 2, 0]
 
 
 def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
