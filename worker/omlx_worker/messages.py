@@ -69,10 +69,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The last message: end the thread.
-
-    The decode thread gives all jobs back first. The traffic thread writes the rest.
-    """
+    """The last message: end the thread. The traffic thread writes the rest first."""
 
 
 @dataclass(frozen=True, slots=True)

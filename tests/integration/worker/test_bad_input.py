@@ -21,17 +21,21 @@ from rq.serializers import JSONSerializer
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
+from omlx_worker.control.status import StatusBoard
+from omlx_worker.decode.thread import DecodeThread
 from omlx_worker.delivery import publisher
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.fake_engine import BREAKS_PREFILL, BREAKS_PREPARE, BREAKS_STEP
+from tests.helpers.leases import kill
 from tests.helpers.workers import (
     enqueue,
     enqueue_raw,
     events,
     queue,
     run_burst,
+    running_worker,
     started,
     status,
     streamed_text,
@@ -263,6 +267,23 @@ def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
     assert "3 times" in bad.latest_result().exc_string
     run_burst(redis_url)
     assert status(good) == "finished"
+
+
+@pytest.mark.parametrize(("owner", "method"), [(DecodeThread, "_report"), (StatusBoard, "show")])
+def test_a_worker_whose_decode_or_main_thread_breaks_counts_as_a_crash_of_its_jobs(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    def breaks(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(owner, method, breaks)
+    job = enqueue(connection, max_completion_tokens=5000)
+    with running_worker(redis_url, burst=True) as worker:
+        worker.test_thread.join(20)
+    assert [str(error) for error in worker.test_errors] == ["a bug"]
+    assert status(job) == "started"
+    kill(connection, worker._leases)
+    assert connection.hget(job.key, "omlx_crashes") == b"1"
 
 
 @pytest.mark.parametrize("prompt", [BREAKS_PREFILL, BREAKS_STEP])

@@ -76,6 +76,11 @@ class Admission:
         else:
             self._submit(Drop(claim, Stopped("the job was stopped on request")))
 
+    def give_back(self) -> None:
+        """Give back the jobs that run, with all that they have produced."""
+        for claim in self._leases.jobs():
+            self._submit(Drop(claim, GivenBack()))
+
     def fail_overdue(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():

@@ -168,9 +168,11 @@ class GenerationWorker(RecordedWorker):
 
     def _turn(self, burst: bool) -> bool:
         """Do what is due; returns whether to go on."""
-        self._check_grace()
         if self._error is not None or self._signals.at_once:
             return False
+        away = max(self._outage.seconds, self._publisher.outage.seconds)
+        if away > self._settings.redis_grace:
+            raise RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
         if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
             self._drain_ends = time.monotonic() + self._settings.drain_timeout
@@ -224,11 +226,6 @@ class GenerationWorker(RecordedWorker):
             return "draining"
         return "suspended" if self._admission.suspended else "busy" if len(self._leases) else "idle"
 
-    def _check_grace(self) -> None:
-        away = max(self._outage.seconds, self._publisher.outage.seconds)
-        if away > self._settings.redis_grace and self._error is None:
-            self._error = RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
-
     # Messages
 
     def _listen(self, timeout: float) -> None:
@@ -267,6 +264,8 @@ class GenerationWorker(RecordedWorker):
     def _shut_down(self) -> None:
         """End both threads, and give back the remaining jobs unless one of them may be to blame."""
         at_once = self._signals.at_once
+        if self._error is None:
+            self._admission.give_back()
         self.decode_thread.submit(Stop())
         if not self.decode_thread.join(0.5 if at_once else STOP_SECONDS):
             log.warning("the engine is still busy; ending without it")

@@ -138,7 +138,6 @@ class DecodeThread:
             log.exception("the decode thread ends")
             self._main.put(Crashed(error))
         finally:
-            self._give_back_all()
             self._traffic.put(Stop())
             self.driver.save()
             self._close_engine()
@@ -223,12 +222,3 @@ class DecodeThread:
             self._engine.close()
         except Exception:
             log.exception("the engine failed to close")
-
-    def _give_back_all(self) -> None:
-        with suppress(Empty):
-            while True:
-                message = self._mailbox.get_nowait()
-                if isinstance(message, Admit):
-                    self._traffic.put(Drop(message.job.claim, GivenBack()))
-        for job in list(self._active.values()):
-            self._end(job, GivenBack())

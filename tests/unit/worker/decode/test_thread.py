@@ -173,13 +173,13 @@ def test_draining_finishes_what_has_started_and_gives_back_the_rest() -> None:
     assert bench.run_out() == []
 
 
-def test_stopping_gives_everything_back() -> None:
+def test_stopping_leaves_what_becomes_of_the_jobs_to_the_main_thread() -> None:
     bench = Bench(max_rows=2, step_seconds=0.002)
     bench.decode_thread.start()
-    jobs = [bench.admit(f"j{i}", max_completion_tokens=5000) for i in range(4)]
+    for number in range(4):
+        bench.admit(f"j{number}", max_completion_tokens=5000)
     bench.until(Stepped)
-    ended = [message for message in bench.run_out() if isinstance(message, Drop)]
-    assert ended == [Drop(job.claim, GivenBack()) for job in jobs]
+    assert not any(isinstance(message, Drop) for message in bench.run_out())
     assert bench.engine.states == {}
 
 
@@ -224,10 +224,10 @@ def test_an_error_in_a_step_fails_the_rows_in_it_and_no_others() -> None:
 
 def test_an_engine_that_fails_again_and_again_is_given_up() -> None:
     bench = Bench(max_rows=1)
-    jobs = [bench.admit(f"j{i}", BREAKS_STEP) for i in range(5)]
+    for number in range(5):
+        bench.admit(f"j{number}", BREAKS_STEP)
     bench.decode_thread.start()
-    reasons = [bench.until(Drop).reason for _ in jobs]
-    assert [type(reason) for reason in reasons] == [Failed] * 3 + [GivenBack] * 2
+    assert [type(bench.until(Drop).reason) for _ in range(3)] == [Failed] * 3
     assert isinstance(bench.main.get(timeout=5), Crashed)
     assert isinstance(bench.read(), Stop)
     assert bench.decode_thread.join(5)
