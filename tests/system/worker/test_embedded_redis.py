@@ -46,6 +46,24 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
         assert client.get("kept") == b"yes"
 
 
+def test_a_server_that_reads_its_data_for_longer_than_a_start_takes_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "redis"
+    with EmbeddedRedis(folder) as server, Redis.from_url(server.url) as client:
+        client.mset({f"key-{number}": "x" * 100 for number in range(1000)})
+        client.bgrewriteaof()
+        wait_for(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+    slow = tmp_path / "redis-server"
+    options = "--key-load-delay 2000 --loading-process-events-interval-bytes 1024"
+    slow.write_text(f'#!/bin/sh\nexec {find_server()} "$@" {options}\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(embedded_redis, "find_server", lambda: str(slow))
+    monkeypatch.setattr(embedded_redis, "START_SECONDS", 1.0)
+    with EmbeddedRedis(folder) as server, Redis.from_url(server.url) as client:
+        assert client.dbsize() == 1000
+
+
 @pytest.fixture
 def open_umask() -> Iterator[None]:
     before = os.umask(0)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError
 
 USUAL_PORT = 6379
 START_SECONDS = 10.0
@@ -150,10 +150,16 @@ class EmbeddedRedis:
                 assert self._process is not None
                 if self._process.poll() is not None:
                     break
-                with contextlib.suppress(RedisError):
+                try:
                     # Make sure that no other server has the port.
                     if client.config_get("dir")["dir"] == str(self.folder.resolve()):
+                        client.ping()
                         return
+                except BusyLoadingError:
+                    # It reads its data, which may take minutes. It answers PING only after that.
+                    deadline = time.monotonic() + START_SECONDS
+                except RedisError:
+                    pass
                 time.sleep(0.02)
         last = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ServerError(f"the embedded Redis server does not start; its log ends with: {last}")
