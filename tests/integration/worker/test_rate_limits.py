@@ -85,6 +85,19 @@ def test_a_job_that_somebody_ends_while_it_runs_makes_room(
     wait_for(lambda: slots(connection) == [])
 
 
+def test_a_cancelled_job_that_its_worker_gives_back_makes_room_and_ends_its_stream(
+    connection: Redis,
+) -> None:
+    jobs = [limited(connection), limited(connection)]
+    leases = table(connection)
+    claimed = claim(leases)
+    jobs[0].cancel()
+    assert leases.give_back(claimed) == 0
+    assert slots(connection) == [jobs[1].id]
+    assert [event.type for event in events(connection, jobs[0].id)] == ["cancelled"]
+    assert len(leases) == 0
+
+
 def test_a_waiting_job_that_is_cancelled_makes_room(redis_url: str, connection: Redis) -> None:
     jobs = [limited(connection) for _ in range(3)]
     for job in jobs[:2]:

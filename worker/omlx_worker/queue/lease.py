@@ -208,14 +208,20 @@ class LeaseTable:
         return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
 
     def give_back(self, jobs: Iterable[Claim]) -> int:
-        """Put jobs back at the front of their queues, the oldest first."""
+        """Put jobs back at the front of their queues, the oldest first; returns how many.
+
+        Jobs whose leases are gone, such as cancelled ones, are dropped.
+        """
         held = sorted(jobs, key=lambda job: job.claimed_at, reverse=True)
         if not held:
             return 0
-        returned = int(self._give_back(args=[part for job in held for part in job.lease]))
-        for job in held:
-            self.forget(job)
-        return returned
+        replies = self._give_back(args=[part for job in held for part in job.lease])
+        for job, returned in zip(held, replies, strict=True):
+            if returned:
+                self.forget(job)
+            else:
+                self.lose(job)
+        return sum(replies)
 
     def sweep(self) -> list[str]:
         """Put abandoned jobs back at the front of their queues; returns their ids.

@@ -2,15 +2,14 @@
 --
 -- ARGV  for each: queue, job, execution; the last one ends up first in its queue
 --
--- Returns the number of jobs put back. A job whose lease is gone is not.
+-- Returns for each: 1 if it was put back, 0 if its lease was gone.
 
-local returned = 0
+local replies = {}
 for i = 1, #ARGV, 3 do
   local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if holds(queue, job, execution) and put_back(queue, job, execution) then
-    -- Its worker lives, so having been alone proves nothing.
-    redis.call('HDEL', job_key(job), ALONE)
-    returned = returned + 1
-  end
+  local returned = holds(queue, job, execution) and put_back(queue, job, execution)
+  -- Its worker lives, so having been alone proves nothing.
+  if returned then redis.call('HDEL', job_key(job), ALONE) end
+  replies[#replies + 1] = returned and 1 or 0
 end
-return answer(returned)
+return answer(replies)
