@@ -15,7 +15,7 @@ from rq.job import JobStatus
 from rq.registry import StartedJobRegistry
 from rq.suspension import resume, suspend
 
-from tests.helpers.leases import QUEUES, claim, commit, expire, failed, table, tokens
+from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, table, tokens
 from tests.helpers.workers import enqueue, events, fetch, queue, status
 
 
@@ -86,6 +86,17 @@ def test_ids_without_a_job_and_ids_pushed_twice_are_skipped(connection: Redis) -
         connection.hset(f"{RQ}:job:".encode() + odd, mapping={"data": b"x", "status": "queued"})
     connection.rpush(queue(connection).key, job.id, "no-such-job", b"a:b", b"\xff", b"")
     assert [claimed.id for claimed in claim(table(connection), 10)] == [job.id]
+    assert queue(connection).count == 0
+
+
+@pytest.mark.parametrize("end", [done, failed])
+def test_the_second_id_of_a_job_that_has_ended_is_dropped(connection: Redis, end: Any) -> None:
+    job = enqueue(connection)
+    connection.rpush(queue(connection).key, job.id)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    commit(leases, claimed, end(job.id))
+    assert claim(leases) == []
     assert queue(connection).count == 0
 
 

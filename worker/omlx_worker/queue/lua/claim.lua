@@ -79,13 +79,15 @@ local function owner_key(queue, meta)
   return beginning and 'omlx:beginning:' .. queue .. ':' .. beginning
 end
 
+local ended = {finished = true, failed = true, stopped = true, canceled = true}
+
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
 local function is_stale(job, fields)
   if not string.match(job, '^[%w_-]+$') then return true end
   if fields.err then return true end
   local state = fields[1]
   if not state then return redis.call('EXISTS', job_key(job)) == 0 end
-  if state == 'finished' or state == 'canceled' or state == 'stopped' then return true end
+  if ended[state] then return true end
   if state ~= 'started' then return false end
   local executions = redis.pcall('ZRANGE', executions_key(job), 0, -1)
   for _, queue in ipairs(KEYS) do
