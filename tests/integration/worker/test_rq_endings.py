@@ -13,8 +13,16 @@ from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
 from omlx_producer import Producer
-from tests.helpers.fake_engine import BREAKS_PREPARE
+from omlx_producer.protocol import CancelledEvent
+from omlx_worker.control.callbacks import ServedJob
+from omlx_worker.control.rq_endings import end_through_rq
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.queue.ending import Ending
+from omlx_worker.settings import WorkerSettings
+from tests.helpers.fake_engine import BREAKS_PREPARE, FakeEngine
+from tests.helpers.leases import claim, failed, kill
 from tests.helpers.workers import (
+    ALIAS,
     enqueue,
     events,
     is_over,
@@ -190,6 +198,23 @@ def test_a_job_is_retried_as_often_as_it_says(redis_url: str, connection: Redis)
     assert status(job) == "failed"
     assert job.retries_left == 0
     assert [event.type for event in events(connection, job.id)] == ["failed"]
+
+
+def test_a_job_whose_lease_ends_while_it_is_stopped_is_retried_after_a_later_failure(
+    connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerSettings(model_alias=ALIAS)
+    worker = GenerationWorker(settings, FakeEngine, connection=connection)
+    leases = worker._leases
+    job = enqueue(connection, retry=Retry(max=1))
+    (claimed,) = claim(leases)
+    monkeypatch.setattr(ServedJob, "call", lambda *_: kill(connection, leases))
+    stopped = Ending("stopped", CancelledEvent(job_id=job.id, n=0, error="stop"))
+    assert end_through_rq(worker, leases, claimed, stopped, ()) is None
+    monkeypatch.undo()
+    (claimed,) = claim(leases)
+    end_through_rq(worker, leases, claimed, failed(job.id), ())
+    assert status(job) == "queued"
 
 
 def test_an_invalid_job_is_not_retried(redis_url: str, connection: Redis) -> None:

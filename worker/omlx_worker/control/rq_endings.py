@@ -180,7 +180,7 @@ def end_through_rq(
             _queue(worker, claim).ready_job_registry.cleanup()
         leases.commit([(claim, ending)], force=True)
     finally:
-        worker.on_ending = worker.fence = None
+        worker.on_ending = worker.fence = worker._stopped_job_id = None
     leases.forget(claim)
     return ending
 
