@@ -85,6 +85,18 @@ def test_a_worker_can_be_stopped_while_redis_is_away(durable: RedisServer) -> No
             assert not worker.test_thread.is_alive()
 
 
+def test_an_idle_worker_that_is_told_to_stop_while_redis_is_away_does_not_wait(
+    durable: RedisServer,
+) -> None:
+    with running_worker(durable.url, drain_timeout=600) as worker:
+        wait_for(lambda: worker.birth_date is not None)
+        durable.kill()
+        wait_for(lambda: worker._outage.seconds)
+        worker.stop()
+        worker.test_thread.join(20)
+        assert not worker.test_thread.is_alive()
+
+
 @pytest.fixture
 def small_outbox(monkeypatch: pytest.MonkeyPatch) -> int:
     """Workers with room for so many tokens that Redis has not taken."""

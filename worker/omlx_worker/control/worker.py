@@ -187,7 +187,8 @@ class GenerationWorker(RecordedWorker):
             log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
             self._admission.postpone_sweep()
             self._listen(pause)
-            return self._drain_ends is None or time.monotonic() < self._drain_ends
+            held = len(self._leases) > 0
+            return self._drain_ends is None or (held and time.monotonic() < self._drain_ends)
         self._outage.answered()
         return goes_on
 
