@@ -99,7 +99,7 @@ class WorkerSettings(BaseSettings):
         description="Name in RQ; else host, process id and random digits.",
     )
     lease_seconds: float = Field(
-        default=30.0, ge=1, description="Seconds that a silent worker keeps its jobs."
+        default=30.0, ge=1, le=86_400, description="Seconds that a silent worker keeps its jobs."
     )
     prefill_chunk: int = Field(
         default=2048, ge=1, description="Prompt tokens read between two steps, at most."
