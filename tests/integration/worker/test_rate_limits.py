@@ -150,6 +150,27 @@ def test_a_job_that_becomes_due_waits_for_a_slot(
     assert status(later) == "finished"
 
 
+def test_a_due_job_takes_a_free_slot_although_the_call_that_moves_it_is_repeated(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs = {"request": {"model": ALIAS, "prompt": "x"}}
+    job = queue(connection).enqueue_in(
+        timedelta(minutes=5), JOB_FUNCTION, kwargs=kwargs, rate_limit=ONE
+    )
+    with running_worker(redis_url) as worker:
+        wait_for(lambda: worker.last_cleaned_at)
+        schedule = worker._schedule
+
+        def repeats(**arguments: Any) -> Any:
+            schedule(**arguments)
+            return schedule(**arguments)
+
+        monkeypatch.setattr(worker, "_schedule", repeats)
+        connection.zadd(queue(connection).scheduled_job_registry.key, {job.id: 1})
+        wait_for(lambda: is_over(job), 5)
+    assert status(job) == "finished"
+
+
 def test_maintenance_frees_a_slot_that_was_lost(redis_url: str, connection: Redis) -> None:
     jobs = [limited(connection), limited(connection)]
     connection.delete(jobs[0].key)

@@ -42,8 +42,7 @@ def make_due(connection: Redis, job: Job) -> None:
 
 
 def move(connection: Redis) -> list[str]:
-    moved, _ = load(connection, "schedule")(keys=QUEUES, args=[100])
-    return [job_id.decode() for job_id in moved]
+    return [job_id.decode() for job_id in load(connection, "schedule")(keys=QUEUES, args=[100])]
 
 
 @pytest.mark.parametrize("how", ["enqueue_in", "enqueue_at"])

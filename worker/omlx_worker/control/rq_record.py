@@ -227,13 +227,8 @@ class RecordedWorker(Worker):
         """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, and ready dependents."""
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
-        moved, limits = self._schedule(keys=self.queue_names(), args=[MOST_DUE])
-        for job_id in moved:
+        for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
             log.info("job %s is due", job_id.decode(errors="replace"))
-        for key in limits:
-            with self.extras.attempt("a rate limit"):
-                registry = RateLimitRegistry(key.decode(), self.connection)
-                registry.acquire_and_enqueue(registry.concurrency)
         self._scheduled_at = time.monotonic()
 
     # RQ's handlers and maintenance

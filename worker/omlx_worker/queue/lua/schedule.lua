@@ -4,14 +4,16 @@
 -- KEYS     names of queues (names, not keys)
 -- ARGV[1]  most jobs to move for one queue
 --
--- Returns the ids of the moved jobs, then the key of each rate limit that one of them now waits for.
+-- A job whose rate limit has no free slot waits for the end of a job that holds one.
+--
+-- Returns the ids of the moved jobs.
 
 local time, date = now()
-local moved, limits = {}, {}
+local moved = {}
 
 local awaited = {scheduled = true, created = true, ready_to_enqueue = true}
 
--- Returns false if the queue is of another type; the job then stays where it is.
+-- Returns false if a shared key is of another type; the job then stays where it is.
 local function enqueue(queue, job)
   local fields = redis.pcall('HMGET', job_key(job), 'status', 'ttl', 'ended_at',
     'enqueue_at_front', 'enqueue_at_front_on_retry', 'rate_limit_key', 'rate_limit_concurrency')
@@ -20,14 +22,19 @@ local function enqueue(queue, job)
   local has_run = fields[3] and fields[3] ~= ''
   local at_front = fields[4] == '1' or (has_run and fields[5] == '1')
   local limit, concurrency = fields[6], tonumber(fields[7] or '')
-  if limit and limit ~= '' and concurrency then
-    if not try('ZADD', RQ .. 'rl:' .. limit .. ':rate_limited', number(time), job) then return false end
+  local config = limit and limit ~= '' and concurrency and RQ .. 'rl:' .. limit
+  local taken = config and try('ZCARD', config .. ':allowed')
+  if config then
+    if not taken then return false end
     try('SADD', RQ .. 'rl-keys', limit)
-    try('HSET', RQ .. 'rl:' .. limit, 'concurrency', concurrency)
+    try('HSET', config, 'concurrency', concurrency)
+  end
+  if config and taken >= concurrency then
+    if not try('ZADD', config .. ':rate_limited', number(time), job) then return false end
     redis.call('HSET', job_key(job), 'status', 'rate_limited', 'enqueue_at_front', at_front and 1 or 0)
-    limits[#limits + 1] = limit
   else
     if not try(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job) then return false end
+    if config then redis.call('ZADD', config .. ':allowed', number(time), job) end
     redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
   end
   local ttl = tonumber(fields[2] or '')
@@ -52,4 +59,4 @@ for _, queue in ipairs(KEYS) do
   local ready = RQ .. 'ready:' .. queue
   move(queue, ready, try('ZRANGE', ready, 0, ARGV[1] - 1))
 end
-return answer({moved, limits})
+return answer(moved)
