@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError
 from rq import Callback, Webhook
 
 from omlx_worker.control.rq_record import RecordedWorker
@@ -200,6 +201,23 @@ def test_a_job_whose_callback_outlasts_the_drain_goes_back_to_its_queue(
         worker.test_thread.join(10)
     assert status(job) == "queued"
     assert queue(connection).job_ids == [job.id]
+
+
+def test_a_job_whose_ending_redis_does_not_take_goes_back_when_the_worker_stops(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> None:
+        begun.set()
+        raise ConnectionError("it may not have arrived")
+
+    monkeypatch.setattr("omlx_worker.control.rq_endings.end_through_rq", breaks)
+    job = enqueue(connection, on_success=named(hold), max_completion_tokens=5)
+    with running_worker(redis_url, drain_timeout=0) as worker:
+        assert begun.wait(10)
+        worker.stop()
+        worker.test_thread.join(20)
+        assert worker.exit_code == 0
+    assert status(job) == "queued"
 
 
 def test_webhooks_are_sent_to_an_allowed_host(

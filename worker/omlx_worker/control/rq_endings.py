@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from redis.client import Pipeline
-from redis.exceptions import ConnectionError, WatchError
+from redis.exceptions import ConnectionError, RedisError, WatchError
 from rq import Queue
 from rq.callbacks import (
     execute_failure_callback,
@@ -122,13 +122,19 @@ class RQEndings:
             self._running.add_done_callback(lambda _: self._on_ended())
 
     def close(self, seconds: float) -> None:
-        """Write endings for a while. Jobs whose callbacks take longer stay held."""
+        """Write endings for a while, or until Redis does not take one.
+
+        Jobs whose callbacks take longer stay in the table, to be given back.
+        """
         until = time.monotonic() + seconds
-        self.advance()
-        while self._running is not None and (left := until - time.monotonic()) > 0:
-            self._leases.renew()
-            wait([self._running], min(left, self._leases.seconds / 4))
+        try:
             self.advance()
+            while self._running is not None and (left := until - time.monotonic()) > 0:
+                self._leases.renew()
+                wait([self._running], min(left, self._leases.seconds / 4))
+                self.advance()
+        except RedisError as error:
+            log.warning("Redis does not take an ending by RQ's handlers (%s)", error)
         self._thread.shutdown(wait=False)
 
 
