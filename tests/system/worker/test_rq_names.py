@@ -13,7 +13,7 @@ from redis.client import Pipeline
 from rq import Worker
 from rq.utils import now, utcformat
 
-from omlx_worker.control.rq_record import SILENT_SECONDS, NameTaken, RecordedWorker
+from omlx_worker.control.rq_record import TAKEOVER_SECONDS, NameTaken, RecordedWorker
 from tests.helpers.leases import QUEUES
 from tests.helpers.run_deadly_worker import SCRIPT
 from tests.helpers.workers import enqueue, is_over, running_worker, status, wait_for
@@ -73,7 +73,7 @@ def test_a_worker_on_another_machine_lives_until_it_has_been_silent(connection: 
     leave_record(connection, hostname="elsewhere", pid=dead_process())
     with pytest.raises(NameTaken):
         newcomer(connection).register_birth()
-    silent = utcformat(now() - timedelta(seconds=SILENT_SECONDS + 1))
+    silent = utcformat(now() - timedelta(seconds=TAKEOVER_SECONDS + 1))
     connection.hset("rq:worker:mac-1", "last_heartbeat", silent)
     newcomer(connection).register_birth()
     assert connection.hget("rq:worker:mac-1", "hostname") != b"elsewhere"

@@ -38,7 +38,7 @@ log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
 # A worker is silent for this long only if it has died or Redis was away.
-SILENT_SECONDS = 3 * BEAT_SECONDS
+TAKEOVER_SECONDS = 3 * BEAT_SECONDS
 # RQ's scheduler looks as often; its scores are whole seconds.
 SCHEDULE_SECONDS = 1.0
 MOST_DUE = 1000
@@ -179,12 +179,12 @@ class RecordedWorker(Worker):
             return False
         silent = (now() - utcparse(seen)).total_seconds()
         gone = host == self.hostname and pid is not None and not _lives(int(pid))
-        if silent > SILENT_SECONDS or gone:
+        if silent > TAKEOVER_SECONDS or gone:
             return True
         raise NameTaken(
             f"name: got {self.name!r}, the name of a worker that was alive {silent:.0f} s ago "
             f"(process {pid} on {host}); give another, leave it out, or wait until it has been "
-            f"silent for {SILENT_SECONDS:.0f} s"
+            f"silent for {TAKEOVER_SECONDS:.0f} s"
         )
 
     def show(self, leases: LeaseTable, suspended: bool) -> None:
