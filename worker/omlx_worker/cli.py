@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import check_variables, fail, json_option
+from omlx_producer.cli.common import INTERRUPTED, check_variables, fail, json_option
 from omlx_producer.cli.sections import SectionedCommand
 from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
@@ -28,7 +27,6 @@ from omlx_worker.options import USAGE, describe, read_settings, require_mlx, set
 from omlx_worker.settings import WorkerSettings
 
 BROKEN, UNREACHABLE, STOPPED_AT_ONCE = 1, 3, 128
-INTERRUPTED = STOPPED_AT_ONCE + signal.SIGINT
 
 log = logging.getLogger("omlx_worker")
 

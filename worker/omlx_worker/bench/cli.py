@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omlx_producer.cli.common import fail
+from omlx_producer.cli.common import INTERRUPTED, fail
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, require_mlx
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str, ...] | None]:
