@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch_feeder import Feeder
+from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, Feeder
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.outage import Outage, waiting_text
 from omlx_producer.signals import StopSignals
@@ -16,7 +16,6 @@ from omlx_producer.terminal import write
 
 PATIENCE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-WAIT_SECONDS = 0.5
 
 
 def drive(

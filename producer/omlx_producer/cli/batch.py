@@ -14,8 +14,8 @@ import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import OVER, Batch, BatchState
-from omlx_producer.bulk.batch_feeder import BatchFeed, Feeder, LockLost
-from omlx_producer.bulk.loop import WAIT_SECONDS, serve
+from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, BatchFeed, Feeder, LockLost
+from omlx_producer.bulk.loop import serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import real_path, require_output, write_results
 from omlx_producer.bulk.progress import Style, make_display
