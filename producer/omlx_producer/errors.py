@@ -179,7 +179,7 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
         # The sentence begins with a field inside of the path, or is about the path itself.
         return _spell(path) + (": " if sentence.startswith("got ") else ".") + sentence
     if not path:
-        return f"request: got {_shown(problem['input'])}; give {whole}"
+        return f"request: got {shown(problem['input'])}; give {whole}"
     owner, expected = _look_up(model, path)
     other = _OTHER_NAMES.get(path[0]) if len(path) == 1 else None
     where = other if other and data.get(path[0]) is None else _spell(path)
@@ -190,10 +190,10 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
         return f"{where}: missing; give {expected}"
     if problem["type"] == "string_unicode":
         expected = "text without lone surrogates, which are no characters"
-    return f"{where}: got {_shown(problem['input'])}; give {expected}"
+    return f"{where}: got {shown(problem['input'])}; give {expected}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a sentence quotes it, shortened."""
     try:
         return _SHORT.repr(value)

@@ -9,20 +9,16 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import reprlib
 import zlib
 from typing import Any, NoReturn
 
+from omlx_producer.errors import shown
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.queue.claim import MAX_BODY_BYTES
 
 MAX_VALUES = 100_000
 MAX_LEVELS = 100
 TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
-_SHORT.maxlevel = 2
 
 
 def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
@@ -34,7 +30,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
     function, instance, args, kwargs = _decode_call(_decompress(data))
     if function != JOB_FUNCTION:
         raise InvalidRequest(
-            f"the job calls {_shown(function)}, which this worker does not run; "
+            f"the job calls {shown(function)}, which this worker does not run; "
             f"enqueue {JOB_FUNCTION}"
         )
     if instance is not None or args != []:
@@ -48,7 +44,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
         raise InvalidRequest("the request is nested too deeply; flatten it") from None
     if request.model != model_alias:
         raise InvalidRequest(
-            f"model: got {_shown(request.model)}; this worker serves {model_alias!r}"
+            f"model: got {shown(request.model)}; this worker serves {model_alias!r}"
         )
     return request
 
@@ -128,8 +124,3 @@ def _require_few_values(request: Any) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise InvalidRequest(f"the job's payload holds {name}, which is not JSON")
-
-
-def _shown(value: Any) -> str:
-    """A value as an error quotes it, shortened."""
-    return _SHORT.repr(value)
