@@ -162,7 +162,7 @@ class AutoPolicy:
         bits, bucket = slots.bit_length(), bucket_of(context)
         cell = self.cells[slots, bucket]
         known = {depth: cell.seconds(depth) for depth in cell.depths}
-        if len(known) <= top:
+        if any(depth not in known for depth in range(top + 1)):
             others = [(abs(s.bit_length() - bits), abs(b - bucket), s, b) for s, b in self.cells]
             for far, _, *key in sorted(others)[1:]:
                 other = self.cells[key[0], key[1]]

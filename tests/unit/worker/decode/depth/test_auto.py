@@ -82,6 +82,14 @@ def test_no_row_drafts_deeper_than_it_may() -> None:
     assert policy.choose(rows(1, 0), 2).depths == {"row0": 1}
 
 
+def test_a_limit_between_the_calibrated_depths_is_respected() -> None:
+    for own, limit in itertools.product(range(4), range(1, 9)):
+        policy = AutoPolicy(8, own)
+        for depth in policy.depths:
+            policy.cells[1, 0].put(depth, 1.0 + 0.05 * depth)
+        assert 0 <= policy.choose(rows(limit), 1).depth <= limit
+
+
 def test_acceptance_decides_where_costs_do_not() -> None:
     seconds = (1.0, 1.5, 2.0, 2.5)
     assert feed(calibrated(seconds), 300, seconds, [3, 3])[-1] == 3
