@@ -16,6 +16,11 @@ Pair = tuple[mx.array, mx.array]
 class Attention(Protocol):
     """Writes tails, and attends to bodies and tails."""
 
+    @property
+    def sums_masked(self) -> bool:
+        """Whether masked positions are summed too, with weight 0; then all must be finite."""
+        ...
+
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         """The tails with the window's keys ``[S, H, W, D]``, rotated, and values in them."""
         ...

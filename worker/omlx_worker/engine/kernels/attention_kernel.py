@@ -76,6 +76,7 @@ class AttentionKernel:
     """The `Attention` that launches the kernels; the plain form where they do not fit."""
 
     platform: Platform
+    sums_masked = False
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = keys.shape[-1]

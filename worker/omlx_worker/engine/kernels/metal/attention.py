@@ -15,6 +15,8 @@ from omlx_worker.engine.ragged.window import TAIL, Window, apart
 class PlainAttention:
     """The `Attention` of products and one softmax over body and tail."""
 
+    sums_masked = True
+
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         tail_keys, tail_values = tails
         return (

@@ -1,0 +1,76 @@
+"""Rows whose numbers overflow, as they may in half precision, spoil nothing but themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from omlx_worker.engine.kernels.device import unfused
+from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from tests.helpers.decoding import row
+from tests.helpers.families import tiny
+
+SPOILT = 7
+"""A token whose embedding is not a number."""
+
+PROMPT, TOKENS = [5, 6, 8, 9], 12
+
+
+@pytest.fixture(params=["llama", "gemma3_text", "deepseek_v3", "lfm2"])
+def network(request: pytest.FixtureRequest) -> nn.Module:
+    return tiny(request.param)
+
+
+@contextmanager
+def overflow(network: nn.Module) -> Iterator[None]:
+    """Inside of the block, the embedding of `SPOILT` is not a number."""
+    inner = getattr(network, "language_model", network)
+    embedding = inner.model.embed_tokens
+    whole = embedding.weight
+    embedding.weight = mx.where((mx.arange(whole.shape[0]) == SPOILT)[:, None], mx.nan, whole)
+    yield
+    embedding.weight = whole
+
+
+def begin(decoder: RaggedDecoder, name: str, prompt: list[int], tokens: int) -> None:
+    decoder.add(row(name, prompt, tokens))
+    while decoder.prefill({name: 64})[name]:
+        pass
+
+
+def play(decoder: RaggedDecoder, name: str, tokens: int) -> list[int]:
+    made = list[int]()
+    while len(made) < tokens:
+        for step in decoder.step():
+            if step.row_id == name:
+                made += [sampled.token for sampled in step.tokens]
+    return made[:tokens]
+
+
+@pytest.mark.parametrize("where", ["in the prompt", "while it decodes"])
+def test_the_next_row_in_its_slot_has_the_text_that_it_has_alone(
+    network: nn.Module, where: str
+) -> None:
+    with unfused():
+        model = as_ragged(network, drafts=False, checks=False)
+        decoder = RaggedDecoder(model)
+        begin(decoder, "alone", PROMPT, TOKENS)
+        alone = play(decoder, "alone", TOKENS)
+        decoder.remove("alone")
+
+        begin(decoder, "company", [1, 2, 3], 400)
+        with overflow(network):
+            begin(decoder, "spoilt", [1, SPOILT, 3, 4, 1, 2, 3, 4, 5], 60)
+            if where == "while it decodes":
+                decoder._buffers.state["pending"][decoder._slots.find("spoilt")] = SPOILT
+            for _ in range(6):
+                decoder.step()
+            decoder.remove("spoilt")
+        begin(decoder, "next", PROMPT, TOKENS)
+
+        assert play(decoder, "next", TOKENS) == alone
