@@ -26,6 +26,7 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError, WatchError
 from redis.utils import str_if_bytes
 
+from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
 from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.bulk.window import DEFAULT_WINDOW
@@ -39,8 +40,6 @@ KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
 CHUNK = 200
 OPEN, CANCELLING = "open", "cancelling"
-OVER = ("done", "cancelled")
-COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "drafted", "accepted")
 
 # A hash without `created_at` is what a late write made of an expired batch.
 _OPEN = """
@@ -54,40 +53,6 @@ return 1
 
 def is_batch_id(text: str) -> bool:
     return re.fullmatch(r"batch-[0-9a-f]{12}", text) is not None
-
-
-@dataclass(frozen=True)
-class BatchState:
-    """A batch at one moment.
-
-    Attributes:
-        state: uploading, open, cancelling, cancelled or done.
-        failures: failed rows by code.
-    """
-
-    id: str
-    state: str
-    rows: int
-    ok: int
-    failures: dict[str, int]
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    drafted: int
-    accepted: int
-    priority: Priority
-    window: int
-    job_timeout: int
-    created_at: float
-    ended_at: float | None
-
-    @property
-    def failed(self) -> int:
-        return sum(self.failures.values())
-
-    @property
-    def over(self) -> bool:
-        return self.state in OVER
 
 
 @dataclass(frozen=True)
@@ -233,29 +198,7 @@ class Batch:
         fields = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
         if "created_at" not in fields:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
-
-        def number(name: str) -> int:
-            return int(fields.get(name, 0))
-
-        priority: Any = fields["priority"]
-        counts: dict[str, Any] = {name: number(name) for name in COUNTS}
-        return BatchState(
-            id=self.id,
-            state=fields["state"],
-            rows=number("rows"),
-            ok=number("ok"),
-            failures={
-                name.removeprefix("failed:"): int(value)
-                for name, value in sorted(fields.items())
-                if name.startswith("failed:")
-            },
-            **counts,
-            priority=priority,
-            window=number("window"),
-            job_timeout=number("job_timeout"),
-            created_at=float(fields["created_at"]),
-            ended_at=float(fields["ended_at"]) if "ended_at" in fields else None,
-        )
+        return BatchState.of(self.id, fields)
 
     def ask_to_cancel(self) -> None:
         """Tell its feeder to stop; see `omlx_producer.bulk.batch_feeder`."""

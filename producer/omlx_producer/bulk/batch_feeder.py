@@ -19,11 +19,10 @@ from omlx_producer.bulk.batch import (
     BATCHES_KEY,
     CANCELLING,
     CHUNK,
-    COUNTS,
     Batch,
-    BatchState,
     open_batches,
 )
+from omlx_producer.bulk.batch_state import USAGE, BatchState
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import job_id_of, read_statuses
 from omlx_producer.bulk.meter import Meter
@@ -40,12 +39,12 @@ WAIT_SECONDS = 0.5
 # answer, or another feeder took over.
 _SETTLE = f"""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-for i = 2, #ARGV, {3 + len(COUNTS)} do
+for i = 2, #ARGV, {3 + len(USAGE)} do
   local entry = ARGV[i] .. '-0'
   if #redis.call('XRANGE', KEYS[2], entry, entry) == 1 then
     redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
     redis.call('HINCRBY', KEYS[4], ARGV[i + 2], 1)
-    for k, name in ipairs({{{", ".join(map(repr, COUNTS))}}}) do
+    for k, name in ipairs({{{", ".join(map(repr, USAGE))}}}) do
       redis.call('HINCRBY', KEYS[4], name, ARGV[i + 2 + k])
     end
     redis.call('XDEL', KEYS[2], entry)
@@ -85,7 +84,7 @@ class BatchSink:
                 result.row.line,
                 zlib.compress(write_line(result)),
                 "ok" if result.ok else f"failed:{result.code}",
-                *(getattr(meter, name) for name in COUNTS),
+                *(getattr(meter, name) for name in USAGE),
             ]
         if not self._settle(keys=self._keys, args=args):
             raise LockLost("another feeder has taken over")

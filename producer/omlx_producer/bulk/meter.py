@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from omlx_producer.bulk.batch import BatchState
+from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.row import RowResult
 
 RATE_SECONDS = 30.0

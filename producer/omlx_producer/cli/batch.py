@@ -13,8 +13,9 @@ from typing import Any
 import click
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch import OVER, Batch, BatchState
+from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, BatchFeed, Feeder, LockLost
+from omlx_producer.bulk.batch_state import OVER, BatchState
 from omlx_producer.bulk.loop import serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import real_path, require_output, write_results

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.bulk import progress as progress_module
-from omlx_producer.bulk.batch import BatchState
+from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.progress import (
     StatusLines,
