@@ -27,11 +27,11 @@ from redis.exceptions import RedisError, WatchError
 from redis.utils import str_if_bytes
 
 from omlx_producer.bulk.batch_state import BatchState
-from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
+from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, write_line
 from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.enqueue import JOB_SECONDS
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import InvalidRequest, UnknownJob, one_line
 from omlx_producer.protocol import GenerationRequest, Priority
 
 BATCHES_KEY = "omlx:batches"
@@ -170,14 +170,17 @@ class Batch:
         for key in (self.key, self.rows_key, self.results_key):
             pipe.expire(key, UPLOAD_SECONDS)
 
-    def unfinished(self) -> Iterator[Row]:
-        """The rows without a result, in order. `Row.line` is the row's number."""
+    def unfinished(self) -> Iterator[Row | BadRow]:
+        """The rows without a result, in order. A row's ``line`` is its number.
+
+        A row that this version cannot read is a `BadRow`.
+        """
         cursor = "-"
         while True:
             entries: Any = self.connection.xrange(self.rows_key, min=cursor, count=CHUNK)
             for entry_id, fields in entries:
                 cursor = f"({str_if_bytes(entry_id)}"
-                yield _unpacked(int(entry_id.split(b"-")[0]), fields[b"row"])
+                yield _unpacked(int(entry_id.split(b"-")[0]), fields.get(b"row", b""))
             if len(entries) < CHUNK:
                 return
 
@@ -238,6 +241,14 @@ def _packed(row: Row) -> bytes:
     return zlib.compress(json.dumps(document, separators=(",", ":")).encode())
 
 
-def _unpacked(number: int, packed: bytes) -> Row:
-    custom_id, digest, request = json.loads(zlib.decompress(packed))
-    return Row(custom_id, number, GenerationRequest.parse(request), digest)
+def _unpacked(number: int, packed: bytes) -> Row | BadRow:
+    try:
+        custom_id, digest, request = json.loads(zlib.decompress(packed))
+    except (zlib.error, ValueError, TypeError) as error:
+        reason = one_line(f"row {number}: Redis holds no row there ({error}); submit it again")
+        return BadRow(number, None, "unparsable", reason, digest_of(None, reason), False)
+    try:
+        return Row(custom_id, number, GenerationRequest.parse(request), digest)
+    except InvalidRequest as error:
+        # Another version may have uploaded it.
+        return BadRow(number, custom_id, "invalid_request", str(error), digest, True)

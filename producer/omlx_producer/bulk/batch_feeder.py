@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import LockError
+from redis.exceptions import LockError, NoPermissionError, ResponseError
 from redis.lock import Lock
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
@@ -27,13 +28,19 @@ from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import job_id_of, read_statuses
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.ordering import balanced
-from omlx_producer.bulk.row import Row, RowResult, write_line
-from omlx_producer.errors import OmlxQueueError, UnknownJob
+from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
+from omlx_producer.errors import OmlxQueueError, UnknownJob, one_line
+from omlx_producer.outage import passes
+
+log = logging.getLogger(__name__)
 
 # After this long without a renewal another feeder takes over.
 LOCK_SECONDS = 15.0
 LOOK_SECONDS = 1.0
 WAIT_SECONDS = 0.5
+
+# What the data of one batch may raise.
+_BROKEN = (ResponseError, ValueError, KeyError)
 
 # A result replaces its row. A row that is gone has its result: the call was repeated after a lost
 # answer, or another feeder took over.
@@ -193,10 +200,11 @@ class Feeder:
         self._feeds: dict[str, BatchFeed] = {}
         self._looked_at = float("-inf")
         self._open: list[str] = []
+        self._broken: set[str] = set()
 
     @property
     def idle(self) -> bool:
-        """Whether no open batch is left, its own or another feeder's."""
+        """Whether no open batch is left, its own or another feeder's. Broken ones do not count."""
         return not self._feeds and not self._open
 
     def turn(self) -> None:
@@ -215,6 +223,8 @@ class Feeder:
                     del self._feeds[batch_id]
             except (LockLost, UnknownJob):
                 del self._feeds[batch_id]
+            except _BROKEN as error:
+                self._drop(batch_id, error)
 
     def recover(self) -> None:
         for feed in self._feeds.values():
@@ -227,7 +237,8 @@ class Feeder:
         self._feeds.clear()
 
     def _look(self) -> None:
-        self._open = open_batches(self._connection)
+        found = open_batches(self._connection)
+        self._open = [batch_id for batch_id in found if batch_id not in self._broken]
         for batch_id in self._open:
             if batch_id not in self._feeds:
                 try:
@@ -238,9 +249,25 @@ class Feeder:
                     # Its other keys expire by themselves.
                     self._connection.zrem(BATCHES_KEY, batch_id)
                     continue
+                except _BROKEN as error:
+                    self._drop(batch_id, error)
+                    continue
                 if feed is not None:
                     self._feeds[batch_id] = feed
         self._looked_at = time.monotonic()
+
+    def _drop(self, batch_id: str, error: Exception) -> None:
+        """Stop feeding a batch whose data are broken.
+
+        Raises:
+            redis.exceptions.RedisError: the error, if it is the server's and not the batch's.
+        """
+        if passes(error) or isinstance(error, NoPermissionError):
+            raise error
+        reason = one_line(str(error))
+        log.warning("%s: its data are broken (%s); submit its rows again", batch_id, reason)
+        self._feeds.pop(batch_id, None)
+        self._broken.add(batch_id)
 
 
 def _renew(lock: Lock) -> None:
@@ -251,7 +278,7 @@ def _renew(lock: Lock) -> None:
         raise LockLost("another feeder has taken over") from None
 
 
-def _in_redis(batch: Batch, rows: Iterator[Row], lock: Lock) -> Iterator[Row]:
+def _in_redis(batch: Batch, rows: Iterator[Row | BadRow], lock: Lock) -> Iterator[Row | BadRow]:
     """The rows that have a job. Renews the lock: all rows may be read before the first is found."""
     while chunk := list(itertools.islice(rows, CHUNK)):
         _renew(lock)

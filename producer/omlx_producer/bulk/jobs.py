@@ -13,7 +13,7 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 
-from omlx_producer.bulk.row import Row
+from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.errors import MalformedResult, UnknownJob
 from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
@@ -39,7 +39,7 @@ return withdrawn
 """
 
 
-def job_id_of(run: str, row: Row) -> str:
+def job_id_of(run: str, row: Row | BadRow) -> str:
     """The id of a row's job: always the same for the same row of the same run."""
     return bulk_job_id(run, row.digest)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import time
+import zlib
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -180,6 +181,53 @@ def test_a_batch_whose_rows_come_back_at_its_end_does_not_end(
     monkeypatch.setattr(redis.client.Pipeline, "execute", restart)
     assert not batch.end("done")
     assert batch.read().state == "open"
+
+
+def packed(*document: Any) -> bytes:
+    return zlib.compress(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("stored", "code"),
+    [
+        (b"x", "unparsable"),
+        (packed("r0"), "unparsable"),
+        (packed("r0", "0" * 24, {"model": ALIAS, "prompt": "x", "newer": 1}), "invalid_request"),
+    ],
+    ids=["no-row", "another-shape", "newer-field"],
+)
+def test_a_row_that_cannot_be_read_fails_and_the_others_run(
+    redis_url: str, connection: redis.Redis, stored: bytes, code: str
+) -> None:
+    batch, other = batch_of(connection, 1), batch_of(connection, 2)
+    connection.delete(batch.rows_key)
+    connection.xadd(batch.rows_key, {"row": stored}, id="1-0")
+    with running_worker(redis_url):
+        feed_all(connection)
+    state = batch.read()
+    assert (state.state, state.ok, state.failures) == ("done", 0, {code: 1})
+    assert custom_ids(batch) == [None if code == "unparsable" else "r0"]
+    assert other.read().ok == 2
+
+
+def test_a_broken_batch_is_dropped_with_one_line_and_the_others_run(
+    redis_url: str,
+    connection: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
+    wrong_type, wrong_field, other = (batch_of(connection, 2) for _ in range(3))
+    connection.delete(wrong_type.rows_key)
+    connection.set(wrong_type.rows_key, "x")
+    connection.hset(wrong_field.key, "window", "x")
+    with running_worker(redis_url):
+        feed_all(connection)
+    assert other.read().state == "done"
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        f"{wrong_field.id}: its data are broken",
+        f"{wrong_type.id}: its data are broken",
+    ]
 
 
 @pytest.mark.system
