@@ -80,8 +80,10 @@ class Batch:
             "job_timeout": job_timeout,
             "created_at": time.time(),
         }
-        connection.hset(batch.key, mapping=fields)
-        connection.expire(batch.key, UPLOAD_SECONDS)
+        with connection.pipeline() as pipe:
+            pipe.hset(batch.key, mapping=fields)
+            pipe.expire(batch.key, UPLOAD_SECONDS)
+            pipe.execute()
         return batch
 
     @property
@@ -153,18 +155,29 @@ class Batch:
             thread.join()
 
     def _write(self, rows: list[Row | BadRow], count: int) -> int:
-        with self.connection.pipeline() as pipe:
-            for row in rows:
-                count += 1
-                if isinstance(row, BadRow):
-                    line = write_line(RowResult.of_bad(row))
-                    pipe.hset(self.results_key, str(count), zlib.compress(line))
-                    pipe.hincrby(self.key, f"failed:{row.code}", 1)
-                else:
-                    pipe.xadd(self.rows_key, {"row": _packed(row)}, id=f"{count}-0")
-            self._expire(pipe)
-            pipe.execute()
-        return count
+        """Add rows to ``count`` others; returns how many there are then.
+
+        redis-py repeats a transaction whose answer was lost. A watched one raises WatchError
+        instead, and the stored number of rows says whether it has worked.
+        """
+        end = count + len(rows)
+        while True:
+            with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
+                pipe.watch(self.key)  # type: ignore[no-untyped-call]
+                if int(pipe.hget(self.key, "rows") or 0) == end:
+                    return end
+                pipe.multi()
+                for number, row in enumerate(rows, start=count + 1):
+                    if isinstance(row, BadRow):
+                        line = write_line(RowResult.of_bad(row))
+                        pipe.hset(self.results_key, str(number), zlib.compress(line))
+                        pipe.hincrby(self.key, f"failed:{row.code}", 1)
+                    else:
+                        pipe.xadd(self.rows_key, {"row": _packed(row)}, id=f"{number}-0")
+                pipe.hset(self.key, "rows", str(end))
+                self._expire(pipe)
+                pipe.execute()
+                return end
 
     def _expire(self, pipe: Pipeline) -> None:
         for key in (self.key, self.rows_key, self.results_key):

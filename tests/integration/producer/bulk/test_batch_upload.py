@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
+from redis.connection import Connection
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk import batch as batch_module
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch
 from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.connection import connect
 from tests.helpers.workers import wait_for
 from tests.integration.producer.bulk.test_feed import rows
 
@@ -66,6 +71,39 @@ def test_an_upload_that_is_over_is_no_longer_renewed(
     with pytest.raises(KeyboardInterrupt):
         batch.upload(interrupted())
     wait_for(lambda: not connection.exists(batch.key, batch.rows_key), what="the expiry")
+
+
+def test_an_upload_whose_answer_is_lost_counts_each_row_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, cuts = Connection.send_packed_command, []
+
+    def cut_first_exec(self: Connection, command: Any, check_health: bool = True) -> None:
+        send(self, command, check_health)
+        if not cuts and any(b"EXEC" in part for part in command):
+            assert self._sock.recv(1 << 16)
+            cuts.append(self._sock.shutdown(socket.SHUT_RDWR))
+
+    with connect(redis_url) as connection:
+        batch = Batch.create(connection)
+        monkeypatch.setattr(Connection, "send_packed_command", cut_first_exec)
+        assert batch.upload([BAD, *rows(250)]) == 251
+        assert len(cuts) == 1
+        state = batch.read()
+        assert (state.state, state.rows, state.failures) == ("open", 251, {"unparsable": 1})
+        assert [row.line for row in batch.unfinished()] == list(range(2, 252))
+
+
+def test_a_kill_while_a_batch_is_made_leaves_nothing_for_ever(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "expire", kill)
+    with contextlib.suppress(KeyboardInterrupt):
+        Batch.create(connection)
+    assert all(connection.ttl(key) > 0 for key in connection.scan_iter("omlx:batch:*"))
 
 
 def interrupted() -> Iterator[Row]:
