@@ -50,6 +50,14 @@ redis.call('ZADD', KEYS[4], ARGV[3], ARGV[4])
 return 1
 """
 
+_ASK_TO_CANCEL = f"""
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= '{OPEN}' and state ~= '{CANCELLING}' then return 0 end
+redis.call('HSET', KEYS[1], 'state', '{CANCELLING}')
+redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+
 
 def is_batch_id(text: str) -> bool:
     return re.fullmatch(r"batch-[0-9a-f]{12}", text) is not None
@@ -216,10 +224,13 @@ class Batch:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
         return BatchState.of(self.id, fields)
 
-    def ask_to_cancel(self) -> None:
-        """Tell its feeder to stop; see `omlx_producer.bulk.batch_feeder`."""
-        self.connection.hset(self.key, "state", CANCELLING)
-        self.connection.zadd(BATCHES_KEY, {self.id: time.time()})
+    def ask_to_cancel(self) -> bool:
+        """Tell its feeder to stop; see `omlx_producer.bulk.batch_feeder`.
+
+        Returns False if nothing feeds it: it is over, or not uploaded yet.
+        """
+        ask = self.connection.register_script(_ASK_TO_CANCEL)
+        return bool(ask(keys=[self.key, BATCHES_KEY], args=[time.time(), self.id]))
 
     def end(self, state: str) -> bool:
         """Close the batch: nothing feeds it any more, and its results expire in `KEEP_SECONDS`.

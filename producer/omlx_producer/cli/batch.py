@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, BatchFeed, Feeder, LockLost
-from omlx_producer.bulk.batch_state import OVER, BatchState
+from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.loop import serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import real_path, require_output, write_results
@@ -154,11 +154,7 @@ def cancel_batch(batch_id: str, url: str | None) -> None:
         state = batch.read().state
         if state == "uploading":
             fail(INVALID, f"{batch_id}: its upload is not finished; interrupt the upload instead")
-        if state not in OVER:
-            batch.ask_to_cancel()
-            click.echo(_finish_cancelling(batch))
-        else:
-            click.echo("over")
+        click.echo(_finish_cancelling(batch) if batch.ask_to_cancel() else "over")
 
 
 def follow(batch: Batch, progress: Style) -> BatchState:
@@ -183,8 +179,9 @@ def _finish_cancelling(batch: Batch) -> str:
     """Wait for the feeder to cancel the batch; without a feeder, cancel it here."""
     deadline, feed = time.monotonic() + CANCEL_SECONDS, None
     while time.monotonic() < deadline:
-        if batch.read().over:
-            return "cancelled"
+        state = batch.read()
+        if state.over:
+            return "cancelled" if state.state == "cancelled" else "over"
         try:
             if feed is None and (feed := BatchFeed.begin(batch)) is not None:
                 # Reading a large batch may have taken longer than the deadline.

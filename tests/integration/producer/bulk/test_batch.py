@@ -284,6 +284,24 @@ def test_cancelling_takes_out_what_waits_stops_what_runs_and_keeps_results(
         assert told.stderr.endswith(f"{batch.id}: cancelled, 4 of 100 rows ended\n")
 
 
+def test_a_cancel_that_crosses_the_end_leaves_the_batch_done(
+    redis_url: str, connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, read = batch_of(connection, 1), Batch.read
+
+    def end_after_the_look(looked_at: Batch) -> Any:
+        state = read(looked_at)
+        monkeypatch.setattr(Batch, "read", read)
+        with running_worker(redis_url):
+            feed_all(connection)
+        return state
+
+    monkeypatch.setattr(Batch, "read", end_after_the_look)
+    assert run("cancel", batch.id).output == "over\n"
+    assert batch.read().state == "done"
+    assert connection.zcard(BATCHES_KEY) == 0
+
+
 def test_cancelling_needs_no_feeder(redis_url: str, connection: redis.Redis, run: Run) -> None:
     batch = batch_of(connection, 100, window=20)
     feed = BatchFeed.begin(batch)
