@@ -236,7 +236,8 @@ class Producer:
         outage = Reconnection()
         while True:
             try:
-                status, entries = ask_result(self.connection.pipeline(), job_id).execute()
+                pipe = ask_result(self.connection.pipeline(), job_id)
+                status, entries = pipe.execute(raise_on_error=False)
                 outage.answered()
                 if outcome := find_outcome(job_id, status, entries):
                     return outcome.unwrap()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import redis
 from pydantic import ValidationError
 from redis.client import Pipeline
+from redis.exceptions import ResponseError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
@@ -141,6 +142,22 @@ def ask_result(pipe: Any, job_id: str) -> Any:
     return pipe
 
 
+def broken(*replies: Any) -> bool:
+    """Whether a key of a job has another type, so that it cannot be read.
+
+    Args:
+        replies: to `ask_result`, executed without raising errors.
+
+    Raises:
+        redis.exceptions.ResponseError: any other error among them.
+    """
+    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+    for error in errors:
+        if not str(error).startswith("WRONGTYPE"):
+            raise error
+    return bool(errors)
+
+
 def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outcome:
     """Read the last entry of the results stream of an ended job.
 
@@ -173,6 +190,8 @@ def find_outcome(
         UnknownJob: if the job does not exist, or its result has expired.
         MalformedResult: see `read_outcome`.
     """
+    if broken(status, entries):
+        raise _malformed(job_id, "not written by RQ")
     if status is None:
         raise unknown_job(job_id)
     ending = ENDINGS.get(status.decode())

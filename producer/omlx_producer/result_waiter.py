@@ -15,7 +15,14 @@ from omlx_producer.connection import block_seconds
 from omlx_producer.enqueue import CHUNK
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import Reconnection
-from omlx_producer.outcome import Outcome, ask_result, find_outcome, results_key, timed_out
+from omlx_producer.outcome import (
+    Outcome,
+    ask_result,
+    broken,
+    find_outcome,
+    results_key,
+    timed_out,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -123,7 +130,7 @@ class ResultWaiter:
             pipe = self._connection.pipeline()
             for job_id in chunk:
                 ask_result(pipe, job_id)
-            replies = await pipe.execute()
+            replies = await pipe.execute(raise_on_error=False)
             for job_id, status, entries in zip(chunk, replies[::2], replies[1::2], strict=True):
                 try:
                     outcome = find_outcome(job_id, status, entries)
@@ -153,6 +160,11 @@ class ResultWaiter:
             # redis-py closes a connection whose read is cancelled.
             read.cancel()
             await asyncio.wait({read})
-        if not read.cancelled():
-            for key in dict(read.result()):
-                self._seen.pop(jobs[key], None)
+        if read.cancelled():
+            return
+        if broken(read.exception()):
+            # The error does not name the key. A look at all jobs does.
+            self._seen.clear()
+            return
+        for key in dict(read.result()):
+            self._seen.pop(jobs[key], None)

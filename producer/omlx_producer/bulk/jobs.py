@@ -15,7 +15,15 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegis
 
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.errors import MalformedResult, UnknownJob
-from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
+from omlx_producer.outcome import (
+    ENDINGS,
+    Ending,
+    Outcome,
+    ask_result,
+    broken,
+    read_outcome,
+    results_key,
+)
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
 
 # Results read in one pipeline: a response may hold many log-probabilities.
@@ -69,7 +77,7 @@ def read_endings(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, O
     """How jobs ended. Jobs that wait or run are left out.
 
     Returns:
-        By id: the outcome, None if the job or its result is gone.
+        By id: the outcome, None if the job or its result is gone or broken.
     """
     endings: dict[str, Outcome | None] = {}
     for start in range(0, len(job_ids), FETCH):
@@ -77,9 +85,9 @@ def read_endings(connection: redis.Redis, job_ids: Sequence[str]) -> dict[str, O
         with connection.pipeline(transaction=False) as pipe:
             for job_id in chunk:
                 ask_result(pipe, job_id)
-            replies = pipe.execute()
+            replies = pipe.execute(raise_on_error=False)
         for job_id, status, entries in zip(chunk, replies[::2], replies[1::2], strict=True):
-            if status is None:
+            if status is None or broken(status, entries):
                 endings[job_id] = None
             elif ending := ENDINGS.get(str_if_bytes(status)):
                 endings[job_id] = _outcome(job_id, ending, entries)

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from omlx_producer.errors import JobError, MalformedResult
 from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest
 
@@ -109,12 +110,12 @@ class RowResult:
     @classmethod
     def of_job(cls, row: Row, outcome: Outcome) -> RowResult:
         """The result of a row whose job is over."""
-        if outcome.ending == "finished" and isinstance(outcome.body, dict):
-            return cls(row, outcome.job_id, body=outcome.body)
-        if outcome.ending == "finished":
-            code, reason = "no_response", "the job's result is no response body"
-        else:
-            code, reason = outcome.ending, outcome.error
+        try:
+            return cls(row, outcome.job_id, body=outcome.unwrap())
+        except MalformedResult as error:
+            code, reason = "no_response", str(error)
+        except JobError as error:
+            code, reason = outcome.ending, str(error)
             field = _FIELD.match(reason)
             if field and field[0] in GenerationRequest.model_fields:
                 code = "invalid_request"

@@ -238,6 +238,29 @@ async def test_every_end_has_its_error(
     assert await waiting == body
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_result_of_another_type_ends_its_own_wait_only(
+    connection: redis.Redis, client: AsyncProducer, when: str
+) -> None:
+    good, bad = await client.submit(prompt="a"), await client.submit(prompt="b")
+    wait = asyncio.create_task(good.result(timeout=SECONDS))
+    await until(blocked(connection))
+    if when == "before":
+        connection.set(results_key(bad.id), "x")
+    failing = asyncio.create_task(bad.result(timeout=SECONDS))
+    await asyncio.sleep(0.1)
+    await until(blocked(connection))
+    if when == "meanwhile":
+        connection.set(results_key(bad.id), "x")
+        # Another wait ends the read, and the next read meets the key.
+        with pytest.raises(UnknownJob):
+            await client.result("nope")
+    with pytest.raises(MalformedResult, match="is not that of a generation job"):
+        await failing
+    started(connection, good).finish()
+    assert await wait
+
+
 async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from omlx_producer.bulk import feed as feed_module
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import job_id_of
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.outcome import results_key
 from omlx_producer.protocol import GenerationRequest, ended_stream
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.workers import ALIAS, running_worker, wait_for
@@ -179,7 +180,9 @@ def test_a_cancelled_row_is_a_result_and_is_heard_of(connection: redis.Redis) ->
     assert [(result.row.custom_id, result.code) for result in sink.results] == [("r0", "cancelled")]
 
 
-@pytest.mark.parametrize("how", ["deleted", "cancelled by RQ alone", "result expired"])
+@pytest.mark.parametrize(
+    "how", ["deleted", "cancelled by RQ alone", "result expired", "result of another type"]
+)
 def test_what_the_stream_does_not_tell_is_found_by_looking(
     redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -190,9 +193,11 @@ def test_what_the_stream_does_not_tell_is_found_by_looking(
     job_id = job_id_of(RUN, wanted[0])
     if how == "deleted":
         connection.delete(f"rq:job:{job_id}")
-    elif how == "result expired":
+    elif how.startswith("result"):
         connection.lrem(f"rq:queue:{QUEUE}", 0, job_id)
         connection.hset(f"rq:job:{job_id}", "status", "finished")
+        if how == "result of another type":
+            connection.set(results_key(job_id), "x")
     else:
         connection.lrem(f"rq:queue:{QUEUE}", 0, job_id)
         connection.hset(f"rq:job:{job_id}", "status", "canceled")

@@ -402,6 +402,13 @@ def test_failures_that_may_succeed_when_repeated_are_counted(tmp_path: Path) -> 
     index.close()
 
 
+def test_a_body_that_is_no_response_is_a_failure() -> None:
+    for finished in ({"text": "of another tool"}, body() | {"usage": {}}, None):
+        result = RowResult.of_job(row("a"), Outcome("bulk-1-1", "finished", body=finished))
+        assert (result.ok, result.code) == (False, "no_response")
+        assert "is not that of a generation job" in result.reason
+
+
 def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
     index = RowIndex()
     index._database.execute("PRAGMA max_page_count = 10")
