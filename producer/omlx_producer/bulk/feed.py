@@ -86,9 +86,8 @@ class Feed:
         # Results outlive a client that is away for a week. The window bounds their number.
         self._limits = Limits(job_timeout, ENDED_SECONDS, ENDED_SECONDS)
         self._on_results = on_results
-        self._rerun_failures = rerun_failures
         self._ended = EndedStream(connection, run)
-        self._window = Window(window)
+        self._window = Window(window, rerun=rerun_failures)
         self._settled: list[RowResult] = []
         self._settled_at = 0.0
         self._durable: list[RowResult] = []
@@ -198,7 +197,9 @@ class Feed:
             flight.enqueued = status is not None
             if status in ENDINGS:
                 ended.append(flight.job_id)
-        self._look_at(ended, rerun_failures=self._rerun_failures)
+            elif status is not None:
+                flight.rerun = False
+        self._look_at(ended)
 
     def _enqueue(self, flights: list[InFlight]) -> None:
         for start in range(0, len(flights), CHUNK):
@@ -206,7 +207,7 @@ class Feed:
             jobs = [flight.as_job(self._priority) for flight in chunk]
             enqueue(self._connection, jobs, self._limits, self._queue)
             for flight in chunk:
-                flight.enqueued = True
+                flight.enqueued, flight.rerun = True, False
 
     # Collecting
 
@@ -218,7 +219,7 @@ class Feed:
         ended = self._ended.read(wait if idle else None)
         self._look_at([job_id for job_id in ended if job_id in self._window])
 
-    def _look_at(self, job_ids: list[str], *, rerun_failures: bool = False) -> None:
+    def _look_at(self, job_ids: list[str]) -> None:
         """Settle the rows of ended jobs; enqueue again the rows whose jobs are gone."""
         again: list[InFlight] = []
         for job_id, outcome in read_endings(self._connection, job_ids).items():
@@ -228,7 +229,7 @@ class Feed:
             if flight.losses > MAX_LOSSES:
                 reason = f"Redis lost the row {flight.losses} times"
                 self._settle(RowResult(flight.row, job_id, code="lost", reason=reason))
-            elif outcome is None or (rerun_failures and outcome.ending != "finished"):
+            elif outcome is None or (flight.rerun and outcome.ending != "finished"):
                 again.append(flight)
             else:
                 self._settle(RowResult.of_job(flight.row, outcome))

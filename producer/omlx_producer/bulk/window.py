@@ -22,10 +22,12 @@ class InFlight:
     Attributes:
         enqueued: whether its job was in Redis; only then does its absence count as a loss.
         losses: how often Redis lost its job or its result.
+        rerun: whether its job may be one of an earlier run, whose failure does not count.
     """
 
     job_id: str
     row: Row
+    rerun: bool
     enqueued: bool = False
     losses: int = 0
 
@@ -36,10 +38,15 @@ class InFlight:
 
 
 class Window:
-    """At most ``limit`` rows and `WINDOW_CHARACTERS` of prompts. A longer prompt goes alone."""
+    """At most ``limit`` rows and `WINDOW_CHARACTERS` of prompts. A longer prompt goes alone.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        rerun: run rows again whose jobs failed in an earlier run.
+    """
+
+    def __init__(self, limit: int, *, rerun: bool) -> None:
         self._limit = limit
+        self._rerun = rerun
         self._rows: dict[str, InFlight] = {}
         self._characters = 0
 
@@ -63,7 +70,7 @@ class Window:
 
     def join(self, job_id: str, row: Row) -> InFlight:
         self._characters += row.characters
-        flight = self._rows[job_id] = InFlight(job_id, row)
+        flight = self._rows[job_id] = InFlight(job_id, row, self._rerun)
         return flight
 
     def leave(self, job_id: str) -> None:

@@ -235,6 +235,29 @@ def test_failures_of_an_earlier_run_are_run_again_where_that_is_wanted(
         assert {result.code for result in sink.results} == codes
 
 
+def test_failures_of_an_earlier_run_are_run_again_across_an_outage(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, sink = rows(2), Kept()
+    Feed(connection, RUN, wanted, Kept()).turn(0.01)
+    connection.delete(f"rq:queue:{QUEUE}")
+    for row in wanted:
+        connection.hset(f"rq:job:{job_id_of(RUN, row)}", "status", "failed")
+    feed = Feed(connection, RUN, wanted, sink, rerun_failures=True)
+
+    def away(*_args: Any) -> None:
+        raise redis.ConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feed_module, "delete_jobs", away)
+        with pytest.raises(redis.ConnectionError):
+            feed.turn(0.01)
+    feed.recover()
+    with running_worker(redis_url):
+        finish(feed)
+    assert {result.code for result in sink.results} == {""}
+
+
 def test_stopping_takes_waiting_rows_out_and_keeps_those_that_run(
     redis_url: str, connection: redis.Redis
 ) -> None:
