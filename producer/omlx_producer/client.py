@@ -22,6 +22,7 @@ from omlx_producer.enqueue import (
     Limits,
     NewJob,
     enqueue,
+    require_free_keys,
 )
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.fields import RequestFields
@@ -180,7 +181,8 @@ class Producer:
 
         Raises:
             InvalidRequest: for the first invalid request, whose index begins the message if there
-                are several; nothing was enqueued.
+                are several; nothing was enqueued. Only if another client takes a key meanwhile are
+                earlier chunks enqueued.
         """
         if priority not in PRIORITIES:
             raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
@@ -196,6 +198,8 @@ class Producer:
             for request, key in zip(checked, keys, strict=True)
         ]
         limits = Limits(job_timeout, result_ttl, failure_ttl)
+        if len(jobs) > CHUNK:
+            require_free_keys(self.connection, jobs)
         for start in range(0, len(jobs), CHUNK):
             enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue)
         return [JobHandle(job.id, job.queue, self) for job in jobs]

@@ -146,12 +146,7 @@ def enqueue(
     Raises:
         InvalidRequest: if a job with the same key has another request; nothing was enqueued.
     """
-    by_id = {job.id: job for job in reversed(jobs)}
-    for job in jobs:
-        first = by_id[job.id]
-        if job is not first and not _is_request_of(first.request.to_wire(), job):
-            raise _taken(job.id)
-    jobs = [by_id[job_id] for job_id in dict.fromkeys(job.id for job in jobs)]
+    jobs = _unique(jobs)
     once = [job for job in jobs if job.once]
     # One job with a random id stands for all of them.
     fresh = [job for job in jobs if not job.once][:1]
@@ -173,6 +168,31 @@ def enqueue(
                 lost_answer = True
                 continue
             return
+
+
+def require_free_keys(connection: redis.Redis, jobs: Sequence[NewJob]) -> None:
+    """Refuse jobs of which one has the key, but not the request, of another one.
+
+    Raises:
+        InvalidRequest: for the first of them.
+    """
+    once = [job for job in _unique(jobs) if job.once]
+    for start in range(0, len(once), CHUNK):
+        _find_known(connection, once[start : start + CHUNK])
+
+
+def _unique(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """The first job of each id.
+
+    Raises:
+        InvalidRequest: if a later one has another request.
+    """
+    by_id = {job.id: job for job in reversed(jobs)}
+    for job in jobs:
+        first = by_id[job.id]
+        if job is not first and not _is_request_of(first.request.to_wire(), job):
+            raise _taken(job.id)
+    return [by_id[job_id] for job_id in dict.fromkeys(job.id for job in jobs)]
 
 
 def _find_known(connection: redis.Redis, once: Sequence[NewJob]) -> set[str]:

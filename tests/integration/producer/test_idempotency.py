@@ -129,6 +129,22 @@ def test_a_key_with_another_request_is_refused(connection: redis.Redis, producer
     assert queued(connection) == [job.id]
 
 
+@pytest.mark.parametrize("first", ["submitted before", "in the same call"])
+def test_a_taken_key_behind_many_requests_enqueues_none_of_them(
+    connection: redis.Redis, producer: Producer, first: str
+) -> None:
+    requests: list[Any] = [{"prompt": str(number)} for number in range(CHUNK + 1)]
+    keys: list[str | None] = [None] * CHUNK + ["k"]
+    if first == "submitted before":
+        producer.submit(prompt="x", idempotency_key="k")
+    else:
+        keys[0] = "k"
+    before = queued(connection)
+    with pytest.raises(InvalidRequest, match="has the same key and another request"):
+        producer.submit_many(requests, idempotency_keys=keys)
+    assert queued(connection) == before
+
+
 @pytest.mark.parametrize("options", [{"idempotency_key": "k"}, {"idempotent": True}])
 def test_how_tokens_come_is_no_part_of_the_request(
     connection: redis.Redis, producer: Producer, options: Any
