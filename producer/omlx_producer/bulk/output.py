@@ -40,6 +40,16 @@ def require_output(output: Path) -> None:
         _require_ours(path)
 
 
+def require_own_table(output: Path) -> None:
+    """Refuse a table without the file of results from which a run makes it.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    if is_table(output) and output.exists() and not results_path(output).exists():
+        raise _foreign(output)
+
+
 def results_path(output: Path) -> Path:
     """The JSONL file of results: the output itself, or a file beside a table."""
     return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
@@ -141,10 +151,13 @@ def _require_ours(path: Path) -> None:
     with path.open("rb") as stream:
         first = stream.readline(MAX_LINE_BYTES)
     if not may_be_ours(first):
-        raise InvalidRequest(
-            f"{path}: exists and holds no results of omlx-submit; give another output, "
-            "or move it away"
-        )
+        raise _foreign(path)
+
+
+def _foreign(path: Path) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path}: exists and holds no results of omlx-submit; give another output, or move it away"
+    )
 
 
 def write_results(

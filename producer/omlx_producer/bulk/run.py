@@ -23,6 +23,7 @@ from omlx_producer.bulk.output import (
     errors_path,
     real_path,
     require_output,
+    require_own_table,
     results_path,
 )
 from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
@@ -143,6 +144,7 @@ def run_here(
     output, settings = real_path(output), options.settings
     _require_distinct(options, output)
     require_output(output)
+    require_own_table(output)
     maker = options.row_maker(producer.models())
     with contextlib.ExitStack() as stack:
         records = options.records(stack.enter_context(open_input(options.input)), maker)

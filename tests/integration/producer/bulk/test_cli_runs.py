@@ -48,6 +48,24 @@ def test_a_limited_run_takes_the_first_rows_and_a_later_run_goes_on(
     assert jobs_in_redis(connection) == 0
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_a_run_replaces_its_own_table_but_none_of_something_else(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    write_rows(tmp_path / "rows.jsonl", 2)
+    options = ("run", "rows.jsonl", "-o", name, "--progress", "none")
+    (tmp_path / name).write_text("precious")
+    refused = run(*options)
+    assert refused.exit_code == 2
+    assert f"{name}: exists and holds no results of omlx-submit; give another" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir() if name in path.name] == [name]
+    assert (tmp_path / name).read_text() == "precious"
+    (tmp_path / name).unlink()
+    assert [run(*options).exit_code for _ in range(2)] == [0, 0]
+
+
 def test_a_limit_is_also_that_of_dry_runs_and_batches(run: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 30)
     assert '"rows": 7,' in run("run", "rows.jsonl", "--limit", "7", "--dry-run").stdout
