@@ -57,7 +57,8 @@ class RunFile:
             InvalidRequest: if another process holds the lock.
         """
         path = run_path(output)
-        with path.open("a+b") as stream:
+        path.touch()
+        with path.open("r+b") as stream:
             lock(stream, output)
             found = _read(stream)
             run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
@@ -76,11 +77,13 @@ class RunFile:
 
     def save(self) -> None:
         """Make run and settings durable."""
-        document = json.dumps({"run": self.run, "settings": self.settings}, indent=2)
+        document = json.dumps({"run": self.run, "settings": self.settings}, indent=2).encode()
+        size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        self._stream.truncate()
-        self._stream.write(document.encode() + b"\n")
+        # Over the whole old document, so that a kill leaves the one or the other.
+        self._stream.write(document.ljust(size - 1) + b"\n")
         self._stream.flush()
+        self._stream.truncate(len(document) + 1)
         sync_file(self._stream.fileno())
 
     _stream: IO[bytes] = field(init=False, repr=False)

@@ -457,6 +457,32 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "other.jsonl") == {}
 
 
+@pytest.mark.parametrize("step", ["write", "flush", "truncate"])
+@pytest.mark.parametrize("source", ["x", "x" * 1000], ids=["shorter", "longer"])
+def test_a_kill_while_a_run_file_is_saved_keeps_the_run(
+    tmp_path: Path, step: str, source: str
+) -> None:
+    class Killed:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __getattr__(self, name: str) -> Any:
+            if name == step:
+                raise KeyboardInterrupt
+            return getattr(self._stream, name)
+
+    out = tmp_path / "out.jsonl"
+    with RunFile.open(out) as first:
+        first.remember({"input": "y" * 500})
+    with RunFile.open(out) as killed:
+        killed._stream = Killed(killed._stream)
+        with pytest.raises(KeyboardInterrupt):
+            killed.remember({"input": source})
+    with RunFile.open(out) as again:
+        assert again.run == first.run
+        assert again.settings["input"] in (source, "y" * 500)
+
+
 def test_a_run_file_torn_by_a_power_cut_starts_a_new_run(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     (tmp_path / "out.jsonl.run").write_text('{"run": "ab')
