@@ -53,17 +53,22 @@ def write_table(
 
     Args:
         with_body: add the whole response body as JSON, in the column `BODY`.
-        properties: of answers in JSON. Each gets a column. One with the name of another column gets
-            the prefix `ANSWER`.
+        properties: of answers in JSON. Each gets a column, with the prefix `ANSWER` as long as
+            another column has its name.
 
     Raises:
         InvalidRequest: if Parquet is asked for without pyarrow.
         OSError: if the file cannot be written.
     """
     columns = [*COLUMNS, BODY] if with_body else [*COLUMNS]
-    named = {(f"{ANSWER}{name}" if name in columns else name): name for name in properties}
-    columns += named
-    rows = itertools.chain.from_iterable(_rows(line, with_body, named) for line in lines)
+    named: dict[str, str] = {}
+    for name in properties:
+        column = name
+        while column in columns:
+            column = f"{ANSWER}{column}"
+        columns.append(column)
+        named[column] = name
+    rows = (_in_utf8(row) for line in lines for row in _rows(line, with_body, named))
     write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
     write(rows, columns, output)
 
@@ -83,6 +88,14 @@ def _rows(line: bytes, with_body: bool, named: Mapping[str, str]) -> Iterator[di
         cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, named)}
         yield row | cells | once
         once = {}
+
+
+def _in_utf8(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with lone surrogates, which UTF-8 lacks, escaped."""
+    return {
+        name: cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
+        for name, cell in row.items()
+    }
 
 
 def _cells(text: str, named: Mapping[str, str]) -> dict[str, str]:

@@ -302,6 +302,24 @@ def test_the_properties_of_an_answer_are_columns(tmp_path: Path) -> None:
     assert rows[2]["text"] == '{"name": "cut'
 
 
+def test_properties_that_would_share_a_column_have_one_each(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    answer = answered("a", content='{"text": "first", "answer.text": "second"}')
+    write(out, answer, finish=True, properties=("text", "answer.text")).close()
+    (row,) = csv_rows(out)
+    assert (row["answer.text"], row["answer.answer.text"]) == ("first", "second")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_lone_surrogate_in_an_answer_is_escaped_in_a_table(tmp_path: Path, suffix: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / f"out{suffix}"
+    answer = answered("a", content='{"name": "a\\ud83d", "more": ["\\ud83d"]}')
+    write(out, answer, finish=True, properties=("name", "more")).close()
+    (row,) = csv_rows(out) if suffix == ".csv" else parquet.read_table(out).to_pylist()
+    assert (row["name"], row["more"]) == ("a\\ud83d", '["\\ud83d"]')
+
+
 @pytest.mark.parametrize(
     ("schema", "columns"),
     [
