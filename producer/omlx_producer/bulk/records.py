@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -180,9 +181,9 @@ def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
 
 
 def _read_csv_text(text: IO[str]) -> Iterator[Record]:
-    reader = csv.DictReader(text, strict=True)
+    reader = csv.reader(text, strict=True)
     try:
-        columns = reader.fieldnames
+        columns = next(reader, None)
     except csv.Error as error:
         raise InvalidRequest(
             f"the CSV input's first line, which must name the columns, is not CSV ({error})"
@@ -198,23 +199,23 @@ def _read_csv_text(text: IO[str]) -> Iterator[Record]:
     while True:
         line = reader.line_num + 1
         try:
-            values = next(reader)
+            cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             yield Record(line, None, f"not CSV ({error})")
             continue
-        if None in values:
+        if len(cells) > len(columns):
             yield Record(line, None, f"more cells than the {len(columns)} columns")
-        elif not _is_utf8(values.values()):
+        elif not _is_utf8(cells):
             yield Record(line, None, "not UTF-8")
-        else:
-            yield Record(line, values)
+        elif cells:
+            yield Record(line, dict(itertools.zip_longest(columns, cells)))
 
 
-def _is_utf8(cells: Iterable[str | None]) -> bool:
+def _is_utf8(cells: Iterable[str]) -> bool:
     try:
-        "".join(cell or "" for cell in cells).encode()
+        "".join(cells).encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -226,14 +227,28 @@ def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:
     while True:
         try:
             batch = next(batches, None)
-            rows = None if batch is None else batch.to_pylist()
+            rows = None if batch is None else _python_values(batch)
         except (ValueError, OSError) as error:
             raise _no_parquet(error) from None
         if rows is None:
             return
         for values in rows:
             number += 1
-            yield Record(number, values)
+            problem = (
+                "" if values is not None else "holds a date that is not in the years 1 to 9999"
+            )
+            yield Record(number, values, problem)
+
+
+def _python_values(batch: Any) -> list[dict[str, Any] | None]:
+    """The rows of a batch; None for a row with a date that Python cannot hold."""
+    try:
+        rows: list[dict[str, Any] | None] = batch.to_pylist()
+    except OverflowError:
+        if len(batch) == 1:
+            return [None]
+        return [row for n in range(len(batch)) for row in _python_values(batch.slice(n, 1))]
+    return rows
 
 
 def _open_parquet(source: Path | IO[bytes]) -> Any:

@@ -72,6 +72,13 @@ def test_csv_rows_may_span_lines_and_lack_or_exceed_cells() -> None:
     assert records[3].value == {"id": "4", "text": "last"}
 
 
+def test_blank_lines_of_csv_count_but_are_no_rows() -> None:
+    records = read('text\n\na\n\n\nb,c\n"d\n\ne"\n\n', "csv")
+    assert [record.line for record in records] == [3, 6, 7]
+    assert "more cells than the 1 columns" in records[1].problem
+    assert [records[0].value, records[2].value] == [{"text": "a"}, {"text": "d\n\ne"}]
+
+
 def test_csv_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
     bad, good = read("text\ncaf\xe9\nplain\n".encode("latin-1"), "csv")
     assert (bad.line, bad.problem) == (2, "not UTF-8")
@@ -141,6 +148,18 @@ def test_parquet_texts_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"text": texts}), path)
     with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
         read(path.read_bytes(), "parquet")
+
+
+def test_a_parquet_date_that_python_cannot_hold_is_a_bad_row(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    dates = arrow.array([0, 2**62, 1, 2**62], arrow.timestamp("us"))
+    parquet.write_table(arrow.table({"at": dates}), path)
+    records = read(path.read_bytes(), "parquet")
+    assert [record.line for record in records] == [1, 2, 3, 4]
+    assert [record.value is None for record in records] == [False, True, False, True]
+    assert "a date that is not in the years 1 to 9999" in records[1].problem
 
 
 def test_parquet_rows_come_in_order(tmp_path: Path) -> None:
