@@ -227,7 +227,8 @@ class Producer:
 
         Args:
             job_id: the job.
-            timeout: seconds to wait; None waits for ever, 0 not at all.
+            timeout: seconds to wait; None waits for ever, 0 not at all. A server that hangs is
+                noticed only by redis-py, which tries again; that takes up to 20 s more.
 
         Raises:
             JobFailed: if it failed.

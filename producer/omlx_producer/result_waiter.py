@@ -24,6 +24,9 @@ from omlx_producer.outcome import (
     timed_out,
 )
 
+# A wait looks at its job once, however short its timeout is, unless the server hangs.
+FIRST_LOOK_SECONDS = 1.0
+
 
 @dataclass(eq=False, slots=True)
 class _Wait:
@@ -57,8 +60,10 @@ class ResultWaiter:
 
     async def outcome(self, job_id: str, timeout: float | None) -> Outcome:
         """Wait for the end of a job; see `Producer.result` for the errors."""
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        wait = _Wait(asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        look_by = None if deadline is None else max(deadline, loop.time() + FIRST_LOOK_SECONDS)
+        wait = _Wait(loop.create_future())
         self._waits.setdefault(job_id, []).append(wait)
         self._seen.pop(job_id, None)
         self._interrupt()
@@ -66,7 +71,8 @@ class ResultWaiter:
             self._task = asyncio.create_task(self._serve())
             self._task.add_done_callback(self._fail_rest)
         try:
-            await wait.looked.wait()
+            async with asyncio.timeout_at(look_by):
+                await wait.looked.wait()
             async with asyncio.timeout_at(deadline):
                 return await wait.ended
         except TimeoutError:

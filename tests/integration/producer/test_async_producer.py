@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from inspect import isfunction
@@ -211,6 +212,23 @@ async def test_a_result_that_does_not_come_times_out(
             await job.result(timeout)
     body = started(connection, job).finish()
     assert await job.result(timeout=0) == body
+
+
+@pytest.mark.parametrize("timeout", [0, 1])
+async def test_a_timeout_passes_while_the_server_hangs(
+    private_server: RedisServer, timeout: float
+) -> None:
+    assert private_server.process
+    async with AsyncProducer(private_server.url) as client:
+        job = await client.submit(model="m", prompt="x", require_known_model=False)
+        private_server.process.send_signal(signal.SIGSTOP)
+        try:
+            # redis-py waits five seconds for an answer, and tries again.
+            async with asyncio.timeout(4):
+                with pytest.raises(JobTimeout):
+                    await job.result(timeout)
+        finally:
+            private_server.process.send_signal(signal.SIGCONT)
 
 
 Ending = Callable[[FakeWorker], Any]
