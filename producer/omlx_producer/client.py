@@ -33,6 +33,7 @@ from omlx_producer.outcome import (
     ask_result,
     find_outcome,
     read_state,
+    require_job_id,
     results_key,
     timed_out,
 )
@@ -237,6 +238,7 @@ class Producer:
             MalformedResult: if its result in Redis is not a response body.
             UnknownJob: if the job does not exist, or its result has expired.
         """
+        require_job_id(job_id)
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         outage = Reconnection()
         while True:

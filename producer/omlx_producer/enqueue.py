@@ -107,13 +107,19 @@ def job_id_of(key: str) -> str:
     """The id of the job with an idempotency key.
 
     Raises:
-        InvalidRequest: if the key is empty or too long.
+        InvalidRequest: if the key is empty, too long or not UTF-8.
     """
     if not isinstance(key, str):
         raise InvalidRequest(f"idempotency_key: got {key!r}; give a text")
     if not 1 <= len(key) <= LONGEST_KEY:
         raise InvalidRequest(f"idempotency_key: got {len(key)} characters; give 1 to {LONGEST_KEY}")
-    return f"once-{_digest(key)}"
+    try:
+        return f"once-{_digest(key)}"
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"idempotency_key: got {key!r:.60}; give text without lone surrogates, which are no "
+            "characters"
+        ) from None
 
 
 def job_id_of_content(request: GenerationRequest) -> str:

@@ -51,6 +51,22 @@ def passes(error: BaseException) -> bool:
     return any(code in message for code in _PASSING_CODES)
 
 
+def broken(*replies: object) -> bool:
+    """Whether a reply says that a key has another type, so that it can never be read.
+
+    Args:
+        replies: of a pipeline that did not raise errors.
+
+    Raises:
+        redis.exceptions.ResponseError: any other error among them.
+    """
+    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+    for error in errors:
+        if not str(error).startswith("WRONGTYPE"):
+            raise error
+    return bool(errors)
+
+
 def waiting_text(error: Exception) -> str:
     """What a command says while it waits for Redis."""
     return f"Redis is unavailable ({one_line(str(error))}); waiting for it"

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import redis
 from pydantic import ValidationError
 from redis.client import Pipeline
-from redis.exceptions import ResponseError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
@@ -26,6 +25,7 @@ from omlx_producer.errors import (
     MalformedResult,
     UnknownJob,
 )
+from omlx_producer.outage import broken
 from omlx_producer.protocol import (
     ENDED_SECONDS,
     CancelledEvent,
@@ -57,6 +57,18 @@ _NO_REASON: dict[Ending, str] = {
 
 def unknown_job(job_id: str) -> UnknownJob:
     return UnknownJob(f"no job has the id {job_id!r}: check the id, or its result has expired")
+
+
+def require_job_id(job_id: str) -> None:
+    """Refuse an id that no job has: Redis's keys take UTF-8 only.
+
+    Raises:
+        UnknownJob: if it holds a lone surrogate.
+    """
+    try:
+        job_id.encode()
+    except UnicodeEncodeError:
+        raise unknown_job(job_id) from None
 
 
 def timed_out(job_id: str, timeout: float | None) -> JobTimeout:
@@ -140,22 +152,6 @@ def ask_result(pipe: Any, job_id: str) -> Any:
     pipe.hget(Job.key_for(job_id), "status")
     pipe.xrevrange(results_key(job_id), count=1)
     return pipe
-
-
-def broken(*replies: Any) -> bool:
-    """Whether a key of a job has another type, so that it cannot be read.
-
-    Args:
-        replies: to `ask_result`, executed without raising errors.
-
-    Raises:
-        redis.exceptions.ResponseError: any other error among them.
-    """
-    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
-    for error in errors:
-        if not str(error).startswith("WRONGTYPE"):
-            raise error
-    return bool(errors)
 
 
 def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outcome:

@@ -23,7 +23,7 @@ from omlx_producer.events import (
     parse_event,
 )
 from omlx_producer.outage import Reconnection
-from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, unknown_job
+from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, require_job_id, unknown_job
 
 PAGE = 500
 _MOST_TOKENS = 2**63 - 1
@@ -78,6 +78,7 @@ class Replay:
     ) -> None:
         if type(cursor) is not int or not 0 <= cursor <= _MOST_TOKENS:
             raise InvalidRequest(f"cursor: got {cursor!r}; give the n of an event, or 0 to start")
+        require_job_id(job_id)
         self.job_id = job_id
         self.step = Step.SUBSCRIBE
         self.cursor = cursor

@@ -14,12 +14,12 @@ import redis.asyncio
 from omlx_producer.connection import block_seconds
 from omlx_producer.enqueue import CHUNK
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outage import Reconnection
+from omlx_producer.outage import Reconnection, broken
 from omlx_producer.outcome import (
     Outcome,
     ask_result,
-    broken,
     find_outcome,
+    require_job_id,
     results_key,
     timed_out,
 )
@@ -60,6 +60,7 @@ class ResultWaiter:
 
     async def outcome(self, job_id: str, timeout: float | None) -> Outcome:
         """Wait for the end of a job; see `Producer.result` for the errors."""
+        require_job_id(job_id)
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         look_by = None if deadline is None else max(deadline, loop.time() + FIRST_LOOK_SECONDS)

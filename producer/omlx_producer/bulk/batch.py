@@ -218,7 +218,7 @@ class Batch:
         Raises:
             UnknownJob: if it does not exist.
         """
-        raw: Any = self.connection.hgetall(self.key)
+        raw: Any = self.connection.hgetall(self.key) if is_batch_id(self.id) else {}
         fields = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
         if "created_at" not in fields:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")

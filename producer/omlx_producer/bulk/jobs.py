@@ -15,15 +15,8 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegis
 
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.errors import MalformedResult, UnknownJob
-from omlx_producer.outcome import (
-    ENDINGS,
-    Ending,
-    Outcome,
-    ask_result,
-    broken,
-    read_outcome,
-    results_key,
-)
+from omlx_producer.outage import broken
+from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
 
 # Results read in one pipeline: a response may hold many log-probabilities.

@@ -279,6 +279,18 @@ async def test_a_result_of_another_type_ends_its_own_wait_only(
     assert await wait
 
 
+async def test_an_id_that_no_key_can_have_ends_its_own_wait_only(
+    connection: redis.Redis, client: AsyncProducer
+) -> None:
+    good = await client.submit(prompt="a")
+    wait = asyncio.create_task(good.result(timeout=SECONDS))
+    await until(blocked(connection))
+    with pytest.raises(UnknownJob):
+        await client.result("\ud800", timeout=SECONDS)
+    started(connection, good).finish()
+    assert await wait
+
+
 async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

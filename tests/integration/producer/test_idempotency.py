@@ -166,6 +166,8 @@ def test_a_key_must_be_text_of_some_length(producer: Producer, key: str) -> None
 
 
 def test_a_key_of_another_kind_is_refused(producer: Producer) -> None:
+    with pytest.raises(InvalidRequest, match="give text without lone surrogates"):
+        producer.submit(prompt="x", idempotency_key="\ud800")
     with pytest.raises(InvalidRequest, match=r"^idempotency_key: got 5; give a text$"):
         producer.submit(prompt="x", idempotency_key=5)  # type: ignore[arg-type]
 

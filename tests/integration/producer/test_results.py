@@ -135,9 +135,11 @@ def test_a_job_cancelled_by_another_tool_is_noticed(
 
 
 def test_an_unknown_job_has_no_result(producer: Producer) -> None:
-    for job_id in ("nope", "rq:odd", ""):
+    for job_id in ("nope", "rq:odd", "", "\ud800"):
         with pytest.raises(UnknownJob):
             producer.result(job_id)
+        with pytest.raises(UnknownJob):
+            list(producer.stream(job_id))
         with pytest.raises(UnknownJob):
             producer.status(job_id)
         with pytest.raises(UnknownJob):
