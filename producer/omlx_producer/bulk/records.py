@@ -88,8 +88,14 @@ def estimate_rows(path: Path, kind: Format) -> int:
 
 @contextlib.contextmanager
 def open_input(name: str) -> Iterator[IO[bytes]]:
-    """Open an input as bytes. ``-`` is stdin, which stays open."""
+    """Open an input as bytes. ``-`` is stdin, which stays open.
+
+    Raises:
+        InvalidRequest: if stdin is closed.
+    """
     if name == "-":
+        if sys.stdin is None:
+            raise InvalidRequest("-: stdin is closed; give a file, or pipe the input into it")
         yield sys.stdin.buffer
         return
     with Path(name).open("rb") as stream:

@@ -178,7 +178,7 @@ def retry(
         if not settings:
             fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
         source = source or settings["input"]
-        if source == "-" and sys.stdin.isatty():
+        if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
             fail(INVALID, f"{output}: its input was stdin; give it with --input")
         with resumable():
             options = RunOptions.from_settings(settings, input=source, window=window)

@@ -16,7 +16,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from omlx_producer.cli.common import BROKEN_PIPE, INTERRUPTED, INVALID, check_variables, fail
+from omlx_producer.cli.common import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    INVALID,
+    JOB_ENDED_BADLY,
+    check_variables,
+    fail,
+    file_error,
+)
 
 DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.
@@ -68,8 +76,7 @@ class SubmitGroup(click.Group):
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader of stdout is gone. Python must not fail when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_stdout()
             raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
@@ -104,5 +111,19 @@ def cli() -> None:
     check_variables()
 
 
+def discard_stdout() -> None:
+    """Forget what stdout cannot take: Python fails if it cannot flush that at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
-    cli(prog_name="omlx-submit")
+    try:
+        cli(prog_name="omlx-submit")
+    except OSError as error:
+        fail(JOB_ENDED_BADLY, file_error(error))
+    finally:
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            discard_stdout()

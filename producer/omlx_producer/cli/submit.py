@@ -250,6 +250,8 @@ def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_js
 
 
 def read_stdin() -> str:
+    if sys.stdin is None:
+        fail(INVALID, "stdin: is closed; give PROMPT, or pipe it into the command")
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -15,23 +15,29 @@ from typing import Any
 import pytest
 import redis
 
+from omlx_producer import Producer
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce
 
+# A shell that runs the tests in the background has its children ignore interrupts.
+CODE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from omlx_producer.cli.main import main; main()"
+)
+
+
+def environment(redis_url: str) -> dict[str, str]:
+    return {
+        "PYTHONPATH": ":".join(path for path in sys.path if path),
+        "OMLX_QUEUE_REDIS_URL": redis_url,
+        "TERM": "xterm",
+    }
+
 
 def spawn(redis_url: str, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    # A shell that runs the tests in the background has its children ignore interrupts.
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from omlx_producer.cli.main import main; main()"
-    )
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args],
-        env={
-            "PYTHONPATH": ":".join(path for path in sys.path if path),
-            "OMLX_QUEUE_REDIS_URL": redis_url,
-            "TERM": "xterm",
-        },
+        [sys.executable, "-c", CODE, *args],
+        env=environment(redis_url),
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,6 +128,34 @@ def test_a_reader_that_leaves_ends_the_process_quietly(
     assert process.wait(timeout=5) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@pytest.mark.parametrize("command", ["status", "cancel", "--help"])
+def test_a_full_disk_is_told_in_one_sentence(
+    redis_url: str, producer: Producer, command: str
+) -> None:
+    args = [command] if command == "--help" else [command, producer.submit(prompt="x").id]
+    with open("/dev/full", "w") as full:
+        process = spawn(redis_url, *args, stdout=full.fileno())
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err.endswith(": the output: No space left on device\n")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_closed_stdin_is_no_prompt(redis_url: str) -> None:
+    process = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-c", CODE, "-"],
+        env=environment(redis_url),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == (
+        "omlx-submit: stdin: is closed; give PROMPT, or pipe it into the command\n"
+    )
 
 
 @pytest.mark.system

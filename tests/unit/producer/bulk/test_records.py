@@ -11,7 +11,7 @@ import pytest
 
 from omlx_producer import InvalidRequest
 from omlx_producer.bulk import records as records_module
-from omlx_producer.bulk.records import Record, estimate_rows, format_of, read_records
+from omlx_producer.bulk.records import Record, estimate_rows, format_of, open_input, read_records
 
 
 def read(text: str | bytes, kind: Any = "jsonl") -> list[Record]:
@@ -213,3 +213,9 @@ def test_reading_does_not_run_ahead_of_its_reader() -> None:
     records = read_records(stream, "jsonl")
     next(records)
     assert stream.tell() < 100
+
+
+def test_a_closed_stdin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InvalidRequest, match=r"^-: stdin is closed; give a file"), open_input("-"):
+        pytest.fail("it reads")
