@@ -6,8 +6,9 @@ import contextlib
 import errno
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from omlx_producer.bulk.records import Record
 from omlx_producer.bulk.row import BadRow, Row, WrittenLine
@@ -41,7 +42,7 @@ class RowIndex:
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
-        run = self._database.execute
+        run = self._run
         run(f"PRAGMA cache_size = -{CACHE_KIB}")
         run("PRAGMA journal_mode = OFF")
         run("PRAGMA synchronous = OFF")
@@ -57,20 +58,19 @@ class RowIndex:
 
     def see(self, key: str, line: int) -> int | None:
         """Note that the input has a row; returns the line of an earlier row with the same key."""
-        packed, run = _pack(key), self._database.execute
-        with _disk_errors():
-            found = run("SELECT line FROM rows WHERE key = ?", (packed,)).fetchone()
-            if found is None:
-                run("INSERT INTO rows (key, line) VALUES (?, ?)", (packed, line))
-                return None
-            if found[0] is None:
-                run("UPDATE rows SET line = ? WHERE key = ?", (line, packed))
-                return None
-            return int(found[0])
+        packed = _pack(key)
+        found = self._run("SELECT line FROM rows WHERE key = ?", (packed,)).fetchone()
+        if found is None:
+            self._run("INSERT INTO rows (key, line) VALUES (?, ?)", (packed, line))
+            return None
+        if found[0] is None:
+            self._run("UPDATE rows SET line = ? WHERE key = ?", (line, packed))
+            return None
+        return int(found[0])
 
     def known(self, key: str) -> Known | None:
         """The result of a row, None without one."""
-        found = self._database.execute(
+        found = self._run(
             "SELECT digest, ok, offset FROM rows WHERE key = ? AND digest IS NOT NULL",
             (_pack(key),),
         ).fetchone()
@@ -78,34 +78,33 @@ class RowIndex:
 
     def record(self, line: WrittenLine, offset: int) -> None:
         """Note a row's result; it replaces an earlier one."""
-        with _disk_errors():
-            self._database.execute(
-                "INSERT INTO rows (key, digest, ok, offset, by_line, refused) "
-                "VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
-                "offset = excluded.offset, by_line = excluded.by_line, refused = excluded.refused",
-                (
-                    _pack(line.key),
-                    bytes.fromhex(line.digest),
-                    line.ok,
-                    offset,
-                    line.by_line,
-                    line.refused,
-                ),
-            )
+        self._run(
+            "INSERT INTO rows (key, digest, ok, offset, by_line, refused) "
+            "VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
+            "offset = excluded.offset, by_line = excluded.by_line, refused = excluded.refused",
+            (
+                _pack(line.key),
+                bytes.fromhex(line.digest),
+                line.ok,
+                offset,
+                line.by_line,
+                line.refused,
+            ),
+        )
 
     def forget_absent_lines(self) -> None:
         """Drop errors of lines that the input no longer has. Call at its end."""
-        self._database.execute("DELETE FROM rows WHERE by_line AND line IS NULL")
+        self._run("DELETE FROM rows WHERE by_line AND line IS NULL")
 
     def count(self, ok: bool) -> int:
         """How many rows succeeded, or failed."""
-        found = self._database.execute("SELECT count(*) FROM rows WHERE ok = ?", (ok,)).fetchone()
+        found = self._run("SELECT count(*) FROM rows WHERE ok = ?", (ok,)).fetchone()
         return int(found[0])
 
     def count_repeatable(self) -> int:
         """How many rows failed and may succeed when they run again."""
-        found = self._database.execute("SELECT count(*) FROM rows WHERE NOT ok AND NOT refused")
+        found = self._run("SELECT count(*) FROM rows WHERE NOT ok AND NOT refused")
         return int(found.fetchone()[0])
 
     def places(self, *, in_input_order: bool) -> Iterator[tuple[bool, int]]:
@@ -121,6 +120,10 @@ class RowIndex:
                 f"SELECT ok, offset FROM rows WHERE digest IS NOT NULL ORDER BY {order}"
             ):
                 yield bool(ok), offset
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with _disk_errors():
+            return self._database.execute(statement, values)
 
 
 @contextlib.contextmanager

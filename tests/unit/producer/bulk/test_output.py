@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +441,26 @@ def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
         fill()
     assert "TMPDIR" in caught.value.filename
     index.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda index: index.see("id:a", 1),
+        lambda index: index.known("id:a"),
+        lambda index: index.record(ok("a").written, 0),
+        lambda index: index.forget_absent_lines(),
+        lambda index: index.count(ok=True),
+        lambda index: index.count_repeatable(),
+        lambda index: list(index.places(in_input_order=True)),
+    ],
+    ids=["see", "known", "record", "forget_absent_lines", "count", "count_repeatable", "places"],
+)
+def test_a_broken_index_is_an_error_of_a_file(use: Callable[[RowIndex], Any]) -> None:
+    with contextlib.closing(RowIndex()) as index:
+        index._database.execute("DROP TABLE rows")
+        with pytest.raises(OSError, match="no such table"):
+            use(index)
 
 
 def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
