@@ -110,13 +110,13 @@ def _exists(reference: str, root: dict[str, Any]) -> bool:
     if encoded:
         known = known.rpartition("/")[0]  # The encoded rest is left to the compiler.
     try:
-        follow(known, root)
+        resolve(known, root)
     except LookupError:
         return False
     return True
 
 
-def follow(reference: str, root: Any) -> Any:
+def resolve(reference: str, root: Any) -> Any:
     """What a reference ``#`` or ``#/...`` names in a schema.
 
     Raises:

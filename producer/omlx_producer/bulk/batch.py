@@ -38,7 +38,7 @@ BATCHES_KEY = "omlx:batches"
 # After the end of a batch, and after the last write of an upload.
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
-CHUNK = 200
+ROWS_AT_ONCE = 200
 OPEN, CANCELLING = "open", "cancelling"
 
 # A hash without `created_at` is what a late write made of an expired batch.
@@ -129,7 +129,7 @@ class Batch:
         with self._kept():
             for row in rows:
                 pending.append(row)
-                if len(pending) == CHUNK:
+                if len(pending) == ROWS_AT_ONCE:
                     count = self._write(pending, count)
                     pending = []
             count = self._write(pending, count)
@@ -198,17 +198,17 @@ class Batch:
         """
         cursor = "-"
         while True:
-            entries: Any = self.connection.xrange(self.rows_key, min=cursor, count=CHUNK)
+            entries: Any = self.connection.xrange(self.rows_key, min=cursor, count=ROWS_AT_ONCE)
             for entry_id, fields in entries:
                 cursor = f"({str_if_bytes(entry_id)}"
                 yield _unpacked(int(entry_id.split(b"-")[0]), fields.get(b"row", b""))
-            if len(entries) < CHUNK:
+            if len(entries) < ROWS_AT_ONCE:
                 return
 
     def results(self, rows: int) -> Iterator[bytes]:
         """The output lines so far, in the order of the input."""
-        for start in range(1, rows + 1, CHUNK):
-            numbers = [str(n) for n in range(start, min(start + CHUNK, rows + 1))]
+        for start in range(1, rows + 1, ROWS_AT_ONCE):
+            numbers = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, rows + 1))]
             packed: Any = self.connection.hmget(self.results_key, numbers)
             yield from (zlib.decompress(line) for line in packed if line is not None)
 

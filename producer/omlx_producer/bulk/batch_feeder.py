@@ -19,7 +19,7 @@ from rq.serializers import JSONSerializer
 from omlx_producer.bulk.batch import (
     BATCHES_KEY,
     CANCELLING,
-    CHUNK,
+    ROWS_AT_ONCE,
     Batch,
     open_batches,
 )
@@ -280,7 +280,7 @@ def _renew(lock: Lock) -> None:
 
 def _in_redis(batch: Batch, rows: Iterator[Row | BadRow], lock: Lock) -> Iterator[Row | BadRow]:
     """The rows that have a job. Renews the lock: all rows may be read before the first is found."""
-    while chunk := list(itertools.islice(rows, CHUNK)):
+    while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         _renew(lock)
         ids = [job_id_of(batch.run, row) for row in chunk]
         statuses = read_statuses(batch.connection, ids)

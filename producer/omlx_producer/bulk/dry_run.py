@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
+from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import open_input
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
 from omlx_producer.bulk.run import RunOptions
@@ -99,7 +99,7 @@ def look_through(producer: Producer, options: RunOptions) -> Findings:
     maker = options.row_maker(models)
     findings, counter = Findings(), TokenCounter(models)
     with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
-        for row in plan_rows(options.records(stream, maker), maker.make, index, Plan()):
+        for row in plan_rows(options.records(stream, maker), maker.make, index, Seen()):
             findings.rows += 1
             if isinstance(row, BadRow):
                 findings.bad[row.code] += 1

@@ -35,7 +35,7 @@ from omlx_producer.outcome import ENDINGS
 from omlx_producer.protocol import ENDED_SECONDS, Priority, queue_name
 
 # A MULTI of this many jobs delays other clients by about half a millisecond.
-CHUNK = 100
+ENTER = 100
 LOOK = 200
 # Results, or seconds, per write to the disk.
 GROUP = 256
@@ -172,9 +172,9 @@ class Feed:
         return 0 if self._exhausted else self._window.room(len(self._settled))
 
     def _enter(self) -> None:
-        """Enqueue up to `CHUNK` rows. Bad rows are settled and take no room in Redis."""
+        """Enqueue up to `ENTER` rows. Bad rows are settled and take no room in Redis."""
         flights = []
-        for _ in range(CHUNK):
+        for _ in range(ENTER):
             if not self._room:
                 break
             row = next(self._rows, None)
@@ -202,8 +202,8 @@ class Feed:
         self._look_at(ended)
 
     def _enqueue(self, flights: list[InFlight]) -> None:
-        for start in range(0, len(flights), CHUNK):
-            chunk = flights[start : start + CHUNK]
+        for start in range(0, len(flights), ENTER):
+            chunk = flights[start : start + ENTER]
             jobs = [flight.as_job(self._priority) for flight in chunk]
             enqueue(self._connection, jobs, self._limits, self._queue)
             for flight in chunk:

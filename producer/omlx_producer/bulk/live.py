@@ -12,11 +12,11 @@ from redis.exceptions import RedisError
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.workers import read_workers
 
-LOOK_SECONDS = 2.0
+FIGURES_SECONDS = 2.0
 
 
 class WorkerWatch:
-    """Reads the figures of the workers of some models every `LOOK_SECONDS`."""
+    """Reads the figures of the workers of some models every `FIGURES_SECONDS`."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
@@ -28,7 +28,7 @@ class WorkerWatch:
         Args:
             in_flight: rows in Redis; no more of them can run.
         """
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
         # The feed meets an outage.

@@ -140,7 +140,7 @@ def _pack(key: str) -> bytes:
 
 
 @dataclass(slots=True)
-class Plan:
+class Seen:
     """What the input has shown so far.
 
     Attributes:
@@ -158,7 +158,7 @@ def plan_rows(
     records: Iterable[Record],
     make: Callable[[Record], Row | BadRow],
     index: RowIndex,
-    plan: Plan,
+    seen: Seen,
     *,
     only_failures: bool = False,
 ) -> Iterator[Row | BadRow]:
@@ -175,16 +175,16 @@ def plan_rows(
         if before is not None:
             row = _duplicate(row, before)
             index.see(row.key, row.line)
-        plan.rows += 1
+        seen.rows += 1
         known = index.known(row.key)
         if only_failures:
             run = known is not None and not known.ok
-            plan.failed += run
+            seen.failed += run
             run = run and not (isinstance(row, BadRow) and known and known.digest == row.digest)
         else:
             run = known is None or known.digest != row.digest
-            plan.done += not run
-            plan.failed += not run and known is not None and not known.ok
+            seen.done += not run
+            seen.failed += not run and known is not None and not known.ok
         if run:
             yield row
 

@@ -26,7 +26,7 @@ from omlx_producer.bulk.output import (
     require_own_table,
     results_path,
 )
-from omlx_producer.bulk.plan import Plan, RowIndex, plan_rows
+from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.progress import BadRowReporter, Style, ignored_text, make_display
 from omlx_producer.bulk.records import (
     Format,
@@ -164,9 +164,9 @@ def run_here(
         if files.torn:
             torn = counted(files.torn, "byte")
             click.echo(f"cut off {torn} of a line that a kill had torn", err=True)
-        plan, meter = Plan(), Meter(total=_estimate(options, index, only_failures))
+        seen, meter = Seen(), Meter(total=_estimate(options, index, only_failures))
         meter.ignored = maker.ignored
-        rows = plan_rows(records, maker.make, index, plan, only_failures=only_failures)
+        rows = plan_rows(records, maker.make, index, seen, only_failures=only_failures)
         display, reporter = make_display(progress), BadRowReporter(errors_path(output))
 
         def count(results: list[RowResult]) -> None:
@@ -175,9 +175,9 @@ def run_here(
 
         def show() -> None:
             watch.look(maker.used, meter, feed.in_flight)
-            meter.before = plan.done
+            meter.before = seen.done
             if not only_failures:
-                meter.total = max(meter.total or 0, plan.rows) if meter.total else None
+                meter.total = max(meter.total or 0, seen.rows) if meter.total else None
             display.update(meter)
 
         feed = Feed(
@@ -198,7 +198,7 @@ def run_here(
                 finished = drive(feed, signals, show)
                 if finished:
                     if only_failures:
-                        _require_failed(options, output, plan, index)
+                        _require_failed(options, output, seen, index)
                         run_file.remember(settings)
                     files.finish(
                         ordered=ordered,
@@ -208,10 +208,10 @@ def run_here(
                     )
                     if whole:
                         _sweep(feed)
-                    _say_if_empty(options, plan)
+                    _say_if_empty(options, seen)
         finally:
-            meter.before, meter.total = plan.done, None if only_failures else plan.rows
-            meter.failed_before = 0 if only_failures else plan.failed
+            meter.before, meter.total = seen.done, None if only_failures else seen.rows
+            meter.failed_before = 0 if only_failures else seen.failed
             meter.now = None
             display.end(meter)
         return Ended(finished, index.count(ok=False), index.count_repeatable())
@@ -233,9 +233,9 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
             window=options.window,
             job_timeout=options.job_timeout,
         )
-        plan = Plan()
-        batch.upload(plan_rows(records, maker.make, index, plan))
-        _say_if_empty(options, plan)
+        seen = Seen()
+        batch.upload(plan_rows(records, maker.make, index, seen))
+        _say_if_empty(options, seen)
     if maker.ignored:
         write(ignored_text(maker.ignored) + "\n", err=True)
     return batch
@@ -250,18 +250,18 @@ def _sweep(feed: Feed) -> None:
             raise
 
 
-def _say_if_empty(options: RunOptions, plan: Plan) -> None:
-    if not plan.rows:
+def _say_if_empty(options: RunOptions, seen: Seen) -> None:
+    if not seen.rows:
         click.echo(f"{options.input}: holds no rows", err=True)
 
 
-def _require_failed(options: RunOptions, output: Path, plan: Plan, index: RowIndex) -> None:
+def _require_failed(options: RunOptions, output: Path, seen: Seen, index: RowIndex) -> None:
     """Refuse an input that is not the one whose rows failed.
 
     Raises:
         InvalidRequest: with the remedy.
     """
-    if index.count(ok=False) and not plan.failed:
+    if index.count(ok=False) and not seen.failed:
         raise InvalidRequest(
             f"{options.input}: holds none of the rows that failed in {output}; "
             "give the input of that run with --input"

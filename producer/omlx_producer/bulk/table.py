@@ -17,13 +17,13 @@ from typing import Any
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.completion import answer_text
-from omlx_producer.json_schema import follow
+from omlx_producer.json_schema import resolve
 
-COUNTS = ("prompt_tokens", "completion_tokens")
-COLUMNS = ("custom_id", "text", "finish_reason", *COUNTS, "error")
+TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
+COLUMNS = ("custom_id", "text", "finish_reason", *TOKEN_COLUMNS, "error")
 BODY = "response"
 ANSWER = "answer."
-CHUNK = 512
+ROW_GROUP = 512
 
 
 def is_table(output: Path) -> bool:
@@ -37,7 +37,7 @@ def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
     tops, reference = [schema], schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         with contextlib.suppress(LookupError):
-            tops.append(follow(reference, schema))
+            tops.append(resolve(reference, schema))
     found: dict[str, Any] = {}
     for top in tops:
         properties = top.get("properties") if isinstance(top, dict) else None
@@ -80,7 +80,7 @@ def _rows(line: bytes, with_body: bool, named: Mapping[str, str]) -> Iterator[di
         yield row | {"error": f"{error['code']}: {error['message']}"}
         return
     body = document["response"]["body"]
-    once = {name: body["usage"][name] for name in COUNTS}
+    once = {name: body["usage"][name] for name in TOKEN_COLUMNS}
     if with_body:
         once[BODY] = json.dumps(body, ensure_ascii=False)
     for choice in body["choices"]:
@@ -124,8 +124,8 @@ def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], output: Path)
 
 def _write_parquet(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:
     arrow, parquet = import_pyarrow()
-    types = {name: arrow.int64() if name in COUNTS else arrow.string() for name in columns}
+    types = {name: arrow.int64() if name in TOKEN_COLUMNS else arrow.string() for name in columns}
     schema = arrow.schema(list(types.items()))
     with replacing(output) as stream, parquet.ParquetWriter(stream, schema) as writer:
-        while chunk := list(itertools.islice(rows, CHUNK)):
+        while chunk := list(itertools.islice(rows, ROW_GROUP)):
             writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))
