@@ -105,16 +105,16 @@ class BatchFeed:
         self._lock = lock
         self._renewed_at = self._looked_at = time.monotonic()
         self._cancelling = state.state == CANCELLING
-        rows, window = batch.unfinished(), state.window
+        rows = batch.unfinished()
         if self._cancelling:
-            # Only rows with jobs, left by another feeder. All of them must fit the window.
-            rows, window = _in_redis(batch, rows, lock), 2 * window
+            # Only rows with jobs, left by another feeder.
+            rows = _in_redis(batch, rows, lock)
         self._feed = Feed(
             batch.connection,
             batch.run,
             balanced(rows),
             BatchSink(batch, lock.local.token),
-            window=window,
+            window=None if self._cancelling else state.window,
             priority=state.priority,
             job_timeout=state.job_timeout,
         )

@@ -72,7 +72,7 @@ class Feed:
         rows: Iterable[Row | BadRow],
         sink: Sink,
         *,
-        window: int = DEFAULT_WINDOW,
+        window: int | None = DEFAULT_WINDOW,
         priority: Priority = "bulk",
         job_timeout: int = JOB_SECONDS,
         on_results: Callable[[list[RowResult]], None] = lambda _: None,

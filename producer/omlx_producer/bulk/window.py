@@ -41,10 +41,11 @@ class Window:
     """At most ``limit`` rows and `WINDOW_CHARACTERS` of prompts. A longer prompt goes alone.
 
     Args:
+        limit: None takes every row, as they are in Redis already.
         rerun: run rows again whose jobs failed in an earlier run.
     """
 
-    def __init__(self, limit: int, *, rerun: bool) -> None:
+    def __init__(self, limit: int | None, *, rerun: bool) -> None:
         self._limit = limit
         self._rerun = rerun
         self._rows: dict[str, InFlight] = {}
@@ -64,6 +65,8 @@ class Window:
 
     def room(self, leaving: int) -> int:
         """How many rows may join while ``leaving`` rows wait for their results to be durable."""
+        if self._limit is None:
+            return 1
         if self._rows and self._characters >= WINDOW_CHARACTERS:
             return 0
         return max(0, self._limit - len(self._rows) - leaving)

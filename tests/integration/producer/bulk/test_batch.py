@@ -314,6 +314,26 @@ def test_cancelling_needs_no_feeder(redis_url: str, connection: redis.Redis, run
     assert connection.llen(f"rq:queue:omlx:{ALIAS}:bulk") == 0
 
 
+@pytest.mark.timeout(20)
+def test_cancelling_takes_out_prompts_of_more_characters_than_a_window(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(connection, 20)
+    feed = BatchFeed.begin(batch)
+    assert feed is not None
+    feed.turn(0.01)
+    feed.leave()
+    # Two feeders in turn may leave as much as two windows.
+    monkeypatch.setattr("omlx_producer.bulk.window.WINDOW_CHARACTERS", 100)
+    batch.ask_to_cancel()
+    feed = BatchFeed.begin(batch)
+    assert feed is not None
+    while feed.turn(0.01):
+        pass
+    assert batch.read().state == "cancelled"
+    assert jobs_in_redis(connection) == 0
+
+
 def test_the_commands_reach_a_batch_from_anywhere(
     redis_url: str, connection: redis.Redis, tmp_path: Path, run: Run
 ) -> None:
