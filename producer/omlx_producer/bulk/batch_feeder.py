@@ -243,7 +243,7 @@ class Feeder:
             if batch_id not in self._feeds:
                 try:
                     feed = BatchFeed.begin(Batch(self._connection, batch_id))
-                except LockLost:
+                except (LockLost, LockError):
                     continue
                 except UnknownJob:
                     # Its other keys expire by themselves.

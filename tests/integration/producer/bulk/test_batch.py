@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import signal
 import time
@@ -228,6 +229,24 @@ def test_a_broken_batch_is_dropped_with_one_line_and_the_others_run(
         f"{wrong_field.id}: its data are broken",
         f"{wrong_type.id}: its data are broken",
     ]
+
+
+def test_a_lock_that_runs_out_while_a_feeder_looks_is_no_broken_batch(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
+    batch, feeder, read = batch_of(connection, 1), Feeder(connection), Batch.read
+
+    def read_late(looked_at: Batch) -> Any:
+        connection.delete(batch.lock_key)
+        return dataclasses.replace(read(looked_at), state="uploading")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "read", read_late)
+        feeder.turn()
+    feeder.turn()
+    assert connection.exists(batch.lock_key)
+    assert caplog.records == []
 
 
 @pytest.mark.system
