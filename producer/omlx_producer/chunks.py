@@ -30,7 +30,7 @@ class ChatChunks:
     """
 
     def __init__(self, job_id: str, model: str) -> None:
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{job_id}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
@@ -43,6 +43,8 @@ class ChatChunks:
         """The chunks that one event adds; one choice each."""
         if isinstance(event, TokensEvent):
             self._markup = event.markup or self._markup
+            if event.system_fingerprint:
+                self._head["system_fingerprint"] = event.system_fingerprint
             for delta in event.choices:
                 yield from self._begun(delta.index)
                 choice = self._choices[delta.index]

@@ -151,6 +151,7 @@ class TokensEvent(Wire):
 
     Attributes:
         markup: the markers in the texts of a chat; only in the first event of a job.
+        system_fingerprint: of the model; likewise.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> steps = [event for event in job.stream() if isinstance(event, TokensEvent)]
@@ -163,6 +164,7 @@ class TokensEvent(Wire):
     n: int = Field(ge=1)
     choices: list[ChoiceDelta]
     markup: Markup | None = None
+    system_fingerprint: str | None = None
 
     @property
     def since(self) -> int:
@@ -245,6 +247,7 @@ class ModelInfo(Wire):
     Attributes:
         longest_token: characters of the longest token. It bounds the tokens of a text from below.
         draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
+        system_fingerprint: a hash of weights and tokenizer. Older workers leave it out.
         announced_at: when a worker last announced it, in seconds since 1970 on the server's clock.
             Workers that run announce it every few seconds; older ones leave this out.
 
@@ -256,4 +259,5 @@ class ModelInfo(Wire):
     context_length: int = Field(ge=1)
     longest_token: int = Field(ge=1)
     draft_depth: int | None = None
+    system_fingerprint: str | None = None
     announced_at: float = 0.0

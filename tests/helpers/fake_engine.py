@@ -53,7 +53,9 @@ class _State:
 
 class FakeEngine:
     def __init__(self, max_rows: int = 16, step_seconds: float = 0.0) -> None:
-        self.info = ModelInfo(model="fake", context_length=CONTEXT, longest_token=1)
+        self.info = ModelInfo(
+            model="fake", context_length=CONTEXT, longest_token=1, system_fingerprint="fp_fake"
+        )
         self.max_rows = max_rows
         self.max_depth = self.own_depth = 0
         self.identity = "fake"

@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from omlx_producer.protocol import (
     ChoiceDelta,
     FinishReason,
     GenerationRequest,
-    Markup,
     PromptTokensDetails,
     TokenLogprob,
     TokensEvent,
@@ -102,11 +102,18 @@ class Choice:
         return ChoiceDelta(index=index, text=text, tokens=tokens, logprobs=logprobs)
 
 
+class OtherModel(ValueError):
+    """The events of an interrupted run are another model's."""
+
+
 class ActiveJob:
     """Folds the emissions of a job's rows into events and, at the end, the response.
 
     A job that was interrupted goes on from the tokens that are in its stream, `resume`: they count
     as produced and published, and its rows read them as part of their prompts.
+
+    Args:
+        fingerprint: of the model; None if it has none.
 
     Attributes:
         sent: the count in the latest event, which the terminal event repeats.
@@ -115,11 +122,18 @@ class ActiveJob:
     """
 
     def __init__(
-        self, claim: Claim, request: GenerationRequest, rows: list[Row], *, streams: bool
+        self,
+        claim: Claim,
+        request: GenerationRequest,
+        rows: list[Row],
+        *,
+        streams: bool,
+        fingerprint: str | None = None,
     ) -> None:
         self.claim = claim
         self.request = request
         self.streams = streams
+        self.fingerprint = fingerprint
         self.created = int(time.time())
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
         goes_on = level < BULK and request.messages is not None
@@ -141,9 +155,11 @@ class ActiveJob:
         return [choice.row for choice in self.choices]
 
     @property
-    def _markup(self) -> Markup | None:
+    def _head(self) -> dict[str, Any]:
+        """What only the first event says."""
         reply = self.choices[0].row.request.reply
-        return None if reply is None else reply.markup
+        markup = None if reply is None else reply.markup
+        return {"markup": markup, "system_fingerprint": self.fingerprint}
 
     @property
     def _width(self) -> int:
@@ -189,8 +205,11 @@ class ActiveJob:
 
         Raises:
             ValueError: if the events are not those of a run of this job.
+            OtherModel: if another model has made them.
         """
         for event in events:
+            if self.fingerprint and event.system_fingerprint not in (None, self.fingerprint):
+                raise OtherModel
             self.sent = event.n
             for delta in event.choices:
                 self.choices[delta.index].take_over(delta)
@@ -216,11 +235,11 @@ class ActiveJob:
         deltas = [delta for delta in taken if delta is not None]
         if not deltas:
             return None
-        markup = None if self.sent else self._markup
+        head = {} if self.sent else self._head
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
         self.sent += max(1, sum(len(delta.tokens) for delta in deltas))
         self._note_end()
-        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, markup=markup)
+        return TokensEvent(job_id=self.id, n=self.sent, choices=deltas, **head)
 
     def take_due_event(self) -> TokensEvent | None:
         """What the job publishes now.
@@ -252,8 +271,8 @@ class ActiveJob:
             for index, choice in enumerate(self.choices)
         ]
         written = [delta for delta in deltas if delta is not None]
-        markup = None if before[0] else self._markup
-        return TokensEvent(job_id=self.id, n=end[0], choices=written, markup=markup)
+        head = {} if before[0] else self._head
+        return TokensEvent(job_id=self.id, n=end[0], choices=written, **head)
 
     def _note_end(self) -> None:
         self._ends.append(self.sent)

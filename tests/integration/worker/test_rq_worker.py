@@ -11,7 +11,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.client import Producer
 from omlx_producer.protocol import MODELS_KEY, ModelInfo, events_key
-from tests.helpers.leases import roll_back
+from tests.helpers.leases import claim, roll_back, table, tokens
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -45,6 +45,23 @@ def test_fifty_jobs_at_once_all_finish_with_streams_equal_to_their_results(
         counts = [event.n for event in events(connection, job.id)]
         assert counts == sorted(counts)
         assert events(connection, job.id)[-1].type == "done"
+
+
+def test_a_job_that_another_model_has_begun_starts_over(
+    redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, alone = (enqueue(connection, max_completion_tokens=9, seed=1) for _ in range(2))
+    leases = table(connection)
+    (begun,) = claim(leases)
+    theirs = tokens(job.id, 4, 4).model_copy(update={"system_fingerprint": "fp_other"})
+    leases.append([(begun, theirs)])
+    leases.give_back([begun])
+    run_burst(redis_url)
+    bodies = [each.return_value(refresh=True) for each in (job, alone)]
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+    assert bodies[0]["system_fingerprint"] == "fp_fake"
+    assert streamed_text(connection, job.id) == bodies[0]["choices"][0]["text"]
+    assert "another model has written it" in caplog.text
 
 
 def test_rq_info_tells_the_truth_while_jobs_run(redis_url: str, connection: Redis) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from omlx_producer.cli.overview import draw_overview, read_overview
 from omlx_producer.models import read_models
-from omlx_producer.protocol import ModelInfo
+from omlx_producer.protocol import MODELS_KEY, ModelInfo
 from omlx_producer.workers import (
     SILENT_SECONDS,
     read_workers,
@@ -155,6 +155,23 @@ def test_the_last_worker_of_a_model_says_that_it_is_no_longer_served(board: Stat
     connection.hdel(workers_key(ALIAS), "mac-2")
     board.sign_off(INFO)
     assert read_models(connection)[ALIAS].announced_at == 0
+
+
+def test_two_models_under_one_alias_are_told_once(
+    board: StatusBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = board._connection
+    ours, theirs = (INFO.model_copy(update={"system_fingerprint": f"fp_{n}"}) for n in (1, 2))
+    connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
+    board.announce(ours)
+    assert not caplog.messages, "the other one's worker has ended"
+    write_figures(connection, ALIAS, board.figures("busy").model_copy(update={"name": "mac-2"}))
+    for _ in range(2):
+        connection.hset(MODELS_KEY, ALIAS, theirs.model_dump_json())
+        board.announce(ours)
+    [warning] = caplog.messages
+    assert "fp_2" in warning
+    assert "--model-alias" in warning
 
 
 def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:

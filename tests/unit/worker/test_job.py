@@ -20,7 +20,7 @@ from omlx_producer.protocol import (
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.engine.row import Emission, Row, Sampling
-from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob
+from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob, OtherModel
 from omlx_worker.queue.claim import Claim
 
 FORM = ReplyForm(
@@ -31,13 +31,17 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def active(
-    n: int = 1, streams: bool = True, reply: ReplyForm | None = None, **fields: Any
+    n: int = 1,
+    streams: bool = True,
+    reply: ReplyForm | None = None,
+    fingerprint: str | None = None,
+    **fields: Any,
 ) -> ActiveJob:
     fields = fields or {"prompt": "abc"}
     request = GenerationRequest(model="m", n=n, **fields)
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
     rows = [Row(f"j:{choice}", [1, 2, 3], 100, Sampling(), reply=reply) for choice in range(n)]
-    return ActiveJob(claim, request, rows, streams=streams)
+    return ActiveJob(claim, request, rows, streams=streams, fingerprint=fingerprint)
 
 
 def emit(job: ActiveJob, text: str, *tokens: int, choice: int = 0, reason: Any = None) -> None:
@@ -208,6 +212,19 @@ def test_a_stream_whose_text_is_not_that_of_its_tokens_is_refused() -> None:
     emit(first, "a", 1)
     with pytest.raises(ValueError, match="is not that of its tokens"):
         active().resume([taken(first)], final_text({1: "z"}))
+
+
+def test_a_stream_is_gone_on_with_by_the_model_that_began_it_alone() -> None:
+    first = active(fingerprint="fp_1")
+    emit(first, "a", 1)
+    begun = taken(first)
+    with pytest.raises(OtherModel):
+        active(fingerprint="fp_2").resume([begun], final_text({1: "a"}))
+    second = active(fingerprint="fp_1")
+    second.resume([begun], final_text({1: "a"}))
+    emit(second, "b", 2, reason="stop")
+    assert (begun.system_fingerprint, taken(second).system_fingerprint) == ("fp_1", None)
+    assert finished(second).result["system_fingerprint"] == "fp_1"
 
 
 def test_a_finished_chat_job_answers_as_openai_does() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from omlx_producer.protocol import (
 from omlx_worker.control.payload import TOO_LONG, decode_request, release_memory
 from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.row import Row
-from omlx_worker.job import ActiveJob
+from omlx_worker.job import ActiveJob, OtherModel
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
@@ -101,10 +102,11 @@ class Intake:
     def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
         """The job, with the tokens that an interrupted run left in its stream."""
         streams = claim.priority != "bulk" if request.stream is None else request.stream
-        job = ActiveJob(claim, request, rows, streams=streams)
+        fingerprint = self._engine.info.system_fingerprint
+        new = partial(ActiveJob, claim, request, rows, streams=streams, fingerprint=fingerprint)
         if not claim.streamed:
-            return job
-        key = events_key(job.id)
+            return new()
+        key = events_key(claim.id)
         entries: Any = self._connection.xrange(key)
         try:
             events = [
@@ -112,11 +114,14 @@ class Intake:
                 for _, fields in entries
                 if isinstance(event := parse_event(fields[b"event"]), TokensEvent)
             ]
+            job = new()
             job.resume(events, self._engine.text_of)
+            return job
+        except OtherModel:
+            reason = "another model has written it"
         except (ValidationError, ValueError, KeyError, IndexError) as error:
             # Not the error itself: it may quote the text.
             reason = type(error).__name__
-            log.warning("cannot resume the stream of job %s (%s); starting over", job.id, reason)
-            self._connection.delete(key)
-            return ActiveJob(claim, request, rows, streams=streams)
-        return job
+        log.warning("cannot resume the stream of job %s (%s); starting over", claim.id, reason)
+        self._connection.delete(key)
+        return new()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from redis import Redis
 
+from omlx_producer.models import read_models
 from omlx_producer.protocol import MODELS_KEY, ModelInfo
 from omlx_producer.wording import counted
 from omlx_producer.workers import (
@@ -67,13 +68,31 @@ class StatusBoard:
         self._seen = (self._started_at, 0, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
         self._cached: float | None = None
+        self._warned_of: set[str | None] = set()
 
     def announce(self, info: ModelInfo, *, served: bool = True) -> None:
         """Make the model known to producers, or tell them that it is still served, or no longer."""
         with self._extras.attempt(f"the model in {MODELS_KEY}"):
             now = server_time(self._connection) if served else 0.0
+            if served:
+                self._compare(info)
             told = info.model_copy(update={"announced_at": now})
             self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
+
+    def _compare(self, info: ModelInfo) -> None:
+        """Warn, once for each, of another model that a living worker serves under this alias."""
+        other = read_models(self._connection).get(self._model_alias, info)
+        theirs, ours = other.system_fingerprint, info.system_fingerprint
+        if theirs in (None, ours, *self._warned_of):
+            return
+        workers = read_workers(self._connection, self._model_alias)
+        if any(worker.name != self._name for worker in workers):
+            self._warned_of.add(theirs)
+            log.warning(
+                "another worker serves %s with another model (%s, %s; here %s, %s), so a job may "
+                "get either; give one of the workers another --model-alias",
+                *(self._model_alias, other.model, theirs, info.model, ours),
+            )
 
     def show(self, state: str) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.

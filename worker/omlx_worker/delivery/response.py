@@ -36,6 +36,7 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
         "object": "chat.completion" if chat else "text_completion",
         "created": job.created,
         "model": job.request.model,
+        "system_fingerprint": job.fingerprint,
         "choices": [
             write(index, choice, job.request.logprobs) for index, choice in enumerate(job.choices)
         ],

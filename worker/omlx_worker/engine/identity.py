@@ -1,4 +1,4 @@
-"""Names all that kept keys and values depend on: weights, layout, precision and software."""
+"""Names what texts depend on, a checkpoint, and what kept keys and values depend on besides."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.window import TAIL
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
+
+
+def fingerprint_of(path: Path) -> str:
+    """The `system_fingerprint` of a checkpoint: a hash of its weights, tokenizer and template."""
+    hashed = hashlib.sha256(_digest(path).encode())
+    for pattern in ("tokenizer*", "chat_template*"):
+        for file in sorted(path.glob(pattern)):
+            hashed.update(file.read_bytes())
+    return f"fp_{hashed.hexdigest()[:16]}"
 
 
 def identity_of(paths: list[Path], model: RaggedModel) -> str:

@@ -26,7 +26,7 @@ from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.identity import identity_of
+from omlx_worker.engine.identity import fingerprint_of, identity_of
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -126,6 +126,7 @@ def load_engine(
         context_length=context_length(config),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
+        system_fingerprint=fingerprint_of(path),
     )
     defaults = _defaults(path)
     grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
