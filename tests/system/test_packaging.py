@@ -96,11 +96,10 @@ def worker(program: Path, empty: Path, environment: Mapping[str, str]) -> Iterat
     assert code == 0, log.read_text()
 
 
-@pytest.mark.parametrize("artefact", [WHEEL, SOURCE])
-def test_an_installed_worker_runs_a_job_from_an_empty_folder(
-    artefacts: Path, artefact: str, tmp_path: Path
+def test_a_worker_installed_from_either_runs_a_job_from_an_empty_folder(
+    artefacts: Path, tmp_path: Path
 ) -> None:
-    programs = install(tmp_path / "venv", f"{artefacts / artefact}[worker]")
+    programs = install(tmp_path / "venv", f"{artefacts / WHEEL}[worker]")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -111,8 +110,15 @@ def test_an_installed_worker_runs_a_job_from_an_empty_folder(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    for program in ("omlx-worker", "omlx-submit"):
-        assert output(program, "--version") == f"{program}, version {VERSION}\n"
-    with worker(programs / "omlx-worker", empty, environment) as url:
-        options = ["--redis-url", url, "-m", "demo", "--queue-anyway"]
-        assert output("omlx-submit", *options, "def fibonacci(n):").strip()
+    def run_a_job() -> None:
+        for program in ("omlx-worker", "omlx-submit"):
+            assert output(program, "--version") == f"{program}, version {VERSION}\n"
+        with worker(programs / "omlx-worker", empty, environment) as url:
+            options = ["--redis-url", url, "-m", "demo", "--queue-anyway"]
+            assert output("omlx-submit", *options, "def fibonacci(n):").strip()
+
+    run_a_job()
+    # The dependencies are there already.
+    output("pip", "uninstall", "--quiet", "--yes", "omlx-queue")
+    output("pip", "install", "--quiet", "--no-deps", str(artefacts / SOURCE))
+    run_a_job()
