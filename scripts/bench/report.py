@@ -49,9 +49,14 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
+def depths_in(measured: Lines) -> list[str]:
+    """The depths that were measured with any number of rows."""
+    return [side for side in DEPTHS if any(side in line for line in measured.values())]
+
+
 def ratios(measured: Lines) -> str:
     """Tokens per second over those of `BatchGenerator`, by rows."""
-    present = [side for side in DEPTHS if any(side in line for line in measured.values())]
+    present = depths_in(measured)
     head = ["rows", "mlx-lm, tokens/s", *present]
     rows = []
     for count, line in measured.items():
@@ -63,12 +68,9 @@ def ratios(measured: Lines) -> str:
 
 def memory(measured: Lines) -> str:
     """Peak memory of decoding over the bytes of the rows' own caches."""
-    sides = ("BatchGenerator", *DEPTHS)
+    sides = ("BatchGenerator", *depths_in(measured))
     rows = [
-        [
-            str(count),
-            *(f"{m['peak'] / m['own']:.2f}" if (m := line.get(side)) else "" for side in sides),
-        ]
+        [str(count), *(f"{line[side]['peak'] / line[side]['own']:.2f}" for side in sides)]
         for count, line in measured.items()
     ]
     return markdown(["rows", *sides], rows)
