@@ -22,8 +22,8 @@ USAGE = 2
 SECTIONS = {
     "Model": ("model", "model_alias", "draft_model"),
     "Decoding": (
-        *("max_batch", "mode", "mtp_depth", "lookup", "lookup_ring", "acceptance"),
-        *("prefill_chunk", "calibration", "state_dir"),
+        *("max_batch", "mode", "mtp_depth", "lookup", "lookup_ring"),
+        *("acceptance", "calibration", "state_dir"),
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace"),

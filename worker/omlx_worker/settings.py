@@ -101,9 +101,6 @@ class WorkerSettings(BaseSettings):
     lease_seconds: float = Field(
         default=30.0, ge=1, le=86_400, description="Seconds that a silent worker keeps its jobs."
     )
-    prefill_chunk: int = Field(
-        default=2048, ge=1, description="Prompt tokens read between two steps, at most."
-    )
     patience: float = Field(
         default=30.0, gt=0, description="Seconds before a job of a worse queue gets its turn."
     )

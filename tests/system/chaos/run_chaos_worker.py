@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
 from omlx_worker import build, cli  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
+from omlx_worker.decode import thread  # noqa: E402
 from omlx_worker.queue import lease  # noqa: E402
 from omlx_worker.queue.quarantine import Quarantine  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
@@ -68,6 +69,7 @@ def work(orders: Orders) -> None:
     # Schedules kill far more often than three times, and it is never a job's fault.
     lease.Quarantine = lambda: Quarantine(1000, seconds=0.5)  # type: ignore[misc, assignment]
     lease.SWEEP_LOCK_MILLISECONDS = 100
+    thread.LONGEST_CHUNK = 4
     if not orders.demo:
         build.load_engine = lambda _: points.watched(
             FakeEngine(orders.max_rows, orders.step_seconds)
@@ -85,7 +87,6 @@ def work(orders: Orders) -> None:
         model="demo" if orders.demo else "fake",
         model_alias="fake",
         max_batch=orders.max_rows,
-        prefill_chunk=4,
         prefix_dir=Path(orders.prefix_dir) if orders.prefix_dir else None,
         drain_timeout=orders.drain_timeout,
         redis_grace=orders.redis_grace,

@@ -21,7 +21,7 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
 from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -124,7 +124,7 @@ class DecodeThread:
                 self.budget,
                 self.counters,
                 driver=self.driver,
-                chunks=ChunkSize(self._settings.prefill_chunk),
+                chunks=ChunkSize(LONGEST_CHUNK),
                 patience=self._settings.patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)

@@ -12,6 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.buffers import history_length
@@ -158,8 +159,11 @@ class Footprint:
         return sum(caches) + min(sum(caches), most + len(caches) * self._prompt)
 
     def _of_prompt(self, tokens: int) -> int:
-        # A ring's cache holds a chunk beside the ring while it is read; a chunk may be the prompt.
-        layers = [size * (tokens + _PAGE) for size, _ in self._layers]
+        # The cache of a sliding window holds the ring and the last chunk.
+        layers = [
+            size * ((min(tokens, ring + LONGEST_CHUNK) if ring else tokens) + _PAGE)
+            for size, ring in self._layers
+        ]
         return sum(layers) + max(layers, default=0) + self._prompt
 
 

@@ -13,6 +13,9 @@ from typing import Protocol
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_worker.engine.row import Emission, Known, Row
 
+LONGEST_CHUNK = 2048
+"""Tokens of a row that one `Rows.prefill` reads, at most."""
+
 
 class Rows(Protocol):
     """The part of the interface that an engine shares with its decoder.
@@ -53,8 +56,8 @@ class Rows(Protocol):
         """Read more of some rows' prompts, and of what they have generated, together.
 
         Args:
-            tokens: the most to read of each row. All these rows have equally many in their
-                caches.
+            tokens: the most to read of each row, at most `LONGEST_CHUNK`. All these rows have
+                equally many in their caches.
             keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
 
         Returns:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ByteSize
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.job import ActiveJob
@@ -37,7 +38,7 @@ class Bench:
         self.engine = FakeEngine(**engine)
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
-        settings = WorkerSettings(prefill_chunk=8)
+        settings = WorkerSettings()
         self.decode_thread = DecodeThread(
             settings, lambda: self.engine, self.traffic, self.main, Outbox()
         )
@@ -76,6 +77,11 @@ class Bench:
             messages.append(message)
         assert self.decode_thread.join(5)
         return messages
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread, "LONGEST_CHUNK", 8)
 
 
 @pytest.fixture

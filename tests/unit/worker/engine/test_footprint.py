@@ -138,6 +138,24 @@ def test_a_prompt_that_is_being_read_takes_what_was_projected(attentive: Loaded)
     assert 0.8 * taken <= read - alone <= 1.5 * taken
 
 
+def test_a_sliding_window_takes_a_ring_and_a_chunk_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunk = 128
+    monkeypatch.setattr(memory, "LONGEST_CHUNK", chunk)
+    decoder = RaggedDecoder(as_ragged(tiny("gemma3_text")))
+    before = settled()
+    long = row("x", [1] * 6000, 50)
+    alone, read = (decoder.bytes_for([(n, long.longest)]) for n in (0, long.length))
+
+    decoder.add(long)
+    while decoder.prefill({"x": chunk})["x"] > chunk:
+        pass
+
+    taken = settled() - before
+    assert taken <= read - alone <= 2 * taken
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1 << 16, 1500])
 def test_prompts_that_are_read_together_take_what_was_projected(
