@@ -14,7 +14,9 @@ from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine import footprint as memory
 from omlx_worker.engine import generator
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -213,6 +215,24 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     assert taken <= projected
     if sampling.ratio and depth:
         assert projected <= 1.2 * taken
+
+
+@pytest.mark.skipif(not compiles(), reason="an unfused search takes more")
+def test_a_search_of_a_full_ring_takes_no_more_than_projected(qwen: Loaded) -> None:
+    lookup = Lookup(ring=65_536)
+    decoder = qwen.decoder(3, lookup)
+    decoder.remember(mx.arange(lookup.ring) % 250)
+    before = settled()
+    mx.reset_peak_memory()
+    projected = decoder.bytes_for([(0, 60)] * 16)
+
+    for index in range(16):
+        joined(decoder, as_ragged(qwen.network), str(index), 2, 50)
+    for _ in range(6):
+        decoder.step()
+    mx.synchronize()
+
+    assert mx.get_peak_memory() - before <= projected
 
 
 def test_a_job_that_runs_alone_is_not_refused_for_what_runs_now(qwen_path: Path) -> None:

@@ -69,7 +69,7 @@ class Batch:
         self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
-        self._footprint = Footprint(model, self.depth, looks_up=lookup is not None)
+        self._footprint = Footprint(model, self.depth, lookup)
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._params: Params = {}
