@@ -65,7 +65,8 @@ class Row:
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
-        cache: whether its prompt may be taken from the prefix cache, and kept there.
+        cache: whether its prompt may be taken from the prefix cache and kept there, and its text
+            and the outcomes of its drafts may help to draft for other rows.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
         goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.

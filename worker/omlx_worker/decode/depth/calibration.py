@@ -182,7 +182,9 @@ class Calibration:
             return
         while len(self._rows) < slots:
             self._made += 1
-            row = Row(f"calibration:{self._made}", prompt, longest - len(prompt), Sampling())
+            name, tokens = f"calibration:{self._made}", longest - len(prompt)
+            # No user wants this text, so no drafts are looked up in it.
+            row = Row(name, prompt, tokens, Sampling(), cache=False)
             self._engine.add(row)
             self._rows.append(row.row_id)
             while self._engine.prefill({row.row_id: PROMPT_TOKENS})[row.row_id]:

@@ -156,8 +156,9 @@ class Batch:
             return
         index = self._slots.find(row_id)
         if index is not None:
-            if self._lookups:
-                slot, history = self._slots.at(index), self._buffers.state["history"]
+            slot = self._slots.at(index)
+            if self._lookups and slot.row.cache:
+                history = self._buffers.state["history"]
                 text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
                 self._lookups.remember(text)
             self._slots.free(index).left = True
@@ -255,8 +256,8 @@ class Batch:
             if slot.matcher:
                 slot.matcher.commit([sampled.token for sampled in step.tokens])
             if self._lookups and step.look:
-                free = slot.matcher is None
-                self._lookups.learn(step.look, step.drafted, step.accepted, free=free)
+                teaches = slot.row.cache and slot.matcher is None
+                self._lookups.learn(step.look, step.drafted, step.accepted, teaches=teaches)
             steps.append(step)
         return steps
 

@@ -154,16 +154,16 @@ class Lookups:
         codes, found = function(before, after, emitted, limits, self._trusted, ring)
         return Looks(codes, foretells, self._searched), after | found
 
-    def learn(self, look: Look, drafted: int, accepted: int, *, free: bool) -> None:
+    def learn(self, look: Look, drafted: int, accepted: int, *, teaches: bool) -> None:
         """Take in what a step found out about a row's drafts.
 
         Args:
-            free: whether the row has no constraint. Forced drafts are always accepted, so rows
-                with one do not change which matches are trusted.
+            teaches: whether the outcome changes which matches are trusted. That of a row with a
+                constraint does not, since forced drafts are always accepted.
         """
         if look.found:
             self._fruitless = 0
-        if not free:
+        if not teaches:
             return
         if look.match:
             self._trust.match(look.match, right=bool(look.foretold))

@@ -85,6 +85,13 @@ def test_a_job_has_the_engine_to_itself_and_calibration_goes_on_later(tmp_path: 
     assert before.keys() < known(policy).keys() == {(s, k) for s in (1, 2, 4) for k in (0, 1, 2)}
 
 
+def test_no_drafts_are_looked_up_in_its_texts(tmp_path: Path) -> None:
+    engine = Drafting()
+    _, grid = calibrate(engine, tmp_path)
+    assert grid.step()
+    assert [state.row.cache for state in engine.states.values()] == [False]
+
+
 def test_it_ends_after_thirty_seconds(tmp_path: Path) -> None:
     policy, grid = calibrate(Drafting(max_rows=64), tmp_path)
     began = Drafting.now

@@ -10,7 +10,8 @@ import mlx.core as mx
 import pytest
 
 from omlx_producer.request import MAX_DRAFT_DEPTH
-from omlx_worker.engine.drafts.lookup import LEAD, LONGEST, PIECE, Lookup
+from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, Lookup
+from omlx_worker.engine.drafts.trust import PRIOR
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import EVERY, Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
@@ -72,6 +73,23 @@ def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
     assert second["second"] == first["first"]
     assert decoder.accepted[True] - before > TOKENS // 2
     assert decoder.reads - reads < TOKENS // 2
+
+
+def test_a_row_that_is_not_cached_leaves_nothing_to_other_rows(qwen: Loaded) -> None:
+    decoder = qwen.decoder(2, Lookup(2))
+    lookups = decoder._lookups
+    assert lookups
+    assert lookups._ring
+    assert lookups._trust._own
+    rates = [lookups._trust._own, *lookups._trust._matches.values()]
+
+    run(decoder, [replace(row("own", PROMPTS["words"], TOKENS), cache=False)])
+
+    assert mx.all(lookups._ring.tokens == GAP)
+    assert {rate._tries for rate in rates} == {PRIOR}
+    run(decoder, [row("shared", PROMPTS["words"], TOKENS)])
+    assert mx.any(lookups._ring.tokens != GAP)
+    assert max(rate._tries for rate in rates) > PRIOR
 
 
 def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> None:
