@@ -217,10 +217,13 @@ class GenerationRequest(RequestPart):
                 f"{given[0]}: given beside tools of which one "
                 f"{'must' if calling.required else 'may'} be called; leave one of the two out"
             )
-        if self.ignore_eos and (given or (calling and calling.required)):
+        ends = list(given)
+        if calling and (calling.required or calling.strict):
+            ends.append("tool_choice" if calling.required else "strict in tools")
+        if self.ignore_eos and ends:
             raise ValueError(
-                f"ignore_eos: got true beside {given[0] if given else 'tool_choice'}, which says "
-                "where the text ends; leave one of the two out"
+                f"ignore_eos: got true beside {ends[0]}, which says where the text ends; "
+                "leave one of the two out"
             )
         return self
 

@@ -119,6 +119,11 @@ def test_nothing_may_be_called_without_tools_or_when_the_choice_is_none() -> Non
             "leave one of the two out",
         ),
         (
+            {"tools": [tool("f"), tool("g", strict=True)], "ignore_eos": True},
+            "ignore_eos: got true beside strict in tools, which says where the text ends; "
+            "leave one of the two out",
+        ),
+        (
             {"reasoning_effort": "huge"},
             "reasoning_effort: got 'huge'; "
             "give one of none, minimal, low, medium, high, xhigh and max",
