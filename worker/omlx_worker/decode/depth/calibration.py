@@ -1,7 +1,8 @@
 """The calibration grid: what a step costs by slots and depth, measured while the worker is idle.
 
 Rows of its own decode on the engine. They belong to no job, and nobody is told what they produce.
-What is known is kept in a file for the next start with the same model, device and software.
+What is known is kept in a file for the next start with the same model, own depth, device and
+software.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Calibration:
         *,
         measures: bool = True,
     ) -> None:
-        name = hashlib.sha256(engine.identity.encode()).hexdigest()[:16]
+        # The same depth costs more if the model drafts than if drafts are looked up.
+        self._key = f"{engine.identity}, own depth {policy.own_depth}"
+        name = hashlib.sha256(self._key.encode()).hexdigest()[:16]
         self.path = folder / f"auto-{name}.json"
         self._policy = policy
         self._engine = engine
@@ -129,7 +132,7 @@ class Calibration:
         ]
         known = {
             "version": FILE_VERSION,
-            "key": self._engine.identity,
+            "key": self._key,
             "costs": costs,
             "acceptance": [[each.tries, each.hits] for each in (records.own, records.lookup)],
         }
@@ -144,7 +147,7 @@ class Calibration:
     def _load(self) -> None:
         try:
             known = json.loads(self.path.read_text())
-            if (known["version"], known["key"]) != (FILE_VERSION, self._engine.identity):
+            if (known["version"], known["key"]) != (FILE_VERSION, self._key):
                 log.info("%s is about another model, device or version: measuring anew", self.path)
                 return
             self._restore(known)

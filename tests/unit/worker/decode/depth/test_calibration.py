@@ -130,8 +130,26 @@ def test_an_engine_that_fails_ends_it(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def saved(**changes: object) -> str:
-    good = {"version": FILE_VERSION, "key": "fake", "costs": [], "acceptance": [[], []]}
+    good = {
+        "version": FILE_VERSION,
+        "key": "fake, own depth 2",
+        "costs": [],
+        "acceptance": [[], []],
+    }
     return json.dumps(good | changes)
+
+
+def test_costs_are_not_those_of_another_own_depth(tmp_path: Path) -> None:
+    engine = Drafting()
+    budget = MemoryBudget(1 << 40, 0, engine.bytes_for)
+    grid = Calibration(AutoPolicy(2, own_depth=1), engine, budget, tmp_path)
+    while grid.step():
+        pass
+
+    other = AutoPolicy(2, own_depth=2)
+    Calibration(other, engine, budget, tmp_path)
+
+    assert known(other) == {}
 
 
 @pytest.mark.parametrize(
