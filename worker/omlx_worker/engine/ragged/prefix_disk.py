@@ -114,6 +114,8 @@ class PrefixDisk:
                 waiting and waiting + contents.nbytes > QUEUED_BYTES
             ):
                 return
+        contents.view()
+        with self._lock:
             self._waiting[span] = contents
         self._queue.put(span)
 

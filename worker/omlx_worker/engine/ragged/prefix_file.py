@@ -63,10 +63,10 @@ def short(hashed: hashlib._Hash) -> str:
 
 
 class Contents:
-    """What a file holds, as views of evaluated arrays: nothing is copied, so any thread may write.
+    """What a file holds.
 
     Attributes:
-        parts: the file, in order. MLX is not needed to read them.
+        parts: the file, in order; empty until `view`. MLX is not needed to read them.
         nbytes: of all parts.
     """
 
@@ -81,6 +81,7 @@ class Contents:
         arrays = {f"piece.{i}": piece for i, piece in enumerate(pieces)}
         arrays |= {f"state.{i}": state for i, state in enumerate(states)}
         arrays["tokens"] = mx.array(tokens.tolist(), mx.uint32)
+        self._arrays = list(arrays.values())
         header: dict[str, Any] = {"__metadata__": _metadata(identity, start)}
         end = 0
         for name, part in arrays.items():
@@ -89,9 +90,13 @@ class Contents:
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # safetensors aligns arrays
-        views: list[Any] = [memoryview(part) for part in arrays.values()]  # type: ignore[arg-type]
-        self.parts = [len(text).to_bytes(8, "little"), text, *views]
+        self._header = [len(text).to_bytes(8, "little"), text]
+        self.parts: list[Any] = []
         self.nbytes = 8 + len(text) + end
+
+    def view(self) -> None:
+        """Evaluate the arrays. Their views are not copies, and any thread may read them."""
+        self.parts = [*self._header, *map(memoryview, self._arrays)]  # type: ignore[arg-type]
 
 
 def name_of(span: Span, contents: Contents) -> str:

@@ -198,6 +198,17 @@ def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader:
     assert findable(start(limit=size - 1), PROMPT[::-1]) == 0
 
 
+def test_arrays_of_a_file_that_is_not_written_are_not_computed(tmp_path: Path) -> None:
+    disk = PrefixDisk(tmp_path, "identity", limit=1000)
+    keys = mx.arange(10_000.0).reshape(1, 1, 10, 1000)
+    before = mx.get_active_memory()
+
+    disk.write(array("I", range(10)), 0, [keys], [])
+
+    assert mx.get_active_memory() - before < keys.nbytes
+    disk.close()
+
+
 def test_only_files_of_the_cache_are_counted_and_removed(start: Starts, reader: Reader) -> None:
     old = time.time() - STALE_SECONDS - 60
     theirs = start.folder / "llama" / "model.safetensors"
