@@ -165,8 +165,9 @@ class Lookups:
             self._fruitless = 0
         if not teaches:
             return
-        if look.match:
-            self._trust.match(look.match, right=bool(look.foretold))
+        # A resumed row may bring a match into a step that no search came before.
+        if look.match and look.foretold is not None:
+            self._trust.match(look.match, right=look.foretold)
         if drafted and not look.looked_up:
             self._trust.own(right=accepted > 0)
 

@@ -13,7 +13,7 @@ from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.drafts.trust import PRIOR
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.lookups import EVERY, Lookups
+from omlx_worker.engine.ragged.lookups import EVERY, Look, Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Row, Sampling
@@ -137,6 +137,15 @@ def test_any_match_drafts_where_a_step_is_too_deep_for_the_models_own() -> None:
     drafted = [looked_up(lookups, depth)["drafted"].item() for depth in (2, 8, 2)]
 
     assert drafted == [0, 2, 0]
+
+
+def test_a_match_of_a_step_before_a_pause_is_not_counted_as_wrong() -> None:
+    lookups = Lookups(Lookup(ring=0), own_depth=2, vocabulary=32)
+    rate = lookups._trust._matches[4].value
+
+    lookups.learn(Look(4, None, looked_up=True, found=None), 2, 2, teaches=True)
+
+    assert lookups._trust._matches[4].value == rate
 
 
 def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
