@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -32,8 +33,8 @@ MOST_GRAMMARS = 128
 HARMLESS_CHOICES = 10_000
 """Characters of choices up to which they are compiled without a dry run."""
 
-MOST_SECONDS = 2.0
-"""What compiling one grammar may take."""
+MOST_SECONDS, MOST_WALL_SECONDS = 2, 10.0
+"""CPU time and wall time that the dry run of one grammar may take."""
 
 JSON_FORM: JsonCompileOptions = {
     "item_separator": ", ",
@@ -62,7 +63,7 @@ class BadConstraint(ValueError):
 
 
 class TooSlow(BadConstraint):
-    """A constraint that did not compile in `MOST_SECONDS`."""
+    """A constraint that did not compile in time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +97,7 @@ class Grammars:
         """The grammar of a constraint.
 
         Raises:
-            BadConstraint: if it cannot be compiled, or not in `MOST_SECONDS`.
+            BadConstraint: if it cannot be compiled, or not in time.
         """
         kept = self._kept(constraint)
         if isinstance(kept, str):
@@ -220,7 +221,7 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     Raises:
         BadConstraint: if it cannot be compiled, takes too long, or ends the process.
     """
-    asked: dict[str, Any] = {"grammar": text}
+    asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS}
     if constraint.kind == "json_schema":
         asked |= {"schema": json.loads(constraint.value), "options": JSON_FORM}
     with subprocess.Popen(
@@ -232,7 +233,7 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     ) as process:
         late = False
         try:
-            said, _ = process.communicate(json.dumps(asked), timeout=MOST_SECONDS)
+            said, _ = process.communicate(json.dumps(asked), timeout=MOST_WALL_SECONDS)
         except subprocess.TimeoutExpired:
             late = True
             process.kill()
@@ -241,8 +242,8 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     if error:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
         raise BadConstraint(where + _reason(error))
-    if late:
-        raise TooSlow(f"it takes more than {MOST_SECONDS:g} seconds to compile; make it simpler")
+    if late or process.returncode == -signal.SIGXCPU:
+        raise TooSlow(f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler")
     if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:

@@ -2,11 +2,11 @@
 
 llguidance has no limit on time, and a hostile grammar overflows its stack, which ends the process
 (seen with 1.9.1: chains of 5,000 references). So the worker runs this file before it compiles a
-grammar itself, and waits only so long.
+grammar itself. The system ends it with SIGXCPU when its CPU time is up.
 
-It reads a JSON object: ``grammar`` in llguidance's own form, and of a JSON schema ``schema`` and
-``options``. It prints lines of JSON: why the grammar cannot be compiled, empty if it can; then, of
-a schema that cannot, the path of the innermost part that is to blame.
+It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time, and of a JSON
+schema ``schema`` and ``options``. It prints lines of JSON: why the grammar cannot be compiled,
+empty if it can; then, of a schema that cannot, the path of the innermost part that is to blame.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from resource import RLIMIT_CPU, setrlimit
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -63,7 +64,10 @@ def _parts(part: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
 
 
 def main() -> None:
-    asked, tokens = json.load(sys.stdin), LLTokenizer("byte")
+    asked = json.load(sys.stdin)
+    # Beyond the hard limit the signal would be SIGKILL.
+    setrlimit(RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 1))
+    tokens = LLTokenizer("byte")
     error = error_of(asked["grammar"], tokens)
     print(json.dumps(error), flush=True)  # noqa: T201
     if error and "schema" in asked:
