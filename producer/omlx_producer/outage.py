@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -37,6 +38,9 @@ _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBL
 _PIPELINE = "of pipeline caused error: "
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.
 _MAX_DOUBLINGS = 32
+REMINDER_SECONDS = 30.0
+"""How long a log says nothing of an outage that goes on."""
+
 RECONNECT_SECONDS = 60.0
 """How long a consumer that waits for tokens or a result puts up with a Redis that is away."""
 
@@ -79,6 +83,7 @@ class Outage:
         first: seconds, the longest that the first pause takes. Pauses then double.
         longest: seconds, the longest pause.
         clock: monotonic seconds.
+        log: told when an outage begins, every `REMINDER_SECONDS` while it lasts, and when it ends.
     """
 
     def __init__(
@@ -86,11 +91,14 @@ class Outage:
         first: float = 0.05,
         longest: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
+        log: logging.Logger | None = None,
     ) -> None:
         self._backoff = EqualJitterBackoff(cap=longest, base=first)
         self._clock = clock
+        self._log = log
         self._failures = 0
         self._since: float | None = None
+        self._told = 0.0
 
     @property
     def seconds(self) -> float:
@@ -109,14 +117,21 @@ class Outage:
         """
         if not passes(error):
             raise error
-        if self._since is None:
-            self._since = self._clock()
+        now = self._clock()
+        begins = self._since is None
+        if begins:
+            self._since = now
+        if self._log and (begins or now - self._told >= REMINDER_SECONDS):
+            self._told = now
+            self._log.warning(waiting_text(error))
         pause: float = self._backoff.compute(min(self._failures, _MAX_DOUBLINGS))
         self._failures += 1
         return pause
 
     def answered(self) -> None:
         """Note a call that succeeded."""
+        if self._log and self._since is not None:
+            self._log.info("Redis is back after %.0f s", self.seconds)
         self._since, self._failures = None, 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import Iterator
@@ -71,6 +72,22 @@ def test_an_idle_worker_serves_again_after_a_restart(durable: RedisServer) -> No
         durable.start()
         later = enqueue(connection)
         wait_for(lambda: is_over(later), 30)
+
+
+def test_an_outage_is_told_once_and_its_end_too(
+    durable: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with running_worker(durable.url) as worker:
+        wait_for(lambda: worker.birth_date is not None)
+        durable.stop()
+        wait_for(lambda: worker._outage.seconds > 1)
+        durable.start()
+        wait_for(lambda: not worker._outage.seconds)
+
+    said = [r.getMessage() for r in caplog.records if r.name == "omlx_worker.worker"]
+    told = [message for message in said if message.startswith("Redis is")]
+    assert [message.split()[2] for message in told] == ["unavailable", "back"]
 
 
 def test_a_worker_can_be_stopped_while_redis_is_away(durable: RedisServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from redis.exceptions import (
     BusyLoadingError,
@@ -86,3 +88,22 @@ def test_two_outages_have_different_pauses() -> None:
 def test_an_outage_of_hours_has_a_pause_like_any_other() -> None:
     outage = Outage(longest=2.0)
     assert max(outage.failed(ConnectionError("away")) for _ in range(3000)) <= 2.0
+
+
+def test_a_log_tells_the_beginning_a_reminder_and_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, gone = [0.0], ConnectionError("refused")
+    outage = Outage(clock=lambda: now[0], log=logging.getLogger("outage"))
+    with caplog.at_level(logging.INFO):
+        outage.answered()
+        for _ in range(45):
+            outage.failed(gone)
+            now[0] += 1.0
+        outage.answered()
+        outage.answered()
+
+    unavailable = "Redis is unavailable (refused); waiting for it"
+    assert caplog.messages == [unavailable, unavailable, "Redis is back after 45 s"]
+    outage.failed(gone)
+    assert caplog.messages[3:] == [unavailable]

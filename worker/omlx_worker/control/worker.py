@@ -112,7 +112,7 @@ class GenerationWorker(RecordedWorker):
         self._unreachable = False
         self._drain_ends: float | None = None
         self._error: BaseException | None = None
-        self._outage = Outage()
+        self._outage = Outage(log=log)
         self._logging_level: str | None = None
         self._recorded = False
 
@@ -184,7 +184,6 @@ class GenerationWorker(RecordedWorker):
             if problem := unfit(error):
                 raise problem from error
             pause = self._outage.failed(error)
-            log.warning("Redis is unavailable (%s); retrying in %.1f s", error, pause)
             self._admission.postpone_sweep()
             self._listen(pause)
             held = len(self._leases) > 0

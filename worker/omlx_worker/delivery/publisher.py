@@ -70,7 +70,7 @@ class Publisher:
         drop: Callable[[Drop], None],
         outbox: Outbox,
     ) -> None:
-        self.outage = Outage()
+        self.outage = Outage(log=log)
         self._outbox = outbox
         self._leases = leases
         self._mailbox = mailbox
@@ -291,9 +291,7 @@ class Publisher:
                     raise
                 if self._give_up.is_set():
                     raise
-                pause = self.outage.failed(error)
-                log.warning("Redis is unavailable (%s); retrying in %.2f s", error, pause)
-                self._give_up.wait(pause)
+                self._give_up.wait(self.outage.failed(error))
             else:
                 self.outage.answered()
                 return answer
