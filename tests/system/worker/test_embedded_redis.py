@@ -148,13 +148,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
             second.start()
 
 
-def test_the_folder_of_a_server_is_refused_to_another(
+def test_the_folder_of_a_server_is_refused_to_another_which_is_told_its_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_redis, "LOCK_SECONDS", 0.1)
     with EmbeddedRedis(tmp_path) as first, Redis.from_url(first.url) as client:
         client.set("kept", "yes")
-        with pytest.raises(ServerError, match=r"--redis-url, or .* --redis-dir"):
+        with pytest.raises(ServerError, match=rf"--redis-url {first.url}, or .* --redis-dir"):
             EmbeddedRedis(tmp_path).start()
         assert client.get("kept") == b"yes"
     with EmbeddedRedis(tmp_path) as second:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +32,7 @@ _OPTIONS = """
     --bind 127.0.0.1 --appendonly yes --appendfsync everysec
     --client-output-buffer-limit pubsub 64mb 16mb 60
 """
+_PORT = re.compile(r"Running mode=\w+, port=(\d+)")  # in the log of a start
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- & server=$!
@@ -116,9 +118,12 @@ class EmbeddedRedis:
                 return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
+                    ports = _PORT.findall(Path(log.name).read_text(errors="replace"))
+                    url = f" redis://127.0.0.1:{ports[-1]}/0" if ports else ""
                     raise ServerError(
                         f"another embedded Redis server keeps its data in {self.folder}; connect "
-                        "to that one with --redis-url, or name another folder with --redis-dir"
+                        f"to that one with --redis-url{url}, or name another folder with "
+                        "--redis-dir"
                     ) from None
                 time.sleep(0.05)
 
