@@ -53,7 +53,8 @@ class Counters:
         steps: decode steps.
         rows: rows summed over the steps.
         tokens: generated tokens.
-        prompt_tokens: tokens read, including those read again.
+        prompt_tokens: tokens read, including those read again, and the last token of each prompt,
+            which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
         pauses: how often a row made place for a more urgent one.
         jobs: those whose rows have all produced their last token.

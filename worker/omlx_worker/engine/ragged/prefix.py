@@ -5,7 +5,8 @@ anywhere; a node has those of its edge. Layers with a sliding window or a recurr
 only where a prompt was put; only the node that ends there has their arrays. So a prompt takes the
 longest path to a node with these arrays. If all layers of a model can be cut, it takes any path.
 
-`put` and `take` copy: rows and nodes never share an array that one of them writes to.
+Rows and nodes have array objects of their own. These may share a buffer: MLX copies a shared buffer
+when one of them is written to.
 """
 
 from __future__ import annotations

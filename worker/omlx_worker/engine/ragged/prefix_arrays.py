@@ -98,10 +98,11 @@ def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
 
 
 def copies(arrays: Iterable[mx.array]) -> list[mx.array]:
-    """Copies of arrays, which keep no larger buffer alive.
+    """The same values in new array objects, which keep no much larger buffer alive.
 
-    Waits for the device after every `AT_ONCE` bytes. If nothing else holds the originals, this
-    limits the memory that originals and copies take together.
+    An array that fills its buffer, but for 16 KiB at most, shares it. All others are copied. Waits
+    for the device after every `AT_ONCE` bytes. If nothing else holds the originals, this limits the
+    memory that originals and copies take together.
     """
     copied: list[mx.array] = []
     started = 0
