@@ -255,7 +255,7 @@ class Batch:
             slot.remaining -= step.accepted
             if slot.matcher:
                 slot.matcher.commit([sampled.token for sampled in step.tokens])
-            if self._lookups and step.look:
+            if self._lookups:
                 teaches = slot.row.cache and slot.matcher is None
                 self._lookups.learn(step.look, step.drafted, step.accepted, teaches=teaches)
             steps.append(step)

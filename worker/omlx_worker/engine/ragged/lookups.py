@@ -130,7 +130,7 @@ class Lookups:
         depth: int,
         *,
         ratio: bool,
-    ) -> tuple[Looks, dict[str, mx.array]]:
+    ) -> tuple[Looks | None, dict[str, mx.array]]:
         """Draft for the next step what can be looked up.
 
         Args:
@@ -141,7 +141,8 @@ class Lookups:
             ratio: whether a row's drafts are judged by the `ratio` rule.
 
         Returns:
-            What was done, and the new state.
+            What was done, None if neither this step nor the one before searched; and the new
+            state.
         """
         # Beyond its own depth the model drafts nothing that a match would have to beat.
         shortest = SHORTEST if depth > self._own_depth else self._trust.shortest
@@ -149,26 +150,29 @@ class Lookups:
             self._shortest = shortest
             self._trusted = mx.array(shortest, mx.int32)
         foretells, self._searched = self._searched, self._due(depth)
+        if not (foretells or self._searched):
+            kept = {name: before[name] for name in OF_LOOKUPS}
+            return None, after | kept | {"history": _written(before, emitted)}
         function = self._function(depth=depth, searches=self._searched, ratio=ratio)
         ring = self._ring.tokens if self._ring else None
         codes, found = function(before, after, emitted, limits, self._trusted, ring)
         return Looks(codes, foretells, self._searched), after | found
 
-    def learn(self, look: Look, drafted: int, accepted: int, *, teaches: bool) -> None:
+    def learn(self, look: Look | None, drafted: int, accepted: int, *, teaches: bool) -> None:
         """Take in what a step found out about a row's drafts.
 
         Args:
             teaches: whether the outcome changes which matches are trusted. That of a row with a
                 constraint does not, since forced drafts are always accepted.
         """
-        if look.found:
+        if look and look.found:
             self._fruitless = 0
         if not teaches:
             return
         # A resumed row may bring a match into a step that no search came before.
-        if look.match and look.foretold is not None:
+        if look and look.match and look.foretold is not None:
             self._trust.match(look.match, right=look.foretold)
-        if drafted and not look.looked_up:
+        if drafted and not (look and look.looked_up):
             self._trust.own(right=accepted > 0)
 
     def _due(self, depth: int) -> bool:
@@ -198,8 +202,7 @@ def _look(
     ratio: bool,
     vocabulary: int,
 ) -> tuple[mx.array, dict[str, Any]]:
-    cursors = before["cursors"][:, None] + places(1 + LEAD, emitted.shape[1])
-    history = mx.put_along_axis(before["history"], cursors, emitted, axis=1)
+    history = _written(before, emitted)
     right = (before["match"] > 0) & (before["foretold"] == emitted[:, 0])
     looks = before["match"] + _RIGHT * right + _JUDGED * before["looked_up"]
     if not searches:
@@ -217,6 +220,12 @@ def _look(
     if depth:
         state |= merged(found.tokens, chosen, after, depth, vocabulary if ratio else 0)
     return looks + _FOUND * chosen, state
+
+
+def _written(before: dict[str, mx.array], emitted: mx.array) -> mx.array:
+    """The histories with what a step has sampled."""
+    cursors = before["cursors"][:, None] + places(1 + LEAD, emitted.shape[1])
+    return mx.put_along_axis(before["history"], cursors, emitted, axis=1)
 
 
 def merged(

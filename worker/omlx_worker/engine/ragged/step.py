@@ -56,7 +56,7 @@ class RowStep:
         tokens: committed tokens: the accepted drafts and the one after them.
         drafted: drafts that were judged for the row.
         window: the most drafts that the step could judge for any row.
-        look: what lookups did for the row; None if nothing is looked up.
+        look: what lookups did for the row; None if neither this step nor the last one searched.
         cut: the row ends here, because its constraint cannot be followed any further.
     """
 
