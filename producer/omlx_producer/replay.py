@@ -28,8 +28,7 @@ from omlx_producer.outcome import ENDINGS, ResultEntry, read_outcome, require_jo
 PAGE = 500
 _MOST_TOKENS = 2**63 - 1
 """A stream's ids, which count tokens, are numbers of 64 bits."""
-# RQ's statuses of jobs that wait.
-_WAITING = (
+WAITING = (
     b"created",
     b"queued",
     b"deferred",
@@ -37,6 +36,7 @@ _WAITING = (
     b"rate_limited",
     b"scheduled",
 )
+"""RQ's statuses of jobs that wait."""
 
 
 class Step(Enum):
@@ -130,7 +130,7 @@ class Replay:
         """
         self._outage.answered()
         found = [self._parse(fields.get(b"event", b"")) for _, fields in entries]
-        if status in _WAITING and any(not isinstance(event, TokensEvent) for event in found):
+        if status in WAITING and any(not isinstance(event, TokensEvent) for event in found):
             # The job was requeued. The worker that claims it deletes the stream of the earlier run.
             self.step = Step.LISTEN
             return []

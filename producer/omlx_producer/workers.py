@@ -87,9 +87,18 @@ def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -
 
 def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
     """The living workers of a model alias, sorted by name."""
-    found = _parse(connection.hgetall(workers_key(model)))
-    now = server_time(connection) if found else 0.0
-    return [figures for _, figures in sorted(found.items()) if not _is_silent(figures, now)]
+    entries = connection.hgetall(workers_key(model))
+    return living(entries, server_time(connection) if entries else 0.0)
+
+
+def living(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:
+    """The living workers of the hash `workers_key`, sorted by name.
+
+    Args:
+        now: seconds since 1970, on the server's clock.
+    """
+    found = sorted(_parse(entries).items())
+    return [figures for _, figures in found if not _is_silent(figures, now)]
 
 
 def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:

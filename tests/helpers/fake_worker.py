@@ -24,6 +24,7 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
+from omlx_producer.workers import WorkerFigures, server_time, workers_key
 
 
 def announce(
@@ -37,6 +38,39 @@ def announce(
     model = f"models/{alias}"
     info = ModelInfo(model=model, context_length=context, longest_token=longest, announced_at=at)
     connection.hset(MODELS_KEY, alias, info.model_dump_json())
+
+
+def sign_on(
+    connection: redis.Redis,
+    name: str,
+    model: str = "demo",
+    cached: float | None = None,
+    state: str = "busy",
+) -> None:
+    """Write the figures of a worker, as it does."""
+    figures = WorkerFigures(
+        name=name,
+        at=server_time(connection),
+        state=state,
+        uptime=5,
+        jobs=3,
+        rows=3,
+        max_rows=8,
+        waiting=2,
+        mode="auto",
+        depth=2,
+        reason="",
+        acceptance=0.75,
+        cached=cached,
+        tokens_per_second=123.4,
+        prompt_tokens_per_second=0,
+        tokens=9,
+        pauses=0,
+        cache_bytes=2**30,
+        weight_bytes=2**30,
+        memory_limit=8 * 2**30,
+    )
+    connection.hset(workers_key(model), name, figures.model_dump_json())
 
 
 class FakeWorker:

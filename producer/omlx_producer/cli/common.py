@@ -46,9 +46,13 @@ def fail(exit_code: int, message: str) -> NoReturn:
 
 def say(message: str) -> None:
     """Write a sentence to stderr, after the program's name."""
+    write(f"{program_name()}: {message}\n", err=True)
+
+
+def program_name() -> str:
+    """The name of the running program. Call it from the thread of the command."""
     context = click.get_current_context(silent=True)
-    program = context.find_root().info_name if context else Path(sys.argv[0]).name
-    write(f"{program}: {message}\n", err=True)
+    return (context and context.find_root().info_name) or Path(sys.argv[0]).name
 
 
 def local_time(moment: datetime) -> str:

@@ -24,6 +24,7 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.options import given, model_option, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.wait_reason import WaitReasons
 from omlx_producer.client import Producer
 from omlx_producer.completion import answer_text
 from omlx_producer.connection import without_password
@@ -222,11 +223,13 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
         JobFailed, JobCancelled: if it ended so.
     """
     writer, event = TextWriter(), None
-    for event in producer.stream(job_id):
-        if as_json:
-            write(event.model_dump_json() + "\n")
-        else:
-            writer.write(event)
+    with WaitReasons(producer.connection, job_id) as reasons:
+        for event in producer.stream(job_id):
+            reasons.heard()
+            if as_json:
+                write(event.model_dump_json() + "\n")
+            else:
+                writer.write(event)
     failed = isinstance(event, FailedEvent | CancelledEvent)
     if not as_json:
         if not writer.wrote and not failed:
@@ -240,7 +243,8 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
 
 
 def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:
-    body = producer.result(job_id, timeout)
+    with WaitReasons(producer.connection, job_id):
+        body = producer.result(job_id, timeout)
     if as_json:
         write(json.dumps(body, ensure_ascii=False) + "\n")
         return

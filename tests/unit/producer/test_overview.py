@@ -16,8 +16,8 @@ from omlx_producer.cli import overview
 from omlx_producer.cli.overview import draw_models, draw_overview, read_overview, watch_overview
 from omlx_producer.protocol import MODELS_KEY, queue_name
 from omlx_producer.waiting import read_waiting
-from omlx_producer.workers import WorkerFigures, server_time, workers_key
-from tests.helpers.fake_worker import announce
+from omlx_producer.workers import workers_key
+from tests.helpers.fake_worker import announce, sign_on
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -32,35 +32,6 @@ def enqueued(connection: redis.Redis, job_id: str, seconds_ago: float, priority:
     at = (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     connection.hset(f"rq:job:{job_id}", "enqueued_at", at)
     connection.rpush(f"rq:queue:{queue_name('demo', priority)}", job_id)
-
-
-def sign_on(
-    connection: redis.Redis, name: str, model: str = "demo", cached: float | None = None
-) -> None:
-    """Write the figures of a worker, as it does."""
-    figures = WorkerFigures(
-        name=name,
-        at=server_time(connection),
-        state="busy",
-        uptime=5,
-        jobs=3,
-        rows=3,
-        max_rows=8,
-        waiting=2,
-        mode="auto",
-        depth=2,
-        reason="",
-        acceptance=0.75,
-        cached=cached,
-        tokens_per_second=123.4,
-        prompt_tokens_per_second=0,
-        tokens=9,
-        pauses=0,
-        cache_bytes=2**30,
-        weight_bytes=2**30,
-        memory_limit=8 * 2**30,
-    )
-    connection.hset(workers_key(model), name, figures.model_dump_json())
 
 
 def drawn(table: Any) -> str:

@@ -1,0 +1,119 @@
+"""Says on stderr why a job that a command waits for shows nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import NamedTuple, Self
+
+import redis
+from redis.exceptions import RedisError
+from redis.utils import str_if_bytes
+from rq import Queue
+from rq.job import Job
+
+from omlx_producer.cli.common import program_name
+from omlx_producer.outage import RECONNECT_SECONDS, passes
+from omlx_producer.protocol import PRIORITIES, queue_name
+from omlx_producer.replay import WAITING
+from omlx_producer.terminal import write
+from omlx_producer.wording import counted
+from omlx_producer.workers import living, workers_key
+
+LOOK_SECONDS = 3.0
+
+
+class Reason(NamedTuple):
+    """A sentence with a place for a figure or a name. Another figure is no other reason."""
+
+    text: str
+    detail: object = ""
+
+    def __str__(self) -> str:
+        return self.text.format(self.detail)
+
+
+AWAY = Reason("Redis is away; trying again for up to {:g} s", RECONNECT_SECONDS)
+
+
+class WaitReasons:
+    """Looks at a job after `LOOK_SECONDS` without an event, from its own thread.
+
+    A look is one call of Redis. It prints a line if the reason is another than before.
+    """
+
+    def __init__(self, connection: redis.Redis, job_id: str) -> None:
+        self._connection = connection
+        self._job_id = job_id
+        self._queue = ""
+        self._program = program_name()
+        self._heard, self._over = threading.Event(), threading.Event()
+        self._line_break = ""
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        # A call to a server that is away may take longer.
+        self._thread.join(1.0)
+
+    def heard(self) -> None:
+        """An event of the job came."""
+        self._heard.set()
+
+    def _watch(self) -> None:
+        said = None
+        while not self._over.wait(LOOK_SECONDS):
+            if self._heard.is_set():
+                self._heard.clear()
+                # The text on a terminal may end within a line.
+                said, self._line_break = None, "\n" if sys.stdout.isatty() else ""
+                continue
+            try:
+                reason = self._look()
+            except RedisError as error:
+                if not passes(error):
+                    return
+                reason = AWAY
+            if self._heard.is_set() or self._over.is_set():
+                continue
+            if reason is not None and reason.text != said:
+                write(f"{self._line_break}{self._program}: {reason}\n", err=True)
+            said = reason and reason.text
+
+    def _look(self) -> Reason | None:
+        """Why the job shows nothing; None if it runs, has ended, or is none of this package's."""
+        key = Job.key_for(self._job_id)
+        self._queue = self._queue or str_if_bytes(self._connection.hget(key, "origin") or "")
+        model, _, priority = self._queue.removeprefix("omlx:").rpartition(":")
+        if priority not in PRIORITIES:
+            return None
+        *better, own = (
+            Queue.redis_queue_namespace_prefix + queue_name(model, name)
+            for name in PRIORITIES[: PRIORITIES.index(priority) + 1]
+        )
+        with self._connection.pipeline(transaction=False) as pipe:
+            pipe.hget(key, "status")
+            pipe.hgetall(workers_key(model))
+            pipe.time()
+            pipe.lpos(own, self._job_id)
+            for queue in better:
+                pipe.llen(queue)
+            status, entries, (now, _), *ahead = pipe.execute()
+        if status not in (*WAITING, b"started"):
+            return None
+        if status not in (b"queued", b"started"):
+            return Reason("RQ holds the job back: it is {}", str_if_bytes(status))
+        workers = living(entries, now)
+        if not workers:
+            return Reason("no worker serves {}; the job waits for one", model)
+        if status == b"started":
+            return None
+        if all(worker.state == "suspended" for worker in workers):
+            return Reason("the workers of {} are suspended; rq resume lets them go on", model)
+        if jobs := sum(count or 0 for count in ahead):
+            return Reason("waiting behind {}", counted(jobs, "job"))
+        return Reason("the job is the next that a worker of {} takes", model)

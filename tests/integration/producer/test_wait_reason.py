@@ -1,0 +1,150 @@
+"""Waiting for a job that shows nothing: one line on stderr says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from omlx_producer import JobHandle, Producer
+from omlx_producer.cli import wait_reason
+from omlx_producer.cli.main import cli
+from tests.helpers.fake_worker import FakeWorker, announce, sign_on
+from tests.helpers.redis_server import RedisServer
+from tests.helpers.waiting import later
+
+Run = Callable[..., Result]
+UNSERVED = "omlx-submit: no worker serves demo; the job waits for one"
+
+
+@pytest.fixture
+def run(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
+    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.05)
+    return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
+
+
+def reasons(run: Run, job: JobHandle) -> list[str]:
+    """What is said within half a second of waiting for a result, but for the end."""
+    return run("result", job.id, "--timeout", "0.5").stderr.splitlines()[:-1]
+
+
+def test_a_model_that_nobody_serves_is_told_once(run: Run, job: JobHandle) -> None:
+    assert reasons(run, job) == [UNSERVED]
+
+
+def test_the_stream_of_a_job_that_nobody_serves_tells_it_too(
+    run: Run, job: JobHandle, connection: redis.Redis
+) -> None:
+    def serve() -> None:
+        worker = FakeWorker(connection, job.id)
+        worker.start()
+        worker.step("text")
+        worker.finish()
+
+    thread = later(serve, 0.5)
+    done = run("watch", job.id)
+    thread.join()
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "text\n", UNSERVED + "\n")
+
+
+def test_the_jobs_ahead_in_all_better_queues_are_counted(
+    run: Run, producer: Producer, connection: redis.Redis
+) -> None:
+    sign_on(connection, "mac-1")
+    for priority in ("high", "default", "bulk"):
+        producer.submit(prompt="x", priority=priority)
+    job = producer.submit(prompt="x")
+    assert reasons(run, job) == ["omlx-submit: waiting behind 2 jobs"]
+
+
+def test_another_line_comes_with_another_reason_and_not_with_another_figure(
+    run: Run, producer: Producer, connection: redis.Redis
+) -> None:
+    first, second, last = (producer.submit(prompt="x") for _ in range(3))
+    sign_on(connection, "mac-1")
+
+    def go_on() -> None:
+        FakeWorker(connection, first.id).start()
+        time.sleep(0.15)
+        FakeWorker(connection, second.id).start()
+
+    thread = later(go_on, 0.15)
+    said = reasons(run, last)
+    thread.join()
+    assert said == [
+        "omlx-submit: waiting behind 2 jobs",
+        "omlx-submit: the job is the next that a worker of demo takes",
+    ]
+
+
+def test_suspended_workers_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+    sign_on(connection, "mac-1", state="suspended")
+    said = "omlx-submit: the workers of demo are suspended; rq resume lets them go on"
+    assert reasons(run, job) == [said]
+
+
+def test_a_job_that_rq_holds_back_is_told(
+    run: Run, job: JobHandle, connection: redis.Redis
+) -> None:
+    connection.hset(f"rq:job:{job.id}", "status", "deferred")
+    assert reasons(run, job) == ["omlx-submit: RQ holds the job back: it is deferred"]
+
+
+def test_a_job_whose_worker_has_died_is_told(run: Run, job: JobHandle, worker: FakeWorker) -> None:
+    assert reasons(run, job) == [UNSERVED]
+
+
+def test_nothing_is_said_of_a_job_that_runs(
+    run: Run, job: JobHandle, worker: FakeWorker, connection: redis.Redis
+) -> None:
+    sign_on(connection, "mac-1")
+    assert reasons(run, job) == []
+
+
+def test_nothing_is_said_while_tokens_come(
+    run: Run, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.3)
+
+    def write() -> None:
+        for _ in range(20):
+            worker.step("x")
+            time.sleep(0.05)
+        worker.finish()
+
+    thread = later(write, 0)
+    done = run("watch", job.id)
+    thread.join()
+    assert (done.stdout, done.stderr) == ("x" * 20 + "\n", "")
+
+
+def test_a_redis_that_goes_away_is_told(run: Run, private_server: RedisServer) -> None:
+    with redis.Redis.from_url(private_server.url) as connection:
+        announce(connection)
+        sign_on(connection, "mac-1")
+        job = Producer(connection).submit(prompt="x")
+    thread = later(private_server.kill, 0.3)
+    done = run("result", job.id, "--timeout", "2", "--redis-url", private_server.url)
+    thread.join()
+    assert done.stderr.splitlines()[:2] == [
+        "omlx-submit: the job is the next that a worker of demo takes",
+        "omlx-submit: Redis is away; trying again for up to 60 s",
+    ]
+
+
+def test_on_a_terminal_the_line_does_not_continue_the_text(
+    job: JobHandle,
+    connection: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with wait_reason.WaitReasons(connection, job.id) as reasons:
+        reasons.heard()
+        time.sleep(0.3)
+    assert capsys.readouterr().err.startswith("\n")
