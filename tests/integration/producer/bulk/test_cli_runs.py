@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import redis
 
+from omlx_producer.bulk import live
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.runfile import read_settings
-from omlx_producer.workers import WorkerFigures, server_time, write_figures
+from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import batch_line, errors, ids, jobs_in_redis, write_jsonl, write_rows
+from tests.helpers.fake_worker import sign_on
 from tests.helpers.workers import ALIAS, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
@@ -188,6 +190,23 @@ def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
     assert (meter.now.running, *meter.token_rates()) == (12, 40, 40)
     WorkerWatch(connection).look({ALIAS}, meter, in_flight=3)
     assert meter.now.running == 3
+
+
+def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.0)
+    watch, said = WorkerWatch(connection), f"no worker serves {ALIAS}; its rows wait for one\n"
+
+    def told(*, in_flight: int = 1) -> str:
+        watch.look({ALIAS}, Meter(), in_flight=in_flight)
+        return capsys.readouterr().err
+
+    assert [told(), told(), told()] == ["", said, ""]
+    sign_on(connection, "mac-1", ALIAS)
+    assert told() == ""
+    connection.delete(workers_key(ALIAS))
+    assert [told(in_flight=0), told(in_flight=0), told(), told()] == ["", "", "", said]
 
 
 @pytest.mark.usefixtures("worker")
