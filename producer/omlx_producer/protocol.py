@@ -44,7 +44,7 @@ overtaken.
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest
@@ -94,6 +94,12 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 def queue_name(model: str, priority: Priority) -> str:
     """The RQ queue of a model alias at a priority."""
     return f"omlx:{model}:{priority}"
+
+
+def read_queue_name(queue: str) -> tuple[str, Priority] | None:
+    """The model alias and the priority of a queue; None if it is not of this package."""
+    found = re.fullmatch(f"omlx:([^:]+):({'|'.join(PRIORITIES)})", queue)
+    return None if found is None else (found[1], cast(Priority, found[2]))
 
 
 def events_key(job_id: str) -> str:
@@ -169,6 +175,7 @@ __all__ = [
     "events_key",
     "parse_event",
     "queue_name",
+    "read_queue_name",
     "tokens_channel",
     "wake_channel",
 ]

@@ -10,7 +10,7 @@ from rq import Queue
 from rq.job import Job
 from rq.utils import str_to_date
 
-from omlx_producer.protocol import PRIORITIES, queue_name
+from omlx_producer.protocol import PRIORITIES, queue_name, read_queue_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Waiting:
 
     counts: dict[str, int]
     oldest_seconds: float | None
+
+
+def queued_models(connection: redis.Redis) -> set[str]:
+    """The models that have a queue, be it empty, whether a worker has announced them or not."""
+    keys = map(str_if_bytes, connection.smembers(Queue.redis_queues_keys))
+    names = (key.removeprefix(Queue.redis_queue_namespace_prefix) for key in keys)
+    return {found[0] for found in map(read_queue_name, names) if found is not None}
 
 
 def read_waiting(connection: redis.Redis, model: str, now: float) -> Waiting:

@@ -19,9 +19,9 @@ from rich.text import Text
 from omlx_producer.bulk.progress import duration
 from omlx_producer.models import read_models
 from omlx_producer.outage import passes, waiting_text
-from omlx_producer.protocol import PRIORITIES
+from omlx_producer.protocol import PRIORITIES, ModelInfo
 from omlx_producer.terminal import one_cell, write
-from omlx_producer.waiting import read_waiting
+from omlx_producer.waiting import queued_models, read_waiting
 from omlx_producer.workers import WorkerFigures, read_workers, server_time
 
 GIB = 2**30
@@ -40,18 +40,21 @@ class TableConsole(Console):
 def read_overview(connection: redis.Redis) -> Overview:
     """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
 
-    ``oldest_seconds`` is the age of the oldest job that is first in a queue.
+    ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
+    has announced is there while jobs wait for it; its limits are None.
     """
-    models = read_models(connection)
+    models: dict[str, ModelInfo | None] = {**read_models(connection)}
     now = server_time(connection)
     overview = []
-    for alias, info in models.items():
-        waiting = read_waiting(connection, alias, now)
+    for alias in (*models, *sorted(queued_models(connection) - models.keys())):
+        waiting, info = read_waiting(connection, alias, now), models.get(alias)
+        if info is None and not any(waiting.counts.values()):
+            continue
         workers = [worker.model_dump() for worker in read_workers(connection, alias)]
         overview.append(
             {
                 "alias": alias,
-                **info.model_dump(),
+                **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
                 **waiting.counts,
                 "oldest_seconds": waiting.oldest_seconds,
                 "workers": workers,
@@ -101,7 +104,7 @@ def draw_overview(overview: Overview) -> RenderableType:
     for model in overview:
         oldest = model["oldest_seconds"]
         waiting.add_row(
-            *_texts(model["alias"], model["model"]),
+            *_texts(model["alias"], model["model"] or "not announced"),
             *(str(model[priority]) for priority in PRIORITIES),
             "-" if oldest is None else duration(oldest),
             str(len(model["workers"])),

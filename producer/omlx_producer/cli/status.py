@@ -82,7 +82,8 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
 def models(as_json: bool, redis_url: str | None) -> None:
     """List the models that workers have announced."""
     with open_producer(redis_url) as producer:
-        show(read_overview(producer.connection), draw_models, as_json=as_json)
+        announced = [m for m in read_overview(producer.connection) if m["model"] is not None]
+        show(announced, draw_models, as_json=as_json)
 
 
 @click.command(cls=SectionedCommand)

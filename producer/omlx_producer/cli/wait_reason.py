@@ -14,7 +14,7 @@ from rq.job import Job
 
 from omlx_producer.cli.common import program_name
 from omlx_producer.outage import RECONNECT_SECONDS, passes
-from omlx_producer.protocol import PRIORITIES, queue_name
+from omlx_producer.protocol import PRIORITIES, queue_name, read_queue_name
 from omlx_producer.replay import WAITING
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
@@ -88,9 +88,9 @@ class WaitReasons:
         """Why the job shows nothing; None if it runs, has ended, or is none of this package's."""
         key = Job.key_for(self._job_id)
         self._queue = self._queue or str_if_bytes(self._connection.hget(key, "origin") or "")
-        model, _, priority = self._queue.removeprefix("omlx:").rpartition(":")
-        if priority not in PRIORITIES:
+        if (found := read_queue_name(self._queue)) is None:
             return None
+        model, priority = found
         *better, own = (
             Queue.redis_queue_namespace_prefix + queue_name(model, name)
             for name in PRIORITIES[: PRIORITIES.index(priority) + 1]

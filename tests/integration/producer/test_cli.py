@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+import rq
 from click.testing import CliRunner, Result
 
 from omlx_producer import JobHandle, Producer
@@ -400,6 +401,31 @@ def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWor
 def test_status_alone_prints_models_and_queues(run: Run, job: JobHandle) -> None:
     state = json.loads(run("status", "--json").stdout)
     assert (state["alias"], state["default"], state["bulk"]) == ("demo", 1, 0)
+
+
+def test_status_shows_jobs_of_a_model_that_no_worker_has_announced(
+    run: Run, connection: redis.Redis
+) -> None:
+    run("--detach", "--queue-anyway", "--model", "asleep", "x")
+    lines = [line.split() for line in run("status").stdout.splitlines()]
+    assert [line[:6] for line in lines if line[:1] == ["asleep"]] == [
+        ["asleep", "not", "announced", "0", "1", "0"]
+    ]
+    _, state = map(json.loads, run("status", "--json").stdout.splitlines())
+    assert (state["alias"], state["model"], state["default"]) == ("asleep", None, 1)
+    assert "asleep" not in run("models").stdout
+    connection.flushall()
+    run("--detach", "--queue-anyway", "--model", "asleep", "x")
+    assert "asleep" in run("status").stdout
+    assert "no worker has announced a model yet" in run("models").stderr
+
+
+def test_status_leaves_out_empty_queues_and_those_of_others(
+    run: Run, connection: redis.Redis
+) -> None:
+    run("cancel", run("--detach", "--queue-anyway", "--model", "asleep", "x").stdout.strip())
+    rq.Queue("mail", connection=connection).enqueue(print)
+    assert len(run("status", "--json").stdout.splitlines()) == 1
 
 
 def test_cancel_says_what_it_did(run: Run, job: JobHandle) -> None:
