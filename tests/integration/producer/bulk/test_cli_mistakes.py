@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import redis
 
 from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.bulk import command_line
+from omlx_producer.protocol import MODELS_KEY
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
@@ -62,12 +64,28 @@ def test_an_output_that_is_no_file_is_told_before_anything_runs(
     run: Run, connection: redis.Redis, tmp_path: Path
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", 1)
-    batch = batch_of(connection, 1)
+    batch, output = batch_of(connection, 1), tmp_path / "out.jsonl"
+    os.mkfifo(output)
     for command in (["run", str(tmp_path / "rows.jsonl")], ["results", batch.id]):
-        code, said = told(run, *command, "-o", "/dev/null")
+        code, said = told(run, *command, "-o", str(output))
         assert code == 2
-        assert said == "omlx-submit: /dev/null: is not a regular file; give another output"
+        assert said == f"omlx-submit: {output}: is not a regular file; give another output"
     assert jobs_in_redis(connection) == 0
+
+
+@pytest.mark.parametrize("name", ["o.xlsx", "o", "-", "o.json"])
+def test_an_output_that_names_no_known_format_is_told_before_anything_runs(
+    run: Run, connection: redis.Redis, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    connection.delete(MODELS_KEY)
+    write_rows(tmp_path / "rows.jsonl", 1)
+    for command in (["run", "rows.jsonl"], ["results", batch_of(connection, 1).id]):
+        done = run(*command, "-o", name)
+        assert done.exit_code == 2
+        said = f"got '{name}'; give a file whose name ends in .jsonl, .csv or .parquet"
+        assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
