@@ -26,6 +26,10 @@ RECENT_SECONDS = 60.0
 """Workers announce their model more often. One that is this far behind another has none."""
 
 
+class ModelNotFound(InvalidRequest):
+    """No worker has announced the model. The request can be served once one has."""
+
+
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
     """The models that workers have announced, by alias. None of the workers need be running."""
     models = {}
@@ -68,11 +72,11 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
     """Check that a worker has announced the request's model.
 
     Raises:
-        InvalidRequest: names the alias, the known aliases and the remedy.
+        ModelNotFound: names the alias, the known aliases and the remedy.
     """
     if request.model in models:
         return
-    raise InvalidRequest(
+    raise ModelNotFound(
         f"model: got {request.model!r}, which no worker has announced (known: "
         f"{_spell(models) or 'none'}); start a worker with omlx-worker run --model-alias "
         f"{request.model}, or pass --queue-anyway (require_known_model=False)"

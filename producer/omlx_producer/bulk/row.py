@@ -76,10 +76,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that can never run, and why.
+    """A row that cannot run, and why.
 
     Attributes:
-        code: one of `REFUSED`.
+        code: one of `REFUSED`, or ``model_not_found`` until a worker announces its model.
         own_id: whether no other row has its custom_id; otherwise its line identifies it.
     """
 

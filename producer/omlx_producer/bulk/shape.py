@@ -14,7 +14,7 @@ from typing import Any
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import BadRow, Row, digest_of
 from omlx_producer.errors import InvalidRequest, one_line
-from omlx_producer.models import only_model, require_fit, require_known
+from omlx_producer.models import ModelNotFound, only_model, require_fit, require_known
 from omlx_producer.openai_fields import ignored_fields
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_producer.request import text_fields
@@ -201,6 +201,8 @@ class RowMaker:
             request = self._check(self._fields(record))
         except InvalidRequest as error:
             code = "unparsable" if custom_id is None else "invalid_request"
+            if isinstance(error, ModelNotFound):
+                code = "model_not_found"
             return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())

@@ -12,10 +12,19 @@ from omlx_producer.bulk import live
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.runfile import read_settings
+from omlx_producer.protocol import MODELS_KEY
 from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
 from omlx_worker.queue.embedded import free_port
-from tests.helpers.bulk_runs import batch_line, errors, ids, jobs_in_redis, write_jsonl, write_rows
-from tests.helpers.fake_worker import sign_on
+from tests.helpers.bulk_runs import (
+    batch_line,
+    errors,
+    ids,
+    jobs_in_redis,
+    wait_for_model,
+    write_jsonl,
+    write_rows,
+)
+from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.workers import ALIAS, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
@@ -146,6 +155,22 @@ def test_failures_that_would_only_repeat_are_not_advised_to_be_repeated(
     assert {line["error"]["code"] for line in errors(tmp_path / "out.jsonl")} == {"invalid_request"}
     assert "2 rows failed; another try would fail too; correct the input" in done.stderr
     assert "retry" not in done.stderr
+
+
+def test_a_row_whose_model_was_not_announced_runs_again_once_it_is(
+    run: Run, redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    connection.delete(MODELS_KEY)
+    announce(connection, "other")
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), batch_line("b", temperature=9)])
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    codes = [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")]
+    assert (done.exit_code, codes) == (1, ["model_not_found", "invalid_request"])
+    assert "2 rows failed; try 1 of them again: omlx-submit retry out.jsonl" in done.stderr
+    with running_worker(redis_url):
+        wait_for_model(connection)
+        run("retry", "out.jsonl", "--progress", "none")
+    assert ids(tmp_path / "out.jsonl") == ["a"]
 
 
 @pytest.mark.usefixtures("worker")

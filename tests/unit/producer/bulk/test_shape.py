@@ -61,7 +61,7 @@ def test_nobody_listens_to_tokens_so_none_are_streamed() -> None:
         ({"url": "/v1/chat/completions"}, "invalid_request", "body.messages: missing"),
         ({"body": []}, "invalid_request", "body: got []"),
         ({"body": {"prompt": "x", "tempreature": 1}}, "invalid_request", "did you mean"),
-        ({"body": {"prompt": "x", "model": "other"}}, "invalid_request", "no worker has announced"),
+        ({"body": {"prompt": "x", "model": "other"}}, "model_not_found", "no worker has announced"),
         ({"body": {"prompt": "x" * 1001}}, "invalid_request", "give at most the 1000 tokens"),
         ({"body": {"prompt": "\ud800"}}, "invalid_request", "prompt"),
     ],
