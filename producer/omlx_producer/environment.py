@@ -1,12 +1,14 @@
-"""The known variables ``OMLX_QUEUE_*``, and a warning about others."""
+"""The known variables ``OMLX_QUEUE_*``, and a warning about others and about ``.env``."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
-from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 DOTENV = ".env"
 """A file of variables in the working directory. The environment wins over it."""
@@ -52,13 +54,28 @@ KNOWN = frozenset(
 def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:
     """Say which variables ``OMLX_QUEUE_*`` no program here reads. Case does not count.
 
+    Also say which lines of ``.env`` are no variables.
+
     Args:
         echo: called with each sentence.
 
     Raises:
         OSError, UnicodeDecodeError: if the file ``.env`` cannot be read.
     """
-    for name in sorted({*os.environ, *dotenv_values(DOTENV)}):
+    names = set(os.environ)
+    if Path(DOTENV).is_file():
+        # python-dotenv would tell of such a line at each reading, without the file's name.
+        logging.getLogger("dotenv.main").setLevel(logging.ERROR)
+        with Path(DOTENV).open(encoding="utf-8") as stream:
+            for binding in parse_stream(stream):
+                if binding.error:
+                    # The text of a binding begins with the blank lines before it.
+                    text = binding.original.string
+                    blank = text[: len(text) - len(text.lstrip())].count("\n")
+                    echo(f"{DOTENV}: line {binding.original.line + blank}: not NAME=VALUE")
+                elif binding.key is not None:
+                    names.add(binding.key)
+    for name in sorted(names):
         if name.upper().startswith(PREFIX) and name.upper() not in KNOWN:
             ends = [known.removeprefix(PREFIX) for known in KNOWN]
             near = difflib.get_close_matches(name.upper().removeprefix(PREFIX), ends, n=1)

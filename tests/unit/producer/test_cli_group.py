@@ -63,6 +63,24 @@ def test_a_broken_file_of_variables_is_named(
     assert done.stderr.startswith("omlx-submit: .env: cannot be read (")
 
 
+def test_a_line_of_the_file_that_is_no_variable_is_told_once_with_its_number(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".env").write_text("# a comment\nA=b\n\n\nthis is not env syntax\nexport C='d'\n\n")
+    code = "from omlx_producer.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "watch", "j", "--redis-url", "redis://127.0.0.1:1"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first, *others = done.stderr.splitlines()
+    assert first == "omlx-submit: .env: line 5: not NAME=VALUE"
+    assert not any("dotenv" in line or ".env" in line for line in others)
+
+
 @pytest.mark.parametrize("args", [(), *((name,) for name in MODULES)])
 def test_help_is_whole_on_a_narrow_terminal(args: tuple[str, ...]) -> None:
     done = run(*args, "--help", COLUMNS="50")
