@@ -65,6 +65,10 @@ class Message(RequestPart):
             raise ValueError(
                 f"tool_call_id: given in a message of the {self.role}; give it in those of a tool"
             )
+        if self.tool_call_id is None and self.role == "tool":
+            raise ValueError(
+                "tool_call_id: missing; give the id of the call that the message answers"
+            )
         for index, call in enumerate(self.tool_calls or ()):
             if not isinstance(call.function.parsed, dict):
                 raise ValueError(

@@ -87,6 +87,10 @@ BAD: list[tuple[Any, str]] = [
     (message(nmae="a"), "messages[0].nmae: unknown field; did you mean name?"),
     (message(content=None), f"messages[0].content: got None; {CONTENT}"),
     (
+        message(role="tool"),
+        "messages[0].tool_call_id: missing; give the id of the call that the message answers",
+    ),
+    (
         message(role="assistant", tool_calls=[{}]),
         "messages[0].tool_calls[0].id: missing; give text",
     ),
