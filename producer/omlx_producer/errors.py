@@ -23,6 +23,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from omlx_producer.wording import counted
+
 LONGEST_SENTENCE = 1000
 LONGEST_PATH = 150
 
@@ -190,7 +192,10 @@ def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: s
         return f"{where}: missing; give {expected}"
     if problem["type"] == "string_unicode":
         expected = "text without lone surrogates, which are no characters"
-    return f"{where}: got {shown(problem['input'])}; give {expected}"
+    found = shown(problem["input"])
+    if problem["type"] == "string_too_long":
+        found = counted(len(problem["input"]), "character")
+    return f"{where}: got {found}; give {expected}"
 
 
 def shown(value: Any) -> str:

@@ -223,9 +223,8 @@ class RowMaker:
         if isinstance(given, int) and not isinstance(given, bool) and not self._batch_lines:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
-            found = f"got {given!r:.80}" if name in values else "missing"
             raise InvalidRequest(
-                f"{name}: {found}; give text of 1 to {MAX_ID_CHARACTERS} characters"
+                f"{name}: {_found(values, name)}; give text of 1 to {MAX_ID_CHARACTERS} characters"
             )
         if any("\ud800" <= character <= "\udfff" for character in given):
             raise InvalidRequest(
@@ -268,13 +267,18 @@ def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
     if line.get("method", "POST") != "POST":
         raise InvalidRequest(f"method: got {line['method']!r:.80}; give 'POST'")
     if not isinstance(url, str) or url not in _FIELD_OF_URL:
-        raise InvalidRequest(f"url: got {url!r:.80}; give {CHAT_URL} or {COMPLETION_URL}")
+        raise InvalidRequest(f"url: {_found(line, 'url')}; give {CHAT_URL} or {COMPLETION_URL}")
     if not isinstance(body, dict):
-        raise InvalidRequest(f"body: got {body!r:.80}; give a JSON object")
+        raise InvalidRequest(f"body: {_found(line, 'body')}; give a JSON object")
     wanted = _FIELD_OF_URL[url]
     if wanted not in body:
         raise InvalidRequest(f"body.{wanted}: missing; {url} needs it")
     return dict(body)
+
+
+def _found(fields: Mapping[str, Any], name: str) -> str:
+    """What a sentence says of a field that is wrong."""
+    return f"got {fields[name]!r:.80}" if name in fields else "missing"
 
 
 def _bad(record: Record, custom_id: str | None, code: str, reason: str, *, own_id: bool) -> BadRow:

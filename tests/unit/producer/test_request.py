@@ -55,6 +55,7 @@ BAD: list[tuple[Any, str]] = [
     ({"model": "demo"}, "prompt: missing; give a prompt or messages"),
     (OK | CHAT, "prompt: given beside messages; give only one of the two"),
     (OK | {"prompt": ""}, f"prompt: got ''; {PROMPT}"),
+    (OK | {"stop": "x" * 257}, f"stop: got 257 characters; {STOP}"),
     (OK | {"prompt": []}, f"prompt: got []; {PROMPT}"),
     (OK | {"prompt": 5}, f"prompt: got 5; {PROMPT}"),
     (
@@ -239,7 +240,7 @@ def test_a_huge_value_is_not_repeated() -> None:
 
 def test_a_prompt_and_messages_have_the_same_longest_length() -> None:
     text = "x" * (MAX_PROMPT_CHARACTERS + 1)
-    assert refusal(OK | {"prompt": text}).startswith("prompt: got 'xxx")
+    assert refusal(OK | {"prompt": text}) == f"prompt: got {len(text)} characters; {PROMPT}"
     assert refusal(message(content=text)) == (
         f"messages: got {len(text)} characters; give at most {MAX_PROMPT_CHARACTERS}"
     )

@@ -76,6 +76,13 @@ def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
     assert reason in bad.reason
 
 
+@pytest.mark.parametrize("field", ["custom_id", "url", "body"])
+def test_a_field_that_a_line_lacks_is_called_missing(field: str) -> None:
+    bad = make({name: value for name, value in batch_line("a").items() if name != field})
+    assert isinstance(bad, BadRow)
+    assert f"{field}: missing; give " in bad.reason
+
+
 def checked(*values: Any, kind: Any = "jsonl", **shape: Any) -> list[Record]:
     """The records that pass the look at the first ones."""
     records = [Record(line, value) for line, value in enumerate(values, 1)]
