@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import redis
@@ -11,8 +13,10 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV
+from omlx_producer.errors import InvalidRequest
 
-INVALID_URL = f"--redis-url: not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
+_NO_URL = f"not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
+INVALID_URL = f"--redis-url: {_NO_URL}"
 """The reason of redis-py is left out: it may quote the part of the URL that is a password."""
 
 CONNECT_SECONDS = 5.0
@@ -48,24 +52,34 @@ def connect(url: str) -> redis.Redis:
     """A client that fails within seconds when no server answers.
 
     Raises:
-        ValueError: if it is not the URL of a Redis server.
+        InvalidRequest: if it is not the URL of a Redis server.
     """
-    client = redis.Redis.from_url(
-        url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
-    )
-    # A host that no name can be would raise only later. UnicodeError is a ValueError.
-    client.get_connection_kwargs().get("host", "").encode("idna")
+    with _checked_url():
+        client = redis.Redis.from_url(
+            url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
+        )
+        # A host that no name can be would raise only later. UnicodeError is a ValueError.
+        client.get_connection_kwargs().get("host", "").encode("idna")
     return client
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """The asyncio form of `connect`."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        max_connections=_MAX_CONNECTIONS,
-        socket_connect_timeout=CONNECT_SECONDS,
-        retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
-    )
+    with _checked_url():
+        return redis.asyncio.Redis.from_url(
+            url,
+            max_connections=_MAX_CONNECTIONS,
+            socket_connect_timeout=CONNECT_SECONDS,
+            retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
+        )
+
+
+@contextlib.contextmanager
+def _checked_url() -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        raise InvalidRequest(f"connection: {_NO_URL}") from None
 
 
 def block_seconds(connection: redis.Redis | redis.asyncio.Redis) -> float:
@@ -78,7 +92,7 @@ def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:
     """Refuse a client that decodes responses; RQ cannot work with it.
 
     Raises:
-        ValueError: with the remedy.
+        InvalidRequest: with the remedy.
     """
     if connection.get_encoder().decode_responses:
-        raise ValueError("the Redis client has decode_responses=True; create one without it")
+        raise InvalidRequest("connection: has decode_responses=True; give a client without it")

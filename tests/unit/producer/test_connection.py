@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
-from omlx_producer import AsyncProducer, Producer
+from omlx_producer import AsyncProducer, OmlxQueueError, Producer
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 
 
@@ -74,3 +76,18 @@ async def test_a_producer_without_a_url_takes_the_environments(
     async with AsyncProducer() as other:
         kwargs = other._connection.get_connection_kwargs()
     assert (kwargs["host"], kwargs["port"], kwargs["db"]) == ("a", 1234, 5)
+
+
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+@pytest.mark.parametrize("url", ["localhost:6379", "http://host", "redis://host:secret"])
+def test_a_url_that_is_none_is_an_error_of_this_package(kind: Any, url: str) -> None:
+    with pytest.raises(OmlxQueueError) as caught:
+        kind(url)
+    assert str(caught.value) == (
+        "connection: not the URL of a Redis server; give one such as redis://127.0.0.1:6379/0"
+    )
+
+
+def test_a_client_that_decodes_is_an_error_of_this_package() -> None:
+    with pytest.raises(OmlxQueueError, match=r"^connection: has decode_responses=True; give "):
+        Producer(redis.Redis(decode_responses=True))
