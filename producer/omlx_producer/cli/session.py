@@ -100,5 +100,7 @@ def _name_option(message: str) -> str:
     for param in click.get_current_context().command.params:
         if param.name == field and isinstance(param, click.Option):
             option = max(param.opts, key=len)
-            return option + own.removeprefix(field)
+            # The key of a repeatable ID=VALUE follows its option.
+            rest = re.sub(r"^\.'([^']+)':", r" \1:", own.removeprefix(field))
+            return (option + rest).replace("give logprobs: true too", "give --logprobs too")
     return message

@@ -67,6 +67,11 @@ def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: 
         ("stop[1]: got ''", "--stop[1]: got ''"),
         ("model: missing", "--model: missing"),
         ("structured_outputs.choice[0]: got ''", "--choice[0]: got ''"),
+        ("logit_bias.'5': got 200.0; give", "--logit-bias 5: got 200.0; give"),
+        (
+            "top_logprobs: got 2 without logprobs; give logprobs: true too",
+            "--top-logprobs: got 2 without logprobs; give --logprobs too",
+        ),
         ("prompt: got ''", "prompt: got ''"),
         ("'x': what", "'x': what"),
     ],
