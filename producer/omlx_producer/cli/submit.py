@@ -44,8 +44,16 @@ _request = partial(option, section="Request")
 _output = partial(option, section="Output")
 
 
+def _one_prompt(
+    _context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]
+) -> str:
+    if len(words) > 1:
+        raise click.UsageError(f"PROMPT: got {len(words)} arguments; quote the prompt.")
+    return words[0]
+
+
 @click.command(cls=SectionedCommand)
-@click.argument("prompt")
+@click.argument("prompt", nargs=-1, required=True, metavar="PROMPT", callback=_one_prompt)
 @model_option("A model's alias; not needed if only one is served.")
 @_request(
     "--priority",
