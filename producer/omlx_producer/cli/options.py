@@ -28,7 +28,7 @@ _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--presence-penalty",), float, "Subtracted from the logits of repeated tokens."),
     (("--frequency-penalty",), float, "Subtracted once per occurrence of the token."),
     (("--seed",), int, "The same seed gives the same text."),
-    (("--n",), int, "Generate this many choices."),
+    (("-n", "--n"), int, "Generate this many choices."),
     (("--draft-depth",), int, "Draft at most this many tokens per step; up to 8."),
     (("--top-logprobs",), int, "Report this many alternatives; needs --logprobs."),
 )

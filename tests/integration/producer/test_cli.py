@@ -138,7 +138,7 @@ def test_the_options_become_fields(run: Run, served: dict[str, Any]) -> None:
     options = (
         "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 "
         "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --stop a --stop b "
-        "--seed 7 --n 2 --logprobs --top-logprobs 3 --logit-bias 42=-1.5 --logit-bias 7=2 "
+        "--seed 7 -n 2 --logprobs --top-logprobs 3 --logit-bias 42=-1.5 --logit-bias 7=2 "
         "--ignore-eos --no-cache --model demo --priority high"
     )
     assert run(*options.split(), "x").exit_code == 0
