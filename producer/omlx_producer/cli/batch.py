@@ -42,6 +42,8 @@ from omlx_producer.wording import counted
 
 CANCEL_SECONDS = 10.0
 TIMES = ("created_at", "ended_at")
+# What `status` shows of a batch even if it is 0.
+ALWAYS = ("rows", "ok")
 
 batch_argument = click.argument("batch_id")
 
@@ -124,11 +126,16 @@ def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
         write(json.dumps(state) + "\n")
     else:
         known = {
-            name: local_time(datetime.fromtimestamp(value, UTC)) if name in TIMES else value
-            for name, value in state.items()
-            if value not in (None, {})
+            name: _shown(name, value) for name, value in state.items() if value or name in ALWAYS
         }
         write("".join(f"{name:<17} {value}\n" for name, value in known.items()))
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A figure of a batch as people read it."""
+    if name == "failures":
+        return ", ".join(f"{count} {code}" for code, count in value.items())
+    return local_time(datetime.fromtimestamp(value, UTC)) if name in TIMES else value
 
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

@@ -68,6 +68,8 @@ def status(job_id: str | None, watch: float | None, as_json: bool, redis_url: st
     if as_json:
         write(json.dumps(state, default=lambda time: time.isoformat()) + "\n")
     else:
+        if state["position"] == 0:
+            state["position"] = "next"
         known = {
             name: local_time(value) if isinstance(value, datetime) else value
             for name, value in state.items()

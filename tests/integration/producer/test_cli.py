@@ -399,6 +399,13 @@ def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWor
     assert (state["id"], state["queue"]) == (job.id, "omlx:demo:default")
 
 
+def test_status_calls_the_first_job_of_a_queue_the_next(run: Run, job: JobHandle) -> None:
+    assert "position        next" in run("status", job.id).stdout.splitlines()
+    assert json.loads(run("status", job.id, "--json").stdout)["position"] == 0
+    later = run("--detach", "x").stdout.strip()
+    assert "position        1" in run("status", later).stdout.splitlines()
+
+
 def test_status_alone_prints_models_and_queues(run: Run, job: JobHandle) -> None:
     state = json.loads(run("status", "--json").stdout)
     assert (state["alias"], state["default"], state["bulk"]) == ("demo", 1, 0)

@@ -388,6 +388,16 @@ def test_the_times_of_a_batch_are_for_people_or_with_json_for_programs(
     assert json.loads(run("status", batch.id, "--json").stdout)["created_at"] == 1700000000.5
 
 
+def test_the_status_of_a_batch_has_its_failures_in_words_and_no_zeros_of_what_is_unused(
+    connection: redis.Redis, run: Run
+) -> None:
+    batch = Batch.create(connection)
+    batch.upload([BadRow(line, None, "unparsable", "not JSON", "0" * 24, False) for line in (1, 2)])
+    shown = dict(line.split(maxsplit=1) for line in run("status", batch.id).stdout.splitlines())
+    assert (shown["rows"], shown["ok"], shown["failures"]) == ("2", "0", "2 unparsable")
+    assert not {"drafted", "accepted", "cached_tokens", "prompt_tokens", "ended_at"} & set(shown)
+
+
 def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:
