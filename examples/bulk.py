@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from omlx_producer import Producer
+from omlx_producer import OmlxQueueError, Producer
 from omlx_producer.bulk.run import RunOptions, run_here
 from omlx_producer.bulk.shape import Shape
 
@@ -17,9 +17,12 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source, output = sys.argv[1], Path(sys.argv[2])
-    options = RunOptions.of(source, "text", Shape(sampling={"max_completion_tokens": 64}))
-    with Producer() as producer:
-        finished, failed, *_ = run_here(producer, options, output, ordered=True)
+    try:
+        options = RunOptions.of(source, "text", Shape(sampling={"max_completion_tokens": 64}))
+        with Producer() as producer:
+            finished, failed, *_ = run_here(producer, options, output, ordered=True)
+    except OmlxQueueError as error:
+        sys.exit(f"bulk.py: {error}")
     if not finished:
         sys.exit("interrupted; run it again to resume")
     for line in output.read_text().splitlines():

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
-from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 
 def follow(url: str, job_id: str) -> Iterator[dict[str, Any]]:
     """Yield every event of a job once, in order, up to the terminal one."""
-    connection: Any = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), 10))
+    connection: Any = redis.Redis.from_url(url, retry=Retry(redis.backoff.ExponentialBackoff(), 10))
     last = (0, 0)
     with connection, connection.pubsub() as pubsub:
         pubsub.subscribe(f"omlx:tokens:{job_id}")
@@ -27,8 +26,7 @@ def follow(url: str, job_id: str) -> Iterator[dict[str, Any]]:
                 entries = connection.xrange(f"omlx:events:{job_id}", min=f"({last[0]}-{last[1]}")
                 documents = [fields[b"event"] for _, fields in entries]
             for event in map(json.loads, documents):
-                position = (event["n"], int(event["type"] != "tokens"))
-                if position > last:
+                if (position := (event["n"], int(event["type"] != "tokens"))) > last:
                     last = position
                     yield event
             if last[1]:
@@ -36,5 +34,7 @@ def follow(url: str, job_id: str) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("plain_redis_consumer.py: give the id of a job")
     for found in follow(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"), sys.argv[1]):
         print(json.dumps(found), flush=True)

@@ -77,6 +77,27 @@ def test_an_example_runs(
     check(path.stem, capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("plain_redis_consumer", [], "plain_redis_consumer.py: give the id of a job"),
+        (
+            "bulk",
+            ["nofile.txt", "out.jsonl"],
+            "bulk.py: nofile.txt: there is no such file; give an input, or - for stdin",
+        ),
+    ],
+)
+def test_a_wrong_command_line_of_an_example_is_told_in_one_sentence(
+    name: str, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = EXAMPLES[0].with_name(f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == sentence
+
+
 def test_the_plain_consumer_takes_each_event_once_also_when_cut_off(
     redis_url: str, connection: Redis
 ) -> None:
