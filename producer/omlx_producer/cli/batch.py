@@ -31,6 +31,7 @@ from omlx_producer.cli.common import (
     local_time,
     output_option,
     redis_option,
+    say,
     with_body_option,
 )
 from omlx_producer.cli.form import json_schema_option
@@ -109,13 +110,16 @@ def feed(burst: bool, redis_url: str | None) -> None:
     signals = StopSignals()
     with open_producer(redis_url) as producer, signals.caught():
         feeder = Feeder(producer.connection)
+        say(f"feeding detached batches until {'none is left' if burst else 'Ctrl-C'}")
         try:
             serve(feeder, signals, burst=burst)
         finally:
             with contextlib.suppress(RedisError):
                 feeder.leave()
     if signals.asked:
+        say("interrupted; another feeder can go on with its batches")
         raise click.exceptions.Exit(INTERRUPTED)
+    say("no batch is left")
 
 
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

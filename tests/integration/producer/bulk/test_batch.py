@@ -498,5 +498,16 @@ def test_an_interrupted_feeder_leaves_its_batch_to_others_at_once(
     wait_for(lambda: jobs_in_redis(connection) == 10)
     feeder.send_signal(signal.SIGINT)
     _, err = feeder.communicate(timeout=20)
-    assert (feeder.returncode, err) == (130, "")
+    assert feeder.returncode == 130
+    assert err.splitlines() == [
+        "omlx-submit: feeding detached batches until Ctrl-C",
+        "omlx-submit: interrupted; another feeder can go on with its batches",
+    ]
     assert not connection.exists(batch.lock_key)
+
+
+def test_a_feeder_says_that_it_feeds_and_why_it_ends(run: Run) -> None:
+    assert run("feed", "--burst").stderr.splitlines() == [
+        "omlx-submit: feeding detached batches until none is left",
+        "omlx-submit: no batch is left",
+    ]
