@@ -27,7 +27,7 @@ class Waiting:
 
 
 def queued_models(connection: redis.Redis) -> set[str]:
-    """The models that have a queue, be it empty, whether a worker has announced them or not."""
+    """The models that have a queue, also an empty one, announced or not."""
     keys = map(str_if_bytes, connection.smembers(Queue.redis_queues_keys))
     names = (key.removeprefix(Queue.redis_queue_namespace_prefix) for key in keys)
     return {found[0] for found in map(read_queue_name, names) if found is not None}
