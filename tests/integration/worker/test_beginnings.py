@@ -180,7 +180,7 @@ def read_of(connection: Redis, groups: int, each: int, workers: int) -> int:
         for number in range(groups * each)
         for text in [f"document {number % groups} " * 50 + f"question {number}"]
     ]
-    jobs = [InFlight(f"row-{row.line}", row).as_job("bulk") for row in arrange(rows)]
+    jobs = [InFlight(f"row-{row.line}", row, rerun=False).as_job("bulk") for row in arrange(rows)]
     enqueue_checked(connection, jobs, Limits(), lambda _: queue(connection, "bulk"))
     tables: Sequence[LeaseTable] = [table(connection, f"worker-{n}") for n in range(workers)]
     read: set[tuple[str, str]] = set()

@@ -220,7 +220,7 @@ def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
 def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(live, "FIGURES_SECONDS", 0.0)
     watch, said = WorkerWatch(connection), f"no worker serves {ALIAS}; its rows wait for one\n"
 
     def told(*, in_flight: int = 1) -> str:

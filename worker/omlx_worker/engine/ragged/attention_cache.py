@@ -93,7 +93,9 @@ class AttentionCache:
 
     def put(self, keys: mx.array, values: mx.array, window: Window) -> None:
         """Write the window's keys ``[S, H, W, D]``, rotated, and values ``[S, H, W, Dv]``."""
-        keys, values = self._finite((keys, values))
+        if self._attention.sums_masked:
+            # A rejected draft must not spoil the tokens before it.
+            keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
         self.tails = self._attention.put(self.tails, keys, values, window)
 
     def attend(self, queries: mx.array, window: Window, scale: float, **options: Any) -> mx.array:
@@ -108,10 +110,20 @@ class AttentionCache:
         Args:
             prompt: keys and values ``[1, H, L, D]``, each position at its index in the body.
         """
+        self.clear(slot)
         body, row = self._place(slot)
-        for array, part in zip(body, self._finite(prompt), strict=True):
+        for array, part in zip(body, prompt, strict=True):
             # An index instead of the slice would copy the part once more.
             array[row : row + 1, :, : part.shape[2]] = part
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's history, if what is masked reaches sums: 0 * NaN is NaN."""
+        if self._attention.sums_masked:
+            body, row = self._place(slot)
+            for array in body:
+                array[row] = 0
+            for tail in self.tails:
+                tail[slot] = 0
 
     def read(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
         """Copy a slot's history, body and tail, in the form that `write` takes.
@@ -136,10 +148,6 @@ class AttentionCache:
         for body, (rows, slots, sources, targets) in zip(self.bodies, moves, strict=True):
             for array, tail in zip(body, self.tails, strict=True):
                 array[rows, :, targets] = tail[slots, :, sources]
-
-    def _finite(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        """Without NaN and infinities: 0 * NaN would spoil later rows in the slot, and its own."""
-        return [mx.nan_to_num(a) for a in arrays] if self._attention.sums_masked else arrays
 
     def _limited(self, capacity: int) -> int:
         return min(capacity, self.ring) if self.ring else capacity

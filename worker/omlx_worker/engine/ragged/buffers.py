@@ -16,7 +16,7 @@ from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Move, moves_of
 from omlx_worker.engine.ragged.layout import Group, Layout, slots_of, unmoved
 from omlx_worker.engine.ragged.lookups import OF_LOOKUPS
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
+from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import Arrays, State
 from omlx_worker.engine.ragged.window import TAIL, Spans
 
@@ -143,7 +143,7 @@ class Buffers:
         for cache, part in zip(self.caches, row.layers or [[]] * len(self.caches), strict=True):
             if part:
                 cache.write(slot, part)
-            elif isinstance(cache, RecurrentCache):
+            else:
                 cache.clear(slot)
         for name, value in row.state.items():
             if name in _CUT and name in state:
