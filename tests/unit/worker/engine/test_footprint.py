@@ -217,6 +217,7 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
         assert projected <= 1.2 * taken
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiles(), reason="an unfused search takes more")
 def test_a_search_of_a_full_ring_takes_no_more_than_projected(qwen: Loaded) -> None:
     lookup = Lookup(ring=65_536)
