@@ -10,7 +10,7 @@ from rq import Queue
 from rq.job import Job
 from rq.utils import str_to_date
 
-from omlx_producer.protocol import PRIORITIES, queue_name, read_queue_name
+from omlx_producer.protocol import PRIORITIES, Priority, queue_name, read_queue_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class Waiting:
     oldest_seconds: float | None
 
 
+def queue_key(model: str, priority: Priority) -> str:
+    """The key of a queue's list of ids."""
+    return Queue.redis_queue_namespace_prefix + queue_name(model, priority)
+
+
 def queued_models(connection: redis.Redis) -> set[str]:
     """The models that have a queue, also an empty one, announced or not."""
     keys = map(str_if_bytes, connection.smembers(Queue.redis_queues_keys))
@@ -39,7 +44,7 @@ def read_waiting(connection: redis.Redis, model: str, now: float) -> Waiting:
     Args:
         now: seconds since 1970.
     """
-    keys = [Queue.redis_queue_namespace_prefix + queue_name(model, name) for name in PRIORITIES]
+    keys = [queue_key(model, priority) for priority in PRIORITIES]
     with connection.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.llen(key)

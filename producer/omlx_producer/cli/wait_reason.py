@@ -9,14 +9,14 @@ from typing import NamedTuple, Self
 import redis
 from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
-from rq import Queue
 from rq.job import Job
 
 from omlx_producer.cli.common import program_name
 from omlx_producer.outage import RECONNECT_SECONDS, passes
-from omlx_producer.protocol import PRIORITIES, queue_name, read_queue_name
+from omlx_producer.protocol import PRIORITIES, read_queue_name
 from omlx_producer.replay import WAITING
 from omlx_producer.terminal import write
+from omlx_producer.waiting import queue_key
 from omlx_producer.wording import counted
 from omlx_producer.workers import living, workers_key
 
@@ -91,10 +91,8 @@ class WaitReasons:
         if (found := read_queue_name(self._queue)) is None:
             return None
         model, priority = found
-        *better, own = (
-            Queue.redis_queue_namespace_prefix + queue_name(model, name)
-            for name in PRIORITIES[: PRIORITIES.index(priority) + 1]
-        )
+        upwards = PRIORITIES[: PRIORITIES.index(priority) + 1]
+        *better, own = (queue_key(model, each) for each in upwards)
         with self._connection.pipeline(transaction=False) as pipe:
             pipe.hget(key, "status")
             pipe.hgetall(workers_key(model))
