@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import (
     LEAD,
+    LONGEST,
     PIECE,
     SHORTEST,
     START,
@@ -102,8 +103,7 @@ class Lookups:
         self._own_depth = own_depth
         self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
         self._trust = Trust(own=own_depth > 0)
-        self._shortest = 0
-        self._trusted = mx.array(0)
+        self._lengths = {n: mx.array(n, mx.int32) for n in range(SHORTEST, LONGEST + 2)}
         self._steps = 0
         self._fruitless = 0
         self._searched = False
@@ -146,16 +146,13 @@ class Lookups:
         """
         # Beyond its own depth the model drafts nothing that a match would have to beat.
         shortest = SHORTEST if depth > self._own_depth else self._trust.shortest
-        if shortest != self._shortest:
-            self._shortest = shortest
-            self._trusted = mx.array(shortest, mx.int32)
         foretells, self._searched = self._searched, self._due(depth)
         if not (foretells or self._searched):
             kept = {name: before[name] for name in OF_LOOKUPS}
             return None, after | kept | {"history": _written(before, emitted)}
         function = self._function(depth=depth, searches=self._searched, ratio=ratio)
         ring = self._ring.tokens if self._ring else None
-        codes, found = function(before, after, emitted, limits, self._trusted, ring)
+        codes, found = function(before, after, emitted, limits, self._lengths[shortest], ring)
         return Looks(codes, foretells, self._searched), after | found
 
     def learn(self, look: Look | None, drafted: int, accepted: int, *, teaches: bool) -> None:
