@@ -15,9 +15,10 @@ import statistics
 import time
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.loader import DEMO, load_engine
 from omlx_worker.engine.row import Row
-from scripts.bench.in_process import PREFILL_CHUNK, InProcess
+from scripts.bench.in_process import InProcess
 
 numbers = itertools.count()
 
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEMO)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=3600)
-    parser.add_argument("--prefill-chunk", type=int, default=PREFILL_CHUNK)
+    parser.add_argument("--prefill-chunk", type=int, default=LONGEST_CHUNK)
     parser.add_argument("--depth", type=int, default=0)
     args = parser.parse_args()
     loaded = load_engine(args.model, max_rows=args.rows + 1, depth=args.depth)

@@ -15,8 +15,9 @@ import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from omlx_worker.bench.sides import CHUNK, FOREVER, BatchGeneratorSide, StreamSide
+from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.drafts.lookup import Lookup
+from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -37,8 +38,8 @@ class PromptCaches:
         self._caches.clear()
         for prompt in prompts:
             caches = self._model.new_prompt_cache()
-            for begin in range(0, len(prompt) - 1, CHUNK):
-                end = min(begin + CHUNK, len(prompt) - 1)
+            for begin in range(0, len(prompt) - 1, LONGEST_CHUNK):
+                end = min(begin + LONGEST_CHUNK, len(prompt) - 1)
                 following = mx.array(prompt[begin + 1 : end + 1])[None]
                 self._model.prefill(mx.array(prompt[begin:end])[None], following, caches)
                 mx.eval([cache.state for cache in caches])

@@ -9,10 +9,8 @@ from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
 from omlx_worker.engine.row import Emission, Row
-
-PREFILL_CHUNK = 2048
 
 
 class InProcess:
@@ -22,7 +20,7 @@ class InProcess:
         chunk: prompt tokens read at a time, at most.
     """
 
-    def __init__(self, engine: Engine, chunk: int = PREFILL_CHUNK) -> None:
+    def __init__(self, engine: Engine, chunk: int = LONGEST_CHUNK) -> None:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(chunk)

@@ -11,11 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator
 
+from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.row import Row, Sampling
-
-CHUNK = 2048
 
 
 @dataclass
@@ -54,7 +53,7 @@ def read_by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
             network,
             completion_batch_size=len(prompts),
             prefill_batch_size=len(prompts),
-            prefill_step_size=CHUNK,
+            prefill_step_size=LONGEST_CHUNK,
         )
         began = time.perf_counter()
         generator.insert([list(prompt) for prompt in prompts])
@@ -82,7 +81,7 @@ def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
             decoder.add(Row(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
         seen: dict[str, float] = {}
         for index in range(len(prompts)):
-            while decoder.prefill({str(index): CHUNK})[str(index)]:
+            while decoder.prefill({str(index): LONGEST_CHUNK})[str(index)]:
                 pass
             for step in decoder.step():
                 seen.setdefault(step.row_id, time.perf_counter() - began)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
 from omlx_worker.engine.row import Emission, Row
-from scripts.bench.in_process import PREFILL_CHUNK, InProcess
+from scripts.bench.in_process import InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
 
 
@@ -33,7 +33,7 @@ class PlainLoopSide:
             self._engine.add(row)
             left = row.length
             while left:
-                left = self._engine.prefill({row.row_id: min(left, PREFILL_CHUNK)})[row.row_id]
+                left = self._engine.prefill({row.row_id: min(left, LONGEST_CHUNK)})[row.row_id]
             yield self._engine.step()
         while True:
             yield self._engine.step()

@@ -20,14 +20,12 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import Mode, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
+from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Emission, Row, Sampling
 
 FOREVER = 1 << 30
 """Token limit of a row; the end of a lap removes the row."""
-
-CHUNK = 2048
-"""Prompt tokens read at a time."""
 
 BATCH_GENERATOR, STREAM = "BatchGenerator", "generate_step"
 AUTO = "auto"
@@ -66,7 +64,7 @@ class DecoderSide:
         try:
             for row in rows:
                 self._decoder.add(row.request)
-                while self._decoder.prefill({row.row_id: CHUNK})[row.row_id]:
+                while self._decoder.prefill({row.row_id: LONGEST_CHUNK})[row.row_id]:
                     pass
             yield from self._steps({row.row_id: row for row in rows})
         finally:
