@@ -1,0 +1,188 @@
+"""The commands about detached batches, from wherever they are typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import redis
+
+from omlx_producer import UnknownJob
+from omlx_producer.bulk.batch import Batch, is_batch_id
+from omlx_producer.bulk.batch_feeder import BatchSink
+from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.runfile import RunFile
+from tests.helpers.bulk_runs import (
+    errors,
+    ids,
+    jobs_in_redis,
+    spawn,
+    write_rows,
+)
+from tests.helpers.workers import running_worker, wait_for
+from tests.integration.producer.bulk.conftest import Run
+from tests.integration.producer.bulk.test_batch import batch_of
+from tests.integration.producer.bulk.test_feed import rows
+
+
+def test_the_commands_reach_a_batch_from_anywhere(
+    redis_url: str, connection: redis.Redis, tmp_path: Path, run: Run
+) -> None:
+    source, output = write_rows(tmp_path / "rows.jsonl", 40), tmp_path / "out.jsonl"
+    with source.open("a") as stream:
+        stream.write("nonsense\n")
+    detached = run("run", str(source), "--detach")
+    assert detached.exit_code == 0, detached.output
+    batch_id = detached.stdout.strip()
+    assert is_batch_id(batch_id)
+    status = json.loads(run("status", batch_id, "--json").output)
+    assert (status["state"], status["rows"], status["failures"]) == ("open", 41, {"unparsable": 1})
+    with running_worker(redis_url):
+        assert run("feed", "--burst").exit_code == 0
+    watched = run("watch", batch_id, "--json")
+    assert watched.exit_code == 1
+    assert json.loads(watched.stderr)["ok"] == 40
+    fetched = run("results", batch_id, "-o", str(output))
+    assert fetched.exit_code == 1
+    assert ids(output) == [f"r{n}" for n in range(40)]
+    assert [line["error"]["line"] for line in errors(output)] == [41]
+    assert len(run("results", batch_id).stdout.splitlines()) == 41
+
+
+def test_the_times_of_a_batch_are_for_people_or_with_json_for_programs(
+    connection: redis.Redis, run: Run
+) -> None:
+    batch = batch_of(connection, 1)
+    connection.hset(batch.key, "created_at", "1700000000.5")
+    shown = run("status", batch.id).stdout
+    local = datetime.fromtimestamp(1700000000).astimezone()
+    assert f"created_at        {local:%Y-%m-%d %H:%M:%S %Z}\n" in shown
+    assert json.loads(run("status", batch.id, "--json").stdout)["created_at"] == 1700000000.5
+
+
+def test_the_status_of_a_batch_has_its_failures_in_words_and_no_zeros_of_what_is_unused(
+    connection: redis.Redis, run: Run
+) -> None:
+    batch = Batch.create(connection)
+    batch.upload([BadRow(line, None, "unparsable", "not JSON", "0" * 24, False) for line in (1, 2)])
+    shown = dict(line.split(maxsplit=1) for line in run("status", batch.id).stdout.splitlines())
+    assert (shown["rows"], shown["ok"], shown["failures"]) == ("2", "0", "2 unparsable")
+    assert not {"drafted", "accepted", "cached_tokens", "prompt_tokens", "ended_at"} & set(shown)
+
+
+def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    batch = batch_of(connection, 120)
+    connection.set(batch.lock_key, "token")
+    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": {}})
+    BatchSink(batch, b"token").commit([result])
+    early, said = run("results", batch.id), f"{batch.id}: open, 1 of 120 rows ended\n"
+    assert (early.exit_code, early.stderr) == (4, said)
+    assert len(early.stdout.splitlines()) == 1
+    output = tmp_path / "out.jsonl"
+    assert run("results", batch.id, "-o", str(output)).exit_code == 4
+    assert ids(output) == ["r0"]
+    meant = run("results", batch.id, "--partial")
+    assert (meant.exit_code, meant.stderr) == (0, said)
+    batch.end("cancelled")
+    assert run("results", batch.id).exit_code == 1
+    assert run("results", batch.id, "--partial").exit_code == 0
+
+
+def test_a_table_of_a_batch_has_its_failures_in_their_places(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    batch = Batch.create(connection)
+    bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
+    batch.upload([*rows(1), bad, *rows(1, start=1)])
+    connection.set(batch.lock_key, "token")
+    choice = {"index": 0, "text": "t", "finish_reason": "stop"}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    results = [RowResult(row, "bulk-1-1", body=body) for row in batch.unfinished()]
+    BatchSink(batch, b"token").commit(results)
+    batch.end("done")
+    output = tmp_path / "out.csv"
+    assert run("results", batch.id, "-o", str(output)).exit_code == 1
+    assert output.read_text().splitlines() == [
+        "custom_id,text,finish_reason,prompt_tokens,completion_tokens,error",
+        "r0,t,stop,3,4,",
+        ",,,,,unparsable: line 2: not JSON",
+        "r1,t,stop,3,4,",
+    ]
+    run("results", batch.id, "-o", str(output), "--with-body")
+    assert output.read_text().splitlines()[0].endswith(",error,response")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"properties": {"name": {}}}')
+    run("results", batch.id, "-o", str(output), "--json-schema", str(schema))
+    assert output.read_text().splitlines()[0].endswith(",error,name")
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.errors.jsonl"])
+def test_results_replace_no_file_of_something_else(
+    connection: redis.Redis, run: Run, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("precious")
+    source = str(write_rows(tmp_path / "rows.jsonl", 1))
+    for command in (("results", batch_of(connection, 1).id, "--partial"), ("run", source)):
+        done = run(*command, "-o", str(tmp_path / "out.jsonl"))
+        assert done.exit_code == 2
+        assert f"{name}: exists and holds no results of omlx-submit; give another" in done.stderr
+        assert (tmp_path / name).read_text() == "precious"
+
+
+def test_results_replace_no_output_of_a_run(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    kept = write_rows(output, 1).read_text()
+    with RunFile.open(output):
+        pass
+    done = run("results", batch_of(connection, 1).id, "--partial", "-o", str(output))
+    assert done.exit_code == 2
+    assert f"--output: {output} belongs to an omlx-submit run; give another" in done.stderr
+    assert output.read_text() == kept
+
+
+def test_a_batch_that_is_none_is_told(run: Run) -> None:
+    for command in ("status", "watch", "results", "cancel"):
+        done = run(command, "batch-0123456789ab")
+        assert done.exit_code == 2
+        assert "no batch has the id" in done.stderr
+
+
+def test_the_command_for_a_jobs_result_names_that_for_a_batch(run: Run) -> None:
+    done = run("result", "batch-0123456789ab")
+    assert done.exit_code == 2
+    assert "is a batch: omlx-submit results batch-0123456789ab" in done.stderr
+
+
+def test_looking_at_no_batch_raises(connection: redis.Redis) -> None:
+    with pytest.raises(UnknownJob):
+        Batch(connection, "batch-0123456789ab").read()
+
+
+def test_an_interrupted_feeder_leaves_its_batch_to_others_at_once(
+    redis_url: str, connection: redis.Redis, tmp_path: Path
+) -> None:
+    batch = batch_of(connection, 10)
+    feeder = spawn(redis_url, tmp_path, "feed")
+    wait_for(lambda: jobs_in_redis(connection) == 10)
+    feeder.send_signal(signal.SIGINT)
+    _, err = feeder.communicate(timeout=20)
+    assert feeder.returncode == 130
+    assert err.splitlines() == [
+        "omlx-submit: feeding detached batches until Ctrl-C",
+        "omlx-submit: interrupted; another feeder can go on with its batches",
+    ]
+    assert not connection.exists(batch.lock_key)
+
+
+def test_a_feeder_says_that_it_feeds_and_why_it_ends(run: Run) -> None:
+    assert run("feed", "--burst").stderr.splitlines() == [
+        "omlx-submit: feeding detached batches until none is left",
+        "omlx-submit: no batch is left",
+    ]
