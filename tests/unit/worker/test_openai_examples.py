@@ -81,7 +81,7 @@ def prepared(family: str, request: GenerationRequest) -> tuple[ActiveJob, Constr
     prompt = chat.encode(request)
     row = Row("j:0", prompt, 1000, Sampling(), reply=chat.form(request, prompt))
     claim = Claim("j", "omlx-1", "omlx:m:default", 0.0, 0, b"", None, False)
-    return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, prompt)
+    return ActiveJob(claim, request, [row], streams=True), chat.constraint(request, row.reply)
 
 
 def grammar_of(constraint: Constraint) -> str:

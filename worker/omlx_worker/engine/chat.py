@@ -65,10 +65,13 @@ class Chat:
             raise InvalidRequest(
                 f"messages: {self._model} has no chat template; send a prompt instead"
             )
+        return self._rendered(request, begin_answer=True)
+
+    def _rendered(self, request: GenerationRequest, *, begin_answer: bool) -> list[int]:
         messages = [_for_template(message) for message in request.messages or ()]
         try:
             tokens: list[int] = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, **_template_arguments(request)
+                messages, add_generation_prompt=begin_answer, **_template_arguments(request)
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
@@ -100,7 +103,7 @@ class Chat:
         markers: dict[str, Any] = {}
         if tokenizer.has_thinking:
             markers |= {"think_start": tokenizer.think_start, "think_end": tokenizer.think_end}
-            markers["thinks"] = self._thinks(prompt)
+            markers["thinks"] = self._thinks(request, prompt)
         if calling is not None and tokenizer.has_tool_calling:
             markers |= {
                 "call_start": tokenizer.tool_call_start,
@@ -113,13 +116,16 @@ class Chat:
         read = CallReader(tokenizer, calling.functions).read if calling else None
         return ReplyForm(Markup(**markers), read)
 
-    def constraint(self, request: GenerationRequest, prompt: list[int]) -> Constraint | None:
+    def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.
+
+        Args:
+            form: how the answers are read.
 
         Raises:
             InvalidRequest: if the calls that it asks for cannot be held to the model's syntax.
         """
-        thinks = self._tokenizer.has_thinking and self._thinks(prompt)
+        thinks = form is not None and form.markup.thinks
         constraint, calling = request.constraint, request.calling
         if calling is not None and (calling.required or calling.strict or constraint):
             grammar = self._grammar(calling, constraint, after_thinking=thinks)
@@ -149,10 +155,18 @@ class Chat:
                 f"{reason}; {remedy}"
             ) from None
 
-    def _thinks(self, prompt: list[int]) -> bool:
-        """Whether the prompt has opened the thinking."""
-        opened = self._tokenizer.rfind_think_start(prompt)
-        return bool(opened > self._tokenizer.rfind_think_end(prompt))
+    def _thinks(self, request: GenerationRequest, prompt: list[int]) -> bool:
+        """Whether the template has opened the thinking. Markers in messages do not count."""
+
+        def opened(tokens: list[int]) -> bool:
+            start = self._tokenizer.rfind_think_start(tokens)
+            return bool(start > self._tokenizer.rfind_think_end(tokens))
+
+        if not opened(prompt):
+            return False
+        messages = self._rendered(request, begin_answer=False)
+        # Some templates begin the answer unasked; then only the whole prompt can tell.
+        return opened(prompt[in_common(prompt, messages) :] or prompt)
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Prompter:
         if request.messages is not None:
             marks = (self._chat.shared(request, prompt),)
             reply = self._chat.form(request, prompt)
-            constraint = self._chat.constraint(request, prompt)
+            constraint = self._chat.constraint(request, reply)
         grammar = self._grammar(request, constraint)
         return [
             Row(

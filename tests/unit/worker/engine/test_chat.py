@@ -40,7 +40,7 @@ def form(family: str, *, thinking: bool = False, **fields: Any) -> ReplyForm | N
 
 def constraint(family: str, *, thinking: bool = False, **fields: Any) -> Constraint | None:
     chat, request = Chat(tokenizer_of(family, thinking=thinking), "m"), ask(**fields)
-    return chat.constraint(request, chat.encode(request))
+    return chat.constraint(request, chat.form(request, chat.encode(request)))
 
 
 def test_calls_and_their_answers_reach_the_template_with_arguments_as_objects() -> None:
@@ -128,6 +128,28 @@ def test_the_form_tells_whether_the_prompt_has_opened_the_thinking() -> None:
     assert not thinks()
     assert thinks(**OPENED)
     assert not thinks(reasoning_effort="none", **OPENED)
+
+
+@pytest.mark.parametrize("kwargs", [{}, OPENED])
+def test_markers_in_messages_neither_open_nor_close_the_thinking(kwargs: dict[str, Any]) -> None:
+    for text in ("What does <think> do?", "And </think>?", "<think>"):
+        asked = {"messages": [{"role": "user", "content": text}], **kwargs}
+        found = form("json_tools", thinking=True, **asked)
+        assert found is not None
+        assert found.markup.thinks == bool(kwargs)
+        held = constraint("json_tools", thinking=True, response_format=AS_JSON, **asked)
+        assert held is not None
+        assert held.begin_after == ("</think>" if kwargs else "")
+
+
+def test_thinking_that_a_template_opens_unasked_is_seen() -> None:
+    tokenizer = tokenizer_of(
+        "json_tools", thinking=True, template="{{ messages[0].content }}: <think>\n"
+    )
+    chat, request = Chat(tokenizer, "m"), ask()
+    found = chat.form(request, chat.encode(request))
+    assert found is not None
+    assert found.markup.thinks
 
 
 def test_a_constraint_begins_after_thinking_that_the_prompt_has_opened() -> None:

@@ -114,8 +114,8 @@ def test_every_walk_ends_in_calls_that_match_their_schemas(family: str, parallel
         }
     )
     chat = Chat(tokenizer_of(family, thinking=True), "m")
-    prompt = chat.encode(request)
-    constraint, form = chat.constraint(request, prompt), chat.form(request, prompt)
+    form = chat.form(request, chat.encode(request))
+    constraint = chat.constraint(request, form)
     assert constraint is not None
     ended = 0
     for seed in range(WALKS):
