@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 Part = Literal["content", "reasoning", "call"]
 
+_SPACE, _LINE_ENDS = re.compile(r"\s+"), re.compile(r"\n+")
+
 
 class Markup(BaseModel):
     """The markers in a model's text; "" where the model has none.
@@ -58,6 +60,8 @@ class Splitter:
 
     def __init__(self, markup: Markup) -> None:
         self._markup = markup
+        # White space that belongs to what follows it, and after it what may begin a marker.
+        self._gap: list[str] = []
         self._held = ""
         self._part: Part = "reasoning" if markup.thinks else "content"
         self._opens = self._after_marker = False
@@ -67,30 +71,47 @@ class Splitter:
 
     def feed(self, text: str) -> Iterator[Span]:
         """The spans that are certain with this further text."""
-        self._held += text
+        text, at = self._held + text, 0
         while True:
             if self._after_marker:
-                self._held = self._held.lstrip("\n")
-                self._after_marker = not self._held
-            if self._may_be_bare and self._part == "content" and (begun := self._held.lstrip()):
-                self._may_be_bare = False
-                if begun.startswith("{"):
+                at = _past(_LINE_ENDS, text, at)
+                self._after_marker = at == len(text)
+            if self._may_be_bare and self._part == "content":
+                begun = _past(_SPACE, text, at)
+                self._may_be_bare = begun == len(text)
+                if text.startswith("{", begun):
                     self._enter("call")
                     self._after_marker = False
-            found = self._marker.search(self._held) if self._marker else None
+            found = self._marker.search(text, at) if self._marker else None
             if found is None:
                 break
-            yield from self._span(self._held[: found.start()])
-            self._held = self._held[found.end() :]
-            self._enter(self._edges[found["marker"]])
-        certain = len(self._held) - self._uncertain()
-        text, self._held = self._held[:certain], self._held[certain:]
-        yield from self._span(text)
+            before = self._from_gap(text[at : found.start()])
+            yield from self._span(before.rstrip("\n"))
+            at = found.end()
+            self._enter(self._edges[found[0]])
+        yield from self._certain(text[at:])
 
     def end(self) -> Iterator[Span]:
         """What was held back: the text ends here."""
-        text, self._held = self._held, ""
+        text, self._held = self._from_gap(self._held), ""
         yield from self._span(text)
+
+    def _certain(self, text: str) -> Iterator[Span]:
+        """Hold back the end of a text without a whole marker; the rest is certain."""
+        begun = len(text) - max((_begun(text, marker) for marker in self._edges), default=0)
+        text, self._held = text[:begun], text[begun:]
+        certain = text.rstrip("\n") if self._edges else text
+        if self._may_be_bare and self._part == "content":
+            certain = ""
+        gap = text[len(certain) :]
+        yield from self._span(self._from_gap(certain) if certain else "")
+        self._gap += [gap] if gap else []
+
+    def _from_gap(self, text: str) -> str:
+        """A text with the gap before it, which is then empty."""
+        text = "".join([*self._gap, text])
+        self._gap.clear()
+        return text
 
     def _span(self, text: str) -> Iterator[Span]:
         if text or self._opens:
@@ -103,25 +124,19 @@ class Splitter:
         self._edges = self._markup.after(part)
         self._marker = _pattern(self._edges)
 
-    def _uncertain(self) -> int:
-        """Characters at the end of what is held that may belong to a marker, or line ends to it."""
-        if self._may_be_bare and self._part == "content":
-            return len(self._held)
-        if not self._edges:
-            return 0
-        begun = max(
-            length
-            for marker in self._edges
-            for length in range(len(marker))
-            if self._held.endswith(marker[:length])
-        )
-        before = self._held[: len(self._held) - begun]
-        return begun + len(before) - len(before.rstrip("\n"))
+
+def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _begun(text: str, marker: str) -> int:
+    """Characters of a marker that a text ends with."""
+    return max(length for length in range(len(marker)) if text.endswith(marker[:length]))
 
 
 def _pattern(edges: Mapping[str, Part]) -> re.Pattern[str] | None:
-    markers = "|".join(map(re.escape, edges))
-    return re.compile(f"\n*(?P<marker>{markers})") if markers else None
+    return re.compile("|".join(map(re.escape, edges))) if edges else None
 
 
 @dataclass(slots=True)

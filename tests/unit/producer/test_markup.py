@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_producer.markup import Markup, Reply, Splitter, read
+from omlx_producer import markup as module
+from omlx_producer.markup import Markup, Part, Reply, Splitter, read
 
 MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
 BARE = Markup(think_start="<think>", think_end="</think>", bare=True)
@@ -51,12 +54,31 @@ def test_calls_are_taken_for_content_on_demand() -> None:
     assert read(text, OPENED, calls=False).content == "I call.\n<call>\n{\n</call>"
 
 
+PIECES = ["a", "{", " ", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"]
+
+
+def split_simply(text: str, markup: Markup) -> list[tuple[Part, str]]:
+    """The parts of a whole text by their definition."""
+    part: Part = "reasoning" if markup.thinks else "content"
+    parts: list[tuple[Part, str]] = []
+    while True:
+        edges = markup.after(part)
+        first = part == "content" and (not parts or parts[-1][0] == "reasoning")
+        if markup.bare and first and text.lstrip().startswith("{"):
+            return [*parts, ("call", text)]
+        marker = re.search("|".join(map(re.escape, edges)), text) if edges else None
+        if marker is None:
+            return [*parts, (part, text)]
+        parts.append((part, text[: marker.start()].rstrip("\n")))
+        part, text = edges[marker[0]], text[marker.end() :].lstrip("\n")
+
+
+def joined(parts: list[str]) -> str:
+    return "\n".join(filter(None, parts))
+
+
 @given(
-    st.lists(
-        st.sampled_from(
-            ["a", "{", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"]
-        )
-    ),
+    st.lists(st.sampled_from(PIECES)),
     st.data(),
     st.sampled_from([MARKS, OPENED, BARE, Markup(call_start="<call>"), Markup()]),
 )
@@ -71,12 +93,55 @@ def test_the_parts_do_not_depend_on_how_the_text_comes(
             reply.add(span)
     for span in splitter.end():
         reply.add(span)
-    whole = read(text, markup)
+    whole, parts = read(text, markup), split_simply(text, markup)
     assert (reply.content, reply.reasoning, reply.calls) == (
         whole.content,
         whole.reasoning,
         whole.calls,
     )
+    assert (reply.content, reply.reasoning, reply.calls) == (
+        joined([text for part, text in parts if part == "content"]),
+        joined([text for part, text in parts if part == "reasoning"]),
+        [text for part, text in parts if part == "call"],
+    )
+
+
+class Counting:
+    """A pattern that counts the characters it has to search."""
+
+    def __init__(self, pattern: re.Pattern[str] | None) -> None:
+        self.pattern, self.characters = pattern, 0
+
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        self.characters += len(text) - at
+        return self.pattern.search(text, at) if self.pattern else None
+
+
+@pytest.mark.parametrize("markup", [MARKS, BARE])
+@pytest.mark.parametrize("space", ["\n", "\n \n"])
+def test_what_was_searched_is_not_searched_again(
+    markup: Markup, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = module._pattern
+
+    def counting(edges: Mapping[str, Part]) -> Counting:
+        return Counting(made(edges))
+
+    monkeypatch.setattr(module, "_pattern", counting)
+    splitter = Splitter(markup)
+    for _ in range(1000):
+        list(splitter.feed(space))
+    assert isinstance(splitter._marker, Counting)
+    assert splitter._marker.characters <= 1000 * len(space)
+
+
+@pytest.mark.timeout(60)  # milliseconds if each character is looked at once
+def test_a_run_of_line_ends_takes_no_longer_than_other_text() -> None:
+    text = "a" + "\n" * 200_000 + "b"
+    assert read(text, MARKS).content == text
+    splitter = Splitter(MARKS)
+    told = [span.text for character in text[:50_000] for span in splitter.feed(character)]
+    assert told == ["a"]
 
 
 @pytest.mark.parametrize("cut", range(4))
