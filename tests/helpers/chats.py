@@ -11,6 +11,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
+from omlx_worker.engine.tools.syntax import Syntax, syntax_of
 from tests.helpers.checkpoints import write_tokenizer
 
 ADDED = {
@@ -31,6 +32,9 @@ ADDED = {
     "": [],
 }
 """The markers of each of mlx-lm's parsers; "" is a model that it has none for."""
+
+PAIRED = ["qwen3_coder", "glm47", "minimax_m2", "minicpm5"]
+"""Those whose calls hold pairs of texts."""
 
 THINKING = ["<think>", "</think>"]
 
@@ -69,3 +73,29 @@ def tokenizer_of(
             config["tool_parser_type"] = family
         file.write_text(json.dumps(config))
         return load(path)
+
+
+def syntax(family: str) -> Syntax:
+    found = syntax_of(tokenizer_of(family))
+    assert found is not None
+    return found
+
+
+def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
+    """A call as a model of the family writes it."""
+    pairs = syntax.pairs
+
+    def value(given: Any) -> str:
+        if pairs and pairs.raw and isinstance(given, str):
+            return given
+        return json.dumps(given, ensure_ascii=False)
+
+    if pairs is None:
+        inner = value(arguments)
+    else:
+        inner = pairs.between.join(
+            f"{pairs.before.replace('{key}', key)}{value(given)}{pairs.after}"
+            for key, given in arguments.items()
+        )
+    before = syntax.before.replace("{name}", name)
+    return f"{syntax.start}{before}{inner}{syntax.after}{syntax.end}"

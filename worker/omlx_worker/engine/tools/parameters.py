@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,10 +146,14 @@ def _target(reference: str, root: dict[str, Any]) -> Any:
     return found
 
 
-def simplified(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of parameters with plain types, which is all that mlx-lm's parsers look at."""
-    properties = {
-        parameter.key: {"type": parameter.type} if parameter.type else parameter.schema
-        for parameter in parameters_of(schema)
-    }
+def simplified(parameters: Sequence[Parameter], texts: Collection[str] = ()) -> dict[str, Any]:
+    """A schema with plain types, which is all that mlx-lm's parsers look at.
+
+    Args:
+        texts: types that it calls texts.
+    """
+    properties: dict[str, Any] = {}
+    for parameter in parameters:
+        kind = "string" if parameter.type in texts else parameter.type
+        properties[parameter.key] = {"type": kind} if kind else parameter.schema
     return {"type": "object", "properties": properties}

@@ -1,16 +1,19 @@
-"""Reads calls of tools from a model's text, with mlx-lm's parsers."""
+"""Reads calls of tools from a model's text, exactly or else with mlx-lm's parsers."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import FunctionCall, FunctionDefinition
-from omlx_worker.engine.tools.parameters import parameters_of, simplified
+from omlx_worker.engine.tools.pairs import PairReader
+from omlx_worker.engine.tools.parameters import Parameter, parameters_of, simplified
+from omlx_worker.engine.tools.syntax import WRITTEN, family_of
 
 log = logging.getLogger(__name__)
 
@@ -26,52 +29,73 @@ _UNREADABLE = (
 )
 Parser = Callable[[str, list[dict[str, Any]]], Any]
 
+_NUMBERS = ("integer", "number")
+_ROUNDING = ("qwen3_coder", "minimax_m2", "minicpm5")
+"""Families whose parsers make floats of numbers."""
+
 
 class CallReader:
-    """Reads the calls of some functions, with mlx-lm's parser for the model if it has one."""
+    """Reads the calls of some functions."""
 
     def __init__(
         self, tokenizer: TokenizerWrapper, functions: Sequence[FunctionDefinition]
     ) -> None:
+        family = family_of(tokenizer) or ""
+        syntax = WRITTEN.get(family)
+        raw = syntax is not None and syntax.pairs is not None and syntax.pairs.raw
+        self._exact = PairReader(syntax, functions) if syntax and raw else None
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
-        self._functions = {function.name: function for function in functions}
+        self._parameters = {
+            function.name: parameters_of(function.schema_of_arguments) for function in functions
+        }
+        # The parser takes these for texts, so that `_value` finds them as they were written.
+        self._texts = _NUMBERS if family in _ROUNDING else ()
         self._tools = [
             {
                 "type": "function",
-                "function": {
-                    "name": function.name,
-                    "parameters": simplified(function.schema_of_arguments),
-                },
+                "function": {"name": name, "parameters": simplified(parameters, self._texts)},
             }
-            for function in functions
+            for name, parameters in self._parameters.items()
         ]
 
     def read(self, text: str) -> list[FunctionCall]:
         """The calls in the text between the markers of a call; none if it cannot be read."""
         try:
-            found = self._parser(text, self._tools)
-            calls = found if isinstance(found, list) else [found]
-            return [self._call(call) for call in calls]
+            return [self._call(call) for call in self._parsed(text)]
         except _UNREADABLE as error:
             # Not the error itself: it may quote the text.
             log.info("a call could not be read (%s)", type(error).__name__)
             return []
 
+    def _parsed(self, text: str) -> list[dict[str, Any]]:
+        if self._exact is not None:
+            with suppress(ValueError):
+                return self._exact.read(text)
+            if self._exact.is_cut(text):
+                raise ValueError("an argument has no end")
+        found = self._parser(text, self._tools)
+        return found if isinstance(found, list) else [found]
+
     def _call(self, call: dict[str, Any]) -> FunctionCall:
-        function, arguments = self._functions[call["name"]], call["arguments"]
+        name, arguments = call["name"], call["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
         if not isinstance(arguments, dict):
             raise TypeError("the arguments are no object")
-        for parameter in parameters_of(function.schema_of_arguments):
-            # The parsers take the text null of a pair for a null.
-            null = arguments.get(parameter.key, "") is None
-            if null and parameter.type == "string" and not parameter.nullable:
-                arguments[parameter.key] = "null"
+        for parameter in self._parameters[name]:
+            if parameter.key in arguments:
+                arguments[parameter.key] = self._value(arguments[parameter.key], parameter)
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair is no text that can be sent. Its escape in JSON is the same here.
         sendable = text.encode(errors="backslashreplace").decode()
-        return FunctionCall(name=function.name, arguments=sendable)
+        return FunctionCall(name=name, arguments=sendable)
+
+    def _value(self, value: Any, parameter: Parameter) -> Any:
+        if value is None and parameter.type == "string" and not parameter.nullable:
+            return "null"  # The parsers take the text null of a pair for a null.
+        if isinstance(value, str) and parameter.type in self._texts:
+            return json.loads(value)
+        return value
 
 
 def _parse_bare(text: str, _: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,11 +14,9 @@ from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
 from omlx_worker.engine.tools.grammar import CallGrammar
 from omlx_worker.engine.tools.parameters import NotWritable
 from omlx_worker.engine.tools.reading import CallReader
-from omlx_worker.engine.tools.syntax import Syntax, syntax_of
-from tests.helpers.chats import ADDED, tokenizer_of
+from tests.helpers.chats import ADDED, PAIRED, syntax, tokenizer_of, written
 
 WRITTEN = [family for family in ADDED if family != "gemma4"]
-PAIRED = ["qwen3_coder", "glm47", "minimax_m2", "minicpm5"]
 
 WEATHER = FunctionDefinition(
     name="get_weather",
@@ -40,32 +38,6 @@ CLOCK = FunctionDefinition(name="get_time", parameters=None)
 TEXT = {"type": "string"}
 BOTH = (WEATHER, CLOCK)
 PARIS = {"place": "Paris <é>", "days": 3, "unit": "C", "exact": None, "spots": ["a b"]}
-
-
-def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
-    """A call as a model of the family writes it."""
-    pairs = syntax.pairs
-
-    def value(given: Any) -> str:
-        if pairs and pairs.raw and isinstance(given, str):
-            return given
-        return json.dumps(given, ensure_ascii=False)
-
-    if pairs is None:
-        inner = value(arguments)
-    else:
-        inner = pairs.between.join(
-            f"{pairs.before.replace('{key}', key)}{value(given)}{pairs.after}"
-            for key, given in arguments.items()
-        )
-    before = syntax.before.replace("{name}", name)
-    return f"{syntax.start}{before}{inner}{syntax.after}{syntax.end}"
-
-
-def syntax(family: str) -> Syntax:
-    found = syntax_of(tokenizer_of(family))
-    assert found is not None
-    return found
 
 
 def grammar(
