@@ -145,16 +145,19 @@ class Reply:
 
     Attributes:
         calls: the texts between markers of calls.
+        in_call: whether the text so far ends inside the last call.
     """
 
     content: str = ""
     reasoning: str = ""
     calls: list[str] = field(default_factory=list)
+    in_call: bool = False
     _parted: bool = False
 
     def add(self, span: Span) -> str:
         """Take in a span; returns what it adds to the content or the reasoning."""
-        if span.part == "call":
+        self.in_call = span.part == "call"
+        if self.in_call:
             self.calls += [""] if span.opens else []
             self.calls[-1] += span.text
             return ""

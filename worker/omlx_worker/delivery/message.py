@@ -10,18 +10,24 @@ from omlx_producer.protocol import ToolCall
 from omlx_worker.engine.reply import ReplyForm
 
 
-def message_of(text: str, form: ReplyForm | None, row_id: str) -> dict[str, Any]:
+def message_of(
+    text: str, form: ReplyForm | None, row_id: str, *, cut: bool = False
+) -> dict[str, Any]:
     """The assistant's message for a whole text.
 
     Calls stay in the content if none can be read. An unreadable one beside others is dropped: it
     was cut, as a rule. Content is None if there is no text beside calls.
 
     Args:
+        cut: whether the text had to end. A call without its end marker is not read then, as what
+            is left of it may look whole.
         row_id: names the calls, so a retry gives them the same ids.
     """
     if form is None:
         return {"role": "assistant", "content": text}
     reply = read(text, form.markup)
+    if cut and reply.in_call and form.markup.call_end:
+        reply.calls.pop()
     calls = [call for written in reply.calls if form.read_call for call in form.read_call(written)]
     if not calls:
         reply = read(text, form.markup, calls=False)

@@ -46,7 +46,8 @@ def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
 
 def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
     row = choice.row.request
-    message = message_of(choice.text, row.reply, row.row_id)
+    cut = choice.finish_reason == "length"
+    message = message_of(choice.text, row.reply, row.row_id, cut=cut)
     calls = "tool_calls" in message and choice.finish_reason == "stop"
     return {
         "index": index,

@@ -63,6 +63,21 @@ def test_what_cannot_be_read_stays_in_the_content() -> None:
     assert message_of("<call>f", ReplyForm(CALLS), "j:0")["content"] == "<call>f"
 
 
+def test_a_call_that_was_cut_is_not_read_though_it_looks_whole() -> None:
+    def names(text: str, form: ReplyForm = FORM) -> list[str]:
+        message = message_of(text, form, "j:0", cut=True)
+        return [call["function"]["name"] for call in message.get("tool_calls", ())]
+
+    assert names("<call>f</call><call>g") == ["f"]
+    assert names("<call>f</call><call>g</cal") == ["f"]
+    assert names("<call>f</call><call>g</call>") == ["f", "g"]
+    assert names("<call>f</call> and") == ["f"]
+    assert names("<call>f") == []
+    endless = FORM.markup.model_copy(update={"call_end": ""})
+    assert names("<call>f", ReplyForm(endless, read_call)) == ["f"]
+    assert message_of("a\n<call>f", FORM, "j:0", cut=True)["content"] == "a\n<call>f"
+
+
 def test_calls_that_can_be_read_count_beside_one_that_was_cut() -> None:
     message = message_of("<call>f</call><call>?", FORM, "j:0")
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
