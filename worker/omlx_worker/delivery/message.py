@@ -26,10 +26,11 @@ def message_of(
     if form is None:
         return {"role": "assistant", "content": text}
     reply = read(text, form.markup)
+    written = reply.calls
     if cut and reply.in_call and form.markup.call_end:
-        reply.calls.pop()
-    calls = [call for written in reply.calls if form.read_call for call in form.read_call(written)]
-    if not calls:
+        written = written[:-1]
+    calls = [call for each in written if form.read_call for call in form.read_call(each)]
+    if reply.calls and not calls:
         reply = read(text, form.markup, calls=False)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:

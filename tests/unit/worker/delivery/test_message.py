@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import patch
 
-from omlx_producer.markup import Markup
+from omlx_producer.markup import Markup, read
 from omlx_producer.protocol import FunctionCall
 from omlx_worker.delivery.message import message_of
 from omlx_worker.engine.reply import ReplyForm
@@ -24,6 +25,14 @@ FORM = ReplyForm(CALLS, read_call)
 
 def test_a_text_without_a_form_is_its_content() -> None:
     assert message_of("<think>a", None, "j:0") == {"role": "assistant", "content": "<think>a"}
+
+
+def test_a_text_without_calls_is_taken_apart_once() -> None:
+    with patch("omlx_worker.delivery.message.read", wraps=read) as reading:
+        message_of("<think>hm</think>Yes.", FORM, "j:0")
+        assert reading.call_count == 1
+        message_of("<think>hm</think>Yes.<call>?", FORM, "j:0")
+        assert reading.call_count == 3
 
 
 def test_thinking_is_apart_from_the_content() -> None:
