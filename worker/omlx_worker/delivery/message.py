@@ -16,7 +16,8 @@ def message_of(
     """The assistant's message for a whole text.
 
     Calls stay in the content if none can be read. An unreadable one beside others is dropped: it
-    was cut, as a rule. Content is None if there is no text beside calls.
+    was cut, as a rule. Dropped are also those that the form has no room for. Content is None if
+    there is no text beside calls.
 
     Args:
         cut: whether the text had to end. A call without its end marker is not read then, as what
@@ -30,6 +31,7 @@ def message_of(
     if cut and reply.in_call and form.markup.call_end:
         written = written[:-1]
     calls = [call for each in written if form.read_call for call in form.read_call(each)]
+    calls = calls if form.parallel else calls[:1]
     if reply.calls and not calls:
         reply = read(text, form.markup, calls=False)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}

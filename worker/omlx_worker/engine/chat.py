@@ -113,8 +113,10 @@ class Chat:
             markers["bare"] = True
         if not markers:
             return None
-        read = CallReader(tokenizer, calling.functions).read if calling else None
-        return ReplyForm(Markup(**markers), read)
+        if calling is None:
+            return ReplyForm(Markup(**markers))
+        read = CallReader(tokenizer, calling.functions).read
+        return ReplyForm(Markup(**markers), read, calling.parallel)
 
     def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

@@ -15,7 +15,9 @@ class ReplyForm:
     Attributes:
         read_call: the calls in a text between the markers of a call, none if it cannot be read;
             None if the request has no tools. From any thread.
+        parallel: whether the message may have several calls.
     """
 
     markup: Markup
     read_call: Callable[[str], list[FunctionCall]] | None = None
+    parallel: bool = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from unittest.mock import patch
 
+import pytest
+
 from omlx_producer.markup import Markup, read
 from omlx_producer.protocol import FunctionCall
 from omlx_worker.delivery.message import message_of
@@ -89,5 +91,12 @@ def test_a_call_that_was_cut_is_not_read_though_it_looks_whole() -> None:
 
 def test_calls_that_can_be_read_count_beside_one_that_was_cut() -> None:
     message = message_of("<call>f</call><call>?", FORM, "j:0")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+    assert message["content"] is None
+
+
+@pytest.mark.parametrize("text", ["<call>f</call><call>g</call>", "<call>?</call><call>f,g</call>"])
+def test_a_form_for_one_call_takes_the_first_that_can_be_read(text: str) -> None:
+    message = message_of(text, ReplyForm(CALLS, read_call, parallel=False), "j:0")
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
     assert message["content"] is None

@@ -119,6 +119,22 @@ def test_the_form_has_the_markers_that_may_occur() -> None:
     assert bare.markup.bare
 
 
+@pytest.mark.parametrize(
+    ("fields", "parallel"),
+    [
+        ({}, True),
+        ({"parallel_tool_calls": False}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+    ],
+)
+def test_the_form_takes_one_call_where_the_request_asks_for_one(
+    fields: dict[str, Any], parallel: bool
+) -> None:
+    found = form("json_tools", tools=[tool()], **fields)
+    assert found is not None
+    assert found.parallel == parallel
+
+
 def test_the_form_tells_whether_the_prompt_has_opened_the_thinking() -> None:
     def thinks(**fields: Any) -> bool:
         found = form("json_tools", thinking=True, **fields)
