@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -44,6 +44,8 @@ class CallReader:
         syntax = WRITTEN.get(family)
         raw = syntax is not None and syntax.pairs is not None and syntax.pairs.raw
         self._exact = PairReader(syntax, functions) if syntax and raw else None
+        # Where a call has no end marker, the next one's start ends it.
+        self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
         self._parameters = {
             function.name: parameters_of(function.schema_of_arguments) for function in functions
@@ -59,13 +61,21 @@ class CallReader:
         ]
 
     def read(self, text: str) -> list[FunctionCall]:
-        """The calls in the text between the markers of a call; none if it cannot be read."""
-        try:
-            return [self._call(call) for call in self._parsed(text)]
-        except _UNREADABLE as error:
-            # Not the error itself: it may quote the text.
-            log.info("a call could not be read (%s)", type(error).__name__)
-            return []
+        """The calls that can be read in the text between the markers of a call."""
+        calls = self._read(text)
+        if not calls and self._next and self._next in text:
+            calls = [call for part in text.split(self._next) for call in self._read(part)]
+        return calls
+
+    def _read(self, text: str) -> list[FunctionCall]:
+        found: list[dict[str, Any]] = []
+        calls: list[FunctionCall] = []
+        with _skipping():
+            found = self._parsed(text)
+        for call in found:
+            with _skipping():
+                calls.append(self._call(call))
+        return calls
 
     def _parsed(self, text: str) -> list[dict[str, Any]]:
         if self._exact is not None:
@@ -96,6 +106,16 @@ class CallReader:
         if isinstance(value, str) and parameter.type in self._texts:
             return json.loads(value)
         return value
+
+
+@contextmanager
+def _skipping() -> Iterator[None]:
+    """Tell that a call cannot be read, and go on."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        # Not the error itself: it may quote the text.
+        log.info("a call could not be read (%s)", type(error).__name__)
 
 
 def _parse_bare(text: str, _: list[dict[str, Any]]) -> dict[str, Any]:

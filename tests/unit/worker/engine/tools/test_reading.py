@@ -63,6 +63,33 @@ def test_one_text_may_hold_several_calls() -> None:
     assert [arguments["days"] for _, arguments in read("mistral", text)] == [1, 2]
 
 
+def one(family: str, name: str = "get_weather", arguments: str = '{"days": 1}') -> str:
+    """One call of a family whose texts between markers may hold several."""
+    if family == "kimi_k2":
+        called = f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+        return f"{called}{arguments}<|tool_call_end|>"
+    return f"[TOOL_CALLS]{name}[ARGS]{arguments}"
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "mistral"])
+@pytest.mark.parametrize("name", ["get_rain", "get_weather"])
+@pytest.mark.parametrize("arguments", ["{}", "[1]", '{"place": NaN}', '{"place": "'])
+def test_one_call_that_cannot_be_read_takes_no_other_with_it(
+    family: str, name: str, arguments: str
+) -> None:
+    bad = one(family, name, arguments)
+    expected = [("get_weather", {"days": 1}), ("get_weather", {"days": 1})]
+    if (name, arguments) == ("get_weather", "{}"):
+        expected.insert(1, ("get_weather", {}))
+    text = one(family) + bad + one(family)
+    assert read(family, text.removeprefix("[TOOL_CALLS]")) == expected
+
+
+def test_a_start_marker_inside_a_text_begins_no_call() -> None:
+    text = 'get_weather[ARGS]{"place": "[TOOL_CALLS]"}'
+    assert read("mistral", text) == [("get_weather", {"place": "[TOOL_CALLS]"})]
+
+
 def test_values_that_may_be_null_have_their_types() -> None:
     pair = "<parameter={}>\n{}\n</parameter>\n"
     text = "<function=get_weather>\n" + pair.format("exact", "true") + pair.format("days", "null")
