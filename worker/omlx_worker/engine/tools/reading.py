@@ -22,6 +22,7 @@ _UNREADABLE = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,  # raised by Python's own parser at deep nesting
     RecursionError,
     SyntaxError,
     TypeError,
@@ -33,6 +34,12 @@ _NUMBERS = ("integer", "number")
 _ROUNDING = ("qwen3_coder", "minimax_m2", "minicpm5")
 """Families whose parsers make floats of numbers."""
 
+MOST_CHARACTERS = 100_000
+"""Of a call that mlx-lm's parsers get; longer ones stay unread."""
+
+_SLOW = {"gemma4": ("call:", 5_000_000), "glm47": ("<arg_key>", 150_000_000)}
+"""Where parsers begin to search up to the end of a text, and the characters that take a second."""
+
 
 class CallReader:
     """Reads the calls of some functions."""
@@ -40,8 +47,8 @@ class CallReader:
     def __init__(
         self, tokenizer: TokenizerWrapper, functions: Sequence[FunctionDefinition]
     ) -> None:
-        family = family_of(tokenizer) or ""
-        syntax = WRITTEN.get(family)
+        self._family = family_of(tokenizer) or ""
+        syntax = WRITTEN.get(self._family)
         raw = syntax is not None and syntax.pairs is not None and syntax.pairs.raw
         self._exact = PairReader(syntax, functions) if syntax and raw else None
         # Where a call has no end marker, the next one's start ends it.
@@ -51,7 +58,7 @@ class CallReader:
             function.name: parameters_of(function.schema_of_arguments) for function in functions
         }
         # The parser takes these for texts, so that `_value` finds them as they were written.
-        self._texts = _NUMBERS if family in _ROUNDING else ()
+        self._texts = _NUMBERS if self._family in _ROUNDING else ()
         self._tools = [
             {
                 "type": "function",
@@ -83,8 +90,15 @@ class CallReader:
                 return self._exact.read(text)
             if self._exact.is_cut(text):
                 raise ValueError("an argument has no end")
+        if self._takes_long(text):
+            raise ValueError("it takes too long to read")
         found = self._parser(text, self._tools)
         return found if isinstance(found, list) else [found]
+
+    def _takes_long(self, text: str) -> bool:
+        begin, most = _SLOW.get(self._family, ("", 0))
+        searched = text.count(begin) * len(text) if begin else 0
+        return len(text) > MOST_CHARACTERS or searched > most
 
     def _call(self, call: dict[str, Any]) -> FunctionCall:
         name, arguments = call["name"], call["arguments"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -108,6 +109,60 @@ def test_half_a_surrogate_pair_stays_an_escape_so_that_the_call_can_be_sent() ->
     (call,) = CallReader(tokenizer_of("json_tools"), [WEATHER]).read(text)
     # A test's report cannot be sent with it either.
     assert call.arguments.encode(errors="replace").decode() == '{"place": "é \\ud83d"}'
+
+
+@pytest.mark.parametrize("nested", ["-", "[", "not ", "a "])
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("qwen3_coder", "<function=save>\n<parameter=o>\n{}\n</parameter>\n</function>"),
+        ("minimax_m2", '<invoke name="save">\n<parameter name="o">{}</parameter>\n</invoke>'),
+        ("minicpm5", '"save"><param name="o">{}</param>'),
+        ("glm47", "save<arg_key>o</arg_key><arg_value>{}</arg_value>"),
+        ("pythonic", "[save(o={})]"),
+        ("json_tools", '{{"name": "save", "arguments": {{"o": {}}}}}'),
+    ],
+)
+def test_a_value_that_is_nested_too_deeply_ends_no_job(family: str, call: str, nested: str) -> None:
+    save = FunctionDefinition(
+        name="save", parameters={"properties": {"o": {"type": "object"}, "l": {"type": "array"}}}
+    )
+    text = call.format(nested * 20_000 + "1")
+    for found in CallReader(tokenizer_of(family), [save]).read(text):
+        assert found.name == "save"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "times"),
+    [
+        ("gemma4", "call:get_weather{a", 1000),
+        ("gemma4", 'call:get_weather{<|"|>', 1000),
+        ("glm47", "get_weather<arg_key>o</arg_key>\n", 3000),
+        ("json_tools", "[", 100_001),
+    ],
+)
+def test_a_parser_gets_no_text_that_it_takes_long_to_read(
+    family: str, text: str, times: int
+) -> None:
+    parser = Mock(side_effect=ValueError, __module__=family)
+    with patch.object(tokenizer_of(family), "_tool_parser", parser):
+        reader = CallReader(tokenizer_of(family), [WEATHER])
+    assert reader.read(text * 100) == []
+    assert parser.call_count == 1
+    assert reader.read(text * times) == []
+    assert parser.call_count == 1
+
+
+@pytest.mark.parametrize("family", ["gemma4", "json_tools", "qwen3_coder"])
+def test_a_long_text_is_an_argument_like_any_other(family: str) -> None:
+    long = "call: x " * 10 + "é" * 90_000
+    call = {
+        "gemma4": f'call:get_weather{{place:<|"|>{long}<|"|>}}',
+        "json_tools": f'{{"name": "get_weather", "arguments": {{"place": "{long}"}}}}',
+        "qwen3_coder": f"<function=get_weather>\n<parameter=place>\n{long}\n</parameter>\n"
+        "</function>",
+    }
+    assert read(family, call[family]) == [("get_weather", {"place": long})]
 
 
 @pytest.mark.parametrize("family", ADDED)
