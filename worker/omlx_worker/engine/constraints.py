@@ -50,6 +50,8 @@ _DRY_RUN = Path(__file__).with_name("dry_run.py")
 _SOME_TOKEN = "<[256]>"
 """A token of the dry run's vocabulary that is not a byte."""
 
+_OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
+
 _PLAINLY = {
     "NoExtension": "no text can match it",
     "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
@@ -59,11 +61,19 @@ _PLAINLY = {
 
 
 class BadConstraint(ValueError):
-    """A constraint that cannot be compiled. The message is the reason, without a full stop."""
+    """A constraint that cannot be compiled. The message is the reason, without a full stop.
+
+    Attributes:
+        rule: the rule of a grammar whose schema is to blame; "" if none is known.
+    """
+
+    def __init__(self, reason: str, rule: str = "") -> None:
+        super().__init__(reason)
+        self.rule = rule
 
 
-class TooSlow(BadConstraint):
-    """A constraint that did not compile in time."""
+class TooLate(BadConstraint):
+    """A constraint that was not compiled in time. The machine may have been busy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +110,8 @@ class Grammars:
             BadConstraint: if it cannot be compiled, or not in time.
         """
         kept = self._kept(constraint)
-        if isinstance(kept, str):
-            raise BadConstraint(kept)
+        if isinstance(kept, BadConstraint):
+            raise BadConstraint(str(kept), kept.rule)
         return kept
 
     @cached_property
@@ -128,26 +138,26 @@ class Grammars:
         added = self._tokenizer._tokenizer.get_added_vocab()
         return frozenset(filter(re.compile(r"<[^<>\s]+>").fullmatch, added))
 
-    def _compiled(self, constraint: Constraint) -> Grammar | str:
+    def _compiled(self, constraint: Constraint) -> Grammar | BadConstraint:
         """The grammar of a constraint, or why there is none, which is kept as well."""
         try:
             tokens = self.tokens
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
                 _dry_run(constraint, _without(self.special, text))
-        except TooSlow:
-            raise  # and not kept: the machine may have been busy
+        except TooLate:
+            raise  # and not kept
         except BadConstraint as error:
-            return str(error)
+            return BadConstraint(str(error), error.rule)  # without the frames of this one
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(verbose_errors=False)
         start = LLMatcher(tokens, text, log_level=0, limits=limits)
         start.compute_bitmask()
         if start.is_error():
-            return _reason(start.get_error())
+            return BadConstraint(_reason(start.get_error()))
         if warnings := start.get_grammar_warnings():
-            return _reason(warnings[0])
+            return BadConstraint(_reason(warnings[0]))
         return Grammar(start, tokens.vocab_size, frozenset(tokens.eos_tokens))
 
     def _text_of(self, constraint: Constraint) -> str:
@@ -221,9 +231,9 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     Raises:
         BadConstraint: if it cannot be compiled, takes too long, or ends the process.
     """
-    asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS}
+    asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS, "options": JSON_FORM}
     if constraint.kind == "json_schema":
-        asked |= {"schema": json.loads(constraint.value), "options": JSON_FORM}
+        asked["schema"] = json.loads(constraint.value)
     with subprocess.Popen(
         [sys.executable, "-P", _DRY_RUN],
         stdin=subprocess.PIPE,
@@ -238,12 +248,13 @@ def _dry_run(constraint: Constraint, text: str) -> None:
             late = True
             process.kill()
             said, _ = process.communicate()
-    error, *paths = map(json.loads, said.splitlines() or ['""'])
+    (error, rule), *paths = map(json.loads, said.splitlines() or ['["", ""]'])
     if error:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
-        raise BadConstraint(where + _reason(error))
+        raise BadConstraint(where + _reason(error), rule)
     if late or process.returncode == -signal.SIGXCPU:
-        raise TooSlow(f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler")
+        slow = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
+        raise TooLate(slow) if late else BadConstraint(slow)
     if process.returncode < 0:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:
@@ -254,7 +265,7 @@ def _reason(error: str) -> str:
     """The part of llguidance's message that says why, on one line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     chosen = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
-    chosen = chosen.removeprefix("error:").strip()
+    chosen = _OF_SCHEMA.sub("", chosen.removeprefix("error:").strip())
     if chosen.startswith("Unimplemented keys: "):
         names = " and ".join(re.findall('"(.+?)"', chosen))
         return f"{names}: not supported; leave it out"

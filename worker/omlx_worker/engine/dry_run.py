@@ -4,14 +4,16 @@ llguidance has no limit on time, and a hostile grammar overflows its stack, whic
 (seen with 1.9.1: chains of 5,000 references). So the worker runs this file before it compiles a
 grammar itself. The system ends it with SIGXCPU when its CPU time is up.
 
-It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time, and of a JSON
-schema ``schema`` and ``options``. It prints lines of JSON: why the grammar cannot be compiled,
-empty if it can; then, of a schema that cannot, the path of the innermost part that is to blame.
+It reads a JSON object: ``grammar`` in llguidance's own form, ``seconds`` of CPU time, ``options``
+of schemas, and ``schema`` if the grammar is one. It prints lines of JSON: why the grammar cannot be
+compiled and the rule that is to blame, each empty if there is none; then, of a schema that cannot,
+the path of the innermost part that is to blame.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from resource import RLIMIT_CPU, setrlimit
@@ -28,8 +30,26 @@ def error_of(grammar: str, tokens: LLTokenizer) -> str:
     return matcher.get_error()
 
 
-def blamed(schema: dict[str, Any], options: Any, error: str, tokens: LLTokenizer) -> list[str]:
-    """The path of the innermost part of a schema that alone has this error, too."""
+def schema_of(grammar: str, error: str) -> tuple[str, dict[str, Any] | None]:
+    """The rule of a Lark grammar that an error names, and the schema that the rule is."""
+    if found := re.match(r"at (\d+)\((\d+)\): failed to compile JSON schema", error):
+        line, column = map(int, found.groups())
+        for part in json.loads(grammar)["grammars"]:
+            lines = part.get("lark_grammar", "").split("\n")[line - 1 :]
+            if lines and lines[0].startswith("%json", column - 1):
+                text = "\n".join(lines)[column - 1 + len("%json") :]
+                schema, _ = json.JSONDecoder().raw_decode(text.lstrip())
+                return lines[0].partition(":")[0], schema
+    return "", None
+
+
+def blamed(schema: dict[str, Any], options: Any, tokens: LLTokenizer) -> list[str]:
+    """The path of the innermost part of a schema that alone has the error of the whole, too."""
+
+    def error_of_schema(schema: dict[str, Any]) -> str:
+        return error_of(LLMatcher.grammar_from_json_schema(schema, overrides=options), tokens)
+
+    error = error_of_schema(schema)
     shared: dict[str, Any] = {
         name: schema[name] for name in ("$defs", "definitions") if name in schema
     }
@@ -37,8 +57,7 @@ def blamed(schema: dict[str, Any], options: Any, error: str, tokens: LLTokenizer
 
     def inner(part: dict[str, Any]) -> dict[str, Any] | None:
         for steps, value in _parts(part):
-            alone = LLMatcher.grammar_from_json_schema({**shared, **value}, overrides=options)
-            if error_of(alone, tokens) == error:
+            if error_of_schema({**shared, **value}) == error:
                 path.extend(steps)
                 return value
         return None
@@ -69,9 +88,12 @@ def main() -> None:
     setrlimit(RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 1))
     tokens = LLTokenizer("byte")
     error = error_of(asked["grammar"], tokens)
-    print(json.dumps(error), flush=True)  # noqa: T201
-    if error and "schema" in asked:
-        path = blamed(asked["schema"], asked["options"], error, tokens)
+    rule, schema = schema_of(asked["grammar"], error)
+    print(json.dumps([error, rule]), flush=True)  # noqa: T201
+    schema = asked.get("schema", schema)
+    if error and isinstance(schema, dict):
+        schema.pop("x-guidance", None)
+        path = blamed(schema, asked["options"], tokens)
         print(json.dumps(path), flush=True)  # noqa: T201
 
 

@@ -18,6 +18,7 @@ from omlx_producer.protocol import (
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import BadConstraint, Grammar, Grammars
 from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.tools.grammar import field_of
 
 _KINDS = {
     "json_object": "object",
@@ -124,8 +125,11 @@ class Prompter:
         try:
             return self._grammars.compile(constraint)
         except BadConstraint as error:
+            kind = _KINDS[constraint.kind]
+            if request.calling and (blamed := field_of(error.rule, request)):
+                field, kind = blamed, "schema"
             raise InvalidRequest(
-                f"{field}: the {_KINDS[constraint.kind]} cannot be compiled ({error}); change it"
+                f"{field}: the {kind} cannot be compiled ({error}); change it"
             ) from None
 
     def _encode(self, request: GenerationRequest) -> list[int]:

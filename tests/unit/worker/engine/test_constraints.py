@@ -17,6 +17,7 @@ from omlx_worker.engine import constraints
 from omlx_worker.engine.constraints import BadConstraint, Grammars
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.row import Sampling
+from tests.helpers.chats import tokenizer_of
 from tests.helpers.constrained import grammars
 from tests.helpers.decoding import Loaded
 
@@ -228,6 +229,76 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     assert row.grammar is not None
 
 
+UNIQUE = {"type": "array", "uniqueItems": True}
+TAGGED = {"type": "object", "properties": {"n": {"type": "integer"}, "tags": UNIQUE}}
+AS_TAGGED = {"type": "json_schema", "json_schema": {"name": "a", "schema": TAGGED}}
+
+
+def named(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"thinks": True}])
+@pytest.mark.parametrize(
+    ("family", "fields", "blamed"),
+    [
+        (
+            "json_tools",
+            {"tools": [named("a"), named("b"), named("c", TAGGED)], "tool_choice": "required"},
+            "tools[2].function.parameters: the schema cannot be compiled (schema.properties.tags: ",
+        ),
+        (
+            "json_tools",
+            {
+                "tools": [named("a"), named("b", TAGGED)],
+                "tool_choice": {"type": "function", "function": {"name": "b"}},
+            },
+            "tools[1].function.parameters: the schema cannot be compiled (schema.properties.tags: ",
+        ),
+        (
+            "qwen3_coder",
+            {
+                "tools": [
+                    named("a", {"properties": {"s": {"enum": ["a\u2028b\x0b", "c\n"]}}}),
+                    named("b", TAGGED),
+                ],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters.properties.tags: the schema cannot be compiled (schema: ",
+        ),
+        (
+            "json_tools",
+            {"tools": [named("a")], "response_format": AS_TAGGED},
+            "response_format: the schema cannot be compiled (schema.properties.tags: ",
+        ),
+    ],
+)
+def test_a_refusal_beside_tools_names_the_schema_that_is_to_blame(
+    family: str, fields: dict[str, Any], blamed: str, kwargs: dict[str, Any]
+) -> None:
+    tokenizer = tokenizer_of(family, thinking=True)
+    made = Grammars(tokenizer, len(tokenizer._tokenizer))
+    prompter = Prompter(tokenizer, INFO, 4096, Sampling(), grammars=made)
+    messages = [{"role": "user", "content": "x"}]
+    request = {"model": "m", "messages": messages, "chat_template_kwargs": kwargs, **fields}
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            prompter.rows(GenerationRequest.parse(request), "job")
+        assert str(refused.value) == (
+            f"{blamed}uniqueItems: not supported; leave it out); change it"
+        )
+
+
+def test_a_schema_inside_a_grammar_is_blamed_by_its_path() -> None:
+    schema = '{\n  "properties": {"b": {"uniqueItems": true}}\n}'
+    reason = "uniqueItems: not supported; leave it out"
+
+    assert refusal("grammar", f'start: "a" b\nb: %json {schema}') == (
+        f"schema.properties.b: {reason}"
+    )
+    assert refusal("grammar", f'start: "a" | "b" %json {schema}') == reason
+
+
 def test_a_few_choices_need_no_process_to_try_them_in() -> None:
     with patch.object(constraints.subprocess, "Popen", side_effect=AssertionError):
         grammars().compile(Constraint("choice", json.dumps(["yes", "no"])))
@@ -245,6 +316,19 @@ def test_a_constraint_that_took_too_long_once_is_tried_again() -> None:
         made.compile(asked)
 
     assert made.compile(asked)
+
+
+def test_a_constraint_that_takes_too_much_time_of_the_processor_is_not_tried_again() -> None:
+    made = Grammars(Loaded.demo().tokenizer, 4096)
+    asked = Constraint("json_schema", json.dumps(BOMB))
+    with patch.object(constraints, "MOST_SECONDS", 1):
+        with pytest.raises(BadConstraint, match="takes more than 1 seconds"):
+            made.compile(asked)
+        with (
+            patch.object(constraints.subprocess, "Popen", side_effect=AssertionError),
+            pytest.raises(BadConstraint, match="takes more than 1 seconds"),
+        ):
+            made.compile(asked)
 
 
 def test_a_busy_machine_is_no_reason_to_refuse_a_constraint(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
+from omlx_producer.protocol import Calling, Constraint, FunctionDefinition, GenerationRequest
 from omlx_worker.engine.constraints import JSON_FORM, literally
 from omlx_worker.engine.tools.parameters import (
     NotWritable,
@@ -177,6 +177,21 @@ class CallGrammar:
     @staticmethod
     def _joined(*parts: str) -> str:
         return " ".join(filter(None, parts))
+
+
+def field_of(rule: str, request: GenerationRequest) -> str:
+    """The field of a request with tools whose schema is in a rule; "" for any other rule."""
+    if rule == "answer":
+        return "response_format"
+    found = re.fullmatch(r"f(\d+)_(?:arguments|(\d+)_value)", rule)
+    if found is None or request.calling is None:
+        return ""
+    function = request.calling.functions[int(found[1])]
+    names = [tool.function.name for tool in request.tools or ()]
+    field = f"tools[{names.index(function.name)}].function.parameters"
+    if found[2] is None:
+        return field
+    return f"{field}.properties.{parameters_of(function.schema_of_arguments)[int(found[2])].key}"
 
 
 def _json(schema: dict[str, Any]) -> str:
