@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omlx_producer.json_schema import resolve
+
 DEFINITIONS = ("$defs", "definitions")
 _SIMPLE = frozenset({"string", "integer", "number", "boolean", "object", "array"})
 _TELLING_NOTHING = frozenset(
@@ -140,10 +142,10 @@ def _is_nullable(choices: Any) -> bool:
 
 
 def _target(reference: str, root: dict[str, Any]) -> Any:
-    found: Any = root
-    for step in reference.removeprefix("#/").split("/"):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found
+    try:
+        return resolve(reference, root)
+    except LookupError:
+        return None
 
 
 def simplified(parameters: Sequence[Parameter], texts: Collection[str] = ()) -> dict[str, Any]:

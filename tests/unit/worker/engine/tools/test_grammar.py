@@ -212,12 +212,13 @@ def test_a_text_holds_no_marker_that_would_end_it(family: str) -> None:
         {"allOf": [{"$ref": "#/$defs/t"}]},
         {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}], "description": "d"},
         {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/t"}]},
+        {"$ref": "#/$defs/a~1b~0"},
     ],
 )
 def test_a_type_is_found_behind_references_and_alternatives(
     family: str, schema: dict[str, Any]
 ) -> None:
-    parameters = {"properties": {"a": schema}, "$defs": {"t": TEXT}}
+    parameters = {"properties": {"a": schema}, "$defs": {"t": TEXT, "a/b~": TEXT}}
     function = FunctionDefinition(name="f", parameters=parameters)
     text = written(syntax(family), "f", {"a": "any text"})
     assert admits(family, grammar(family, [function]).required(), text)
