@@ -224,6 +224,9 @@ class Batch:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
         return BatchState.of(self.id, fields)
 
+    def has_feeder(self) -> bool:
+        return bool(self.connection.exists(self.lock_key))
+
     def ask_to_cancel(self) -> bool:
         """Tell its feeder to stop; see `omlx_producer.bulk.batch_feeder`.
 

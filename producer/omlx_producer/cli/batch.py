@@ -37,6 +37,7 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.form import json_schema_option
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.wait_reason import LOOK_SECONDS
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
@@ -169,9 +170,10 @@ def cancel_batch(batch_id: str, url: str | None) -> None:
 
 
 def follow(batch: Batch, progress: Style) -> BatchState:
-    """Show the progress of a batch until its end."""
+    """Show the progress of a batch until its end, and say if no feeder has it."""
     display, meter = make_display(progress), Meter()
     state = batch.read()
+    fed_at, told = time.monotonic(), False
     # Rates are those from now on.
     meter.adopt(state)
     meter.restart()
@@ -181,6 +183,11 @@ def follow(batch: Batch, progress: Style) -> BatchState:
             state = batch.read()
             meter.adopt(state)
             display.update(meter)
+            if state.state == "uploading" or batch.has_feeder():
+                fed_at, told = time.monotonic(), False
+            elif not told and time.monotonic() - fed_at > LOOK_SECONDS:
+                say(f"no feeder has {batch.id}; start one with: omlx-submit feed")
+                told = True
     finally:
         display.end(meter)
     return state

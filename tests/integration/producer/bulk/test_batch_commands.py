@@ -13,6 +13,7 @@ import redis
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch, is_batch_id
 from omlx_producer.bulk.batch_feeder import BatchSink
+from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.row import BadRow, RowResult
 from omlx_producer.bulk.runfile import RunFile
 from tests.helpers.bulk_runs import (
@@ -186,3 +187,21 @@ def test_a_feeder_says_that_it_feeds_and_why_it_ends(run: Run) -> None:
         "omlx-submit: feeding detached batches until none is left",
         "omlx-submit: no batch is left",
     ]
+
+
+def test_who_watches_a_batch_without_a_feeder_is_told_so_once(
+    connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.cli.batch.LOOK_SECONDS", 0.0)
+    batch = batch_of(connection, 1)
+    known, read = iter(range(4)), Batch.read
+
+    def read_a_few_times(self: Batch) -> BatchState:
+        if next(known, None) is None:
+            self.end("done")
+        return read(self)
+
+    monkeypatch.setattr(Batch, "read", read_a_few_times)
+    watched = run("watch", batch.id)
+    assert watched.stderr.count(f"no feeder has {batch.id}") == 1
+    assert "omlx-submit feed" in watched.stderr
