@@ -133,6 +133,8 @@ def check(as_json: bool, **options: Any) -> None:
         found = examine(settings)
     except ModelNotLoaded as error:
         fail(USAGE, str(error))
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
     write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
 
 
@@ -177,8 +179,13 @@ def serve(settings: WorkerSettings, url: str) -> int:
 
 
 def _unreachable(url: str, error: Exception) -> str:
+    from redis.exceptions import AuthenticationError
+
+    from omlx_producer.cli.session import redis_error
     from omlx_producer.connection import without_password
 
+    if isinstance(error, AuthenticationError):
+        return redis_error(error, url)
     return (
         f"Redis at {without_password(url)} cannot be used ({error}); start a server there, "
         "name another with --redis-url, or pass --embedded-redis"

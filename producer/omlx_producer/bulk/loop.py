@@ -36,7 +36,7 @@ def drive(
 
     Raises:
         redis.exceptions.RedisError: if Redis is away for longer, or refuses.
-        KeyboardInterrupt: at the second interrupt.
+        KeyboardInterrupt: at the second interrupt, or the first if Redis is away.
     """
     stopping, outage = False, Outage(FIRST_PAUSE, LONGEST_PAUSE)
     while feed.busy:
@@ -52,6 +52,9 @@ def drive(
             feed.turn(WAIT_SECONDS)
             outage.answered()
         except RedisError as error:
+            if stopping:
+                # Nothing can be waited for.
+                raise KeyboardInterrupt from error
             _wait(outage, error, patience)
             feed.recover()
         on_turn()

@@ -160,6 +160,12 @@ def run_here(
                 err=True,
             )
         if not only_failures:
+            if changed := run_file.changed(settings):
+                click.echo(
+                    f"{output} has results of other options ({', '.join(changed)}); rows whose "
+                    "requests they change run again, and their results are replaced",
+                    err=True,
+                )
             run_file.remember(settings)
         if files.torn:
             torn = counted(files.torn, "byte")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -68,6 +68,15 @@ class RunFile:
                 run_file.save()
                 sync_folder(path.parent)
             yield run_file
+
+    def changed(self, settings: Mapping[str, Any]) -> list[str]:
+        """The options that shape requests and are others than in the last run, by name."""
+        if "shape" not in self.settings:
+            return []
+        shapes = (each["shape"] for each in (self.settings, settings))
+        old, new = ({**shape, **shape["sampling"]} for shape in shapes)
+        names = (old.keys() | new.keys()) - {"sampling"}
+        return sorted(name for name in names if old.get(name) != new.get(name))
 
     def remember(self, settings: dict[str, Any]) -> None:
         """Make these settings durable, if they are others."""

@@ -134,7 +134,12 @@ class RowMaker:
         if require_known_model and shape.model is not None:
             require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
         elif require_known_model and not models:
-            only_model(models)
+            raise InvalidRequest(
+                "no worker has announced a model yet; start one with omlx-worker run, or pass "
+                "--queue-anyway"
+            )
+        fields = text_fields("x", chat=shape.chat or kind == "jsonl", system=None)
+        GenerationRequest.parse({**fields, "model": "x", **shape.sampling})
         self._shape = shape
         self._models = models
         self._require_known = require_known_model

@@ -18,7 +18,12 @@ from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, BatchFeed, Feeder, Loc
 from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.loop import serve
 from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.output import real_path, require_output, write_results
+from omlx_producer.bulk.output import (
+    real_path,
+    require_output,
+    require_own_table,
+    write_results,
+)
 from omlx_producer.bulk.progress import Style, make_display
 from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.table import properties_of
@@ -36,7 +41,7 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.form import json_schema_option
 from omlx_producer.cli.sections import SectionedCommand, option
-from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.wait_reason import LOOK_SECONDS
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
@@ -77,6 +82,7 @@ def results(
             if run_path(real_path(output)).exists():
                 fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
             require_output(real_path(output))
+            require_own_table(real_path(output))
         batch = Batch(producer.connection, batch_id)
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
@@ -145,7 +151,7 @@ def _shown(name: str, value: Any) -> Any:
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit watch`` of a batch."""
-    with open_producer(url) as producer:
+    with open_producer(url) as producer, goes_on("batch", batch_id, url):
         state = follow(Batch(producer.connection, batch_id), "ndjson" if as_json else "auto")
     if state.state == "cancelled" and not as_json:
         tell_how_far(state)

@@ -91,8 +91,23 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
             fail(UNREACHABLE, redis_error(error, url))
 
 
+@contextlib.contextmanager
+def goes_on(kind: str, name: str, given_url: str | None) -> Iterator[None]:
+    """If watching a job or a batch ends before it does, say how to watch it again."""
+    try:
+        yield
+    except AuthenticationError:
+        raise
+    except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
+        where = f" --redis-url {without_password(given_url)}" if given_url else ""
+        begins = f"\nthe {kind} goes on; " if isinstance(reason, KeyboardInterrupt) else ""
+        click.echo(f"{begins}watch it again with: omlx-submit watch {name}{where}", err=True)
+        raise
+
+
 def _name_option(message: str) -> str:
     """The message of an `InvalidRequest` with the command's option in place of the field."""
+    message = message.replace(" (require_known_model=False)", "")
     # What an option holds is a field's part here, or the field of a part.
     own = message.removeprefix("structured_outputs.")
     own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import click
-from redis.exceptions import AuthenticationError, ConnectionError, TimeoutError
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import watch_batch
@@ -23,11 +20,10 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.options import given, model_option, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
-from omlx_producer.cli.session import open_producer
+from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.wait_reason import WaitReasons
 from omlx_producer.client import Producer
 from omlx_producer.completion import answer_text
-from omlx_producer.connection import without_password
 from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.protocol import (
     PRIORITIES,
@@ -115,7 +111,7 @@ def submit(
         click.echo(f"job {job.id}", err=True)
         if sampling["logprobs"] and not as_json:
             click.echo("--json shows the log-probabilities", err=True)
-        with job_goes_on(job.id, redis_url):
+        with goes_on("job", job.id, redis_url):
             if no_stream:
                 show_result(producer, job.id, None, as_json=as_json)
             else:
@@ -134,7 +130,7 @@ def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
     if is_batch_id(job_id):
         watch_batch(job_id, redis_url, as_json=as_json)
         return
-    with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
+    with open_producer(redis_url) as producer, goes_on("job", job_id, redis_url):
         show_stream(producer, job_id, as_json=as_json)
 
 
@@ -156,7 +152,7 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
     """
     if is_batch_id(job_id):
         raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")
-    with open_producer(redis_url) as producer, job_goes_on(job_id, redis_url):
+    with open_producer(redis_url) as producer, goes_on("job", job_id, redis_url):
         show_result(producer, job_id, timeout, as_json=as_json)
 
 
@@ -208,20 +204,6 @@ class TextWriter:
         if not self._at_line_start:
             write("\n")
             self._at_line_start = True
-
-
-@contextlib.contextmanager
-def job_goes_on(job_id: str, given_url: str | None) -> Iterator[None]:
-    """If watching ends before the job does, say how to watch it again."""
-    try:
-        yield
-    except AuthenticationError:
-        raise
-    except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
-        where = f" --redis-url {without_password(given_url)}" if given_url else ""
-        goes_on = "\nthe job goes on; " if isinstance(reason, KeyboardInterrupt) else ""
-        click.echo(f"{goes_on}watch it again with: omlx-submit watch {job_id}{where}", err=True)
-        raise
 
 
 def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:

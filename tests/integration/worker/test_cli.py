@@ -337,3 +337,11 @@ def test_a_worker_that_has_loaded_in_vain_ends_in_peace(redis_url: str) -> None:
     command += ["--redis-url", redis_url, "--memory-limit", "1M"]
     codes = [subprocess.run(command, capture_output=True).returncode for _ in range(6)]
     assert codes == [2] * 6
+
+
+def test_a_password_that_is_refused_is_told_as_such(private_server: RedisServer) -> None:
+    with Redis.from_url(private_server.url) as connection:
+        connection.config_set("requirepass", "right")
+    result = invoke("run", "--redis-url", private_server.url.replace("//", "//:wrong@"))
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "refuses the user or password" in result.stderr

@@ -270,3 +270,14 @@ def test_a_dependent_that_is_cancelled_while_its_job_ends_does_not_run(
     monkeypatch.setattr(Job, "fetch_many", fetch_and_cancel)
     run_burst(redis_url)
     assert (status(first), status(dependent)) == ("finished", "canceled")
+
+
+def test_a_job_that_rq_ends_is_not_logged_with_its_prompt(
+    redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    job = enqueue(connection, prompt="a secret", on_success=named(remember))
+    assert "a secret" in str(job.description)
+    run_burst(redis_url)
+    assert f"Successfully completed job {job.id}" in caplog.text
+    assert "secret" not in caplog.text

@@ -67,7 +67,12 @@ class RecordedWorker(Worker):
         mailbox: MainMailbox,
     ) -> None:
         super().__init__(
-            queues, name=name or unique_name(), connection=connection, serializer=JSONSerializer
+            queues,
+            name=name or unique_name(),
+            connection=connection,
+            serializer=JSONSerializer,
+            # A description holds the prompt.
+            log_job_description=False,
         )
         # Called with the pipeline in which RQ's handlers end a job.
         self.on_ending: Callable[[Pipeline], None] | None = None

@@ -198,7 +198,7 @@ def test_who_watches_a_batch_without_a_feeder_is_told_so_once(
 
     def read_a_few_times(self: Batch) -> BatchState:
         if next(known, None) is None:
-            self.end("done")
+            self.end("cancelled")
         return read(self)
 
     monkeypatch.setattr(Batch, "read", read_a_few_times)

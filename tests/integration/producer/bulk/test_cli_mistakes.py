@@ -141,3 +141,42 @@ def test_how_to_go_on_is_the_command_itself_without_passwords(
     monkeypatch.setattr("sys.argv", ["omlx-submit", *before, *given, *after])
     expected = ["omlx-submit", *before, *(shown or given), *after]
     assert shlex.split(command_line()) == expected
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], ["--detach"], ["-o", "{folder}/out.jsonl"]])
+def test_a_wrong_option_is_told_once_and_not_for_each_row(
+    run: Run, tmp_path: Path, how: list[str]
+) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", 3)
+    options = [option.format(folder=tmp_path) for option in how]
+    code, said = told(run, "run", str(source), "--temperature", "5", *options)
+    assert (code, said) == (2, "omlx-submit: --temperature: got 5.0; give a number from 0 to 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_rows_that_name_their_models_are_not_told_to(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", 1)
+    connection.delete(MODELS_KEY)
+    _, said = told(run, "run", str(source), "--detach")
+    assert said == (
+        "omlx-submit: no worker has announced a model yet; start one with omlx-worker run, or "
+        "pass --queue-anyway"
+    )
+
+
+def test_the_results_of_a_batch_replace_no_foreign_table(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    batch, table = batch_of(connection, 1), tmp_path / "mine.csv"
+    batch.end("cancelled")
+    table.write_text("hello\n")
+    code, said = told(run, "results", batch.id, "-o", str(table))
+    assert code == 2
+    assert "mine.csv" in said
+    assert table.read_text() == "hello\n"
+    table.unlink()
+    for _ in range(2):
+        run("results", batch.id, "-o", str(table))
+        assert table.read_text().startswith("custom_id,")

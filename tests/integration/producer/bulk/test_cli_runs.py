@@ -252,3 +252,13 @@ def test_a_retry_takes_only_an_input_that_has_rows_that_failed(run: Run, tmp_pat
     assert "keeps its rows" not in moved.stderr
     assert read_settings(tmp_path / "out.jsonl")["input"] == str(tmp_path / "moved.jsonl")
     assert ids(tmp_path / "out.jsonl") == ["b"]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_run_with_other_options_says_that_it_replaces_results(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2)
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none", "--stop", "a")
+    said = "out.jsonl has results of other options"
+    for _ in range(2):
+        assert said not in run(*command, "--stop", "b").stderr
+    assert f"{said} (seed, stop)" in run(*command, "--seed", "7").stderr

@@ -101,3 +101,15 @@ def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
         drive(
             Feed(connection, RUN, rows(3), Kept()), StopSignals(), lambda: pytest.fail("it waits")
         )
+
+
+def test_an_interrupt_while_the_server_is_away_ends_the_run_at_once(
+    private_server: RedisServer,
+) -> None:
+    with redis.Redis.from_url(private_server.url, retry=None) as connection:
+        feed, signals = Feed(connection, RUN, rows(3), Kept()), StopSignals()
+        feed.turn(0.01)
+        private_server.kill()
+        signals.receive(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            drive(feed, signals, lambda: pytest.fail("it waits"))

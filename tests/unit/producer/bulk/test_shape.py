@@ -250,7 +250,7 @@ def test_the_model_given_is_for_all_rows() -> None:
 
 
 def test_a_run_that_no_worker_could_serve_is_refused_as_a_whole() -> None:
-    with pytest.raises(InvalidRequest, match="no worker has announced one yet"):
+    with pytest.raises(InvalidRequest, match="no worker has announced a model yet"):
         RowMaker("text", Shape(), {})
     with pytest.raises(InvalidRequest, match="no worker has announced"):
         RowMaker("text", Shape(model="other"), MODELS)
