@@ -46,8 +46,13 @@ def sign_on(
     model: str = "demo",
     cached: float | None = None,
     state: str = "busy",
+    used: int = 2 * 2**30,
 ) -> None:
-    """Write the figures of a worker, as it does."""
+    """Write the figures of a worker, as it does.
+
+    Args:
+        used: bytes of its memory.
+    """
     figures = WorkerFigures(
         name=name,
         at=server_time(connection),
@@ -66,8 +71,8 @@ def sign_on(
         prompt_tokens_per_second=0,
         tokens=9,
         pauses=0,
-        cache_bytes=2**30,
-        weight_bytes=2**30,
+        cache_bytes=0,
+        weight_bytes=used,
         memory_limit=8 * 2**30,
     )
     connection.hset(workers_key(model), name, figures.model_dump_json())

@@ -155,12 +155,13 @@ def summary_text(meter: Meter) -> str:
     ]
     lines += [f"  {count} {code}" for code, count in end["failures"].items()]
     cached, drafts = end["cached_tokens"], end["acceptance"]
-    lines.append(
-        f"tokens: {end['prompt_tokens']} in ({end['prompt_tokens_per_second']:.0f}/s"
-        + (f", {cached / end['prompt_tokens']:.0%} cached" if cached else "")
-        + f"), {end['completion_tokens']} out ({end['completion_tokens_per_second']:.0f}/s)"
-        + (f", {drafts:.0%} of drafts accepted" if drafts is not None else "")
-    )
+    if end["rows"]:
+        lines.append(
+            f"tokens: {end['prompt_tokens']} in ({end['prompt_tokens_per_second']:.0f}/s"
+            + (f", {cached / end['prompt_tokens']:.0%} cached" if cached else "")
+            + f"), {end['completion_tokens']} out ({end['completion_tokens_per_second']:.0f}/s)"
+            + (f", {drafts:.0%} of drafts accepted" if drafts is not None else "")
+        )
     if meter.ignored:
         lines.append(ignored_text(meter.ignored))
     return "\n".join(lines)

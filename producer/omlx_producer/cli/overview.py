@@ -24,7 +24,7 @@ from omlx_producer.terminal import one_cell, write
 from omlx_producer.waiting import queued_models, read_waiting
 from omlx_producer.workers import WorkerFigures, read_workers, server_time
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
 
 Overview = list[dict[str, Any]]
@@ -162,7 +162,7 @@ def _cells(worker: WorkerFigures) -> dict[str, str]:
         "accept": _percent(worker.acceptance),
         "cached": _percent(worker.cached),
         "tok/s": f"{worker.tokens_per_second:.0f}",
-        "memory": f"{used / GIB:.1f}/{worker.memory_limit / GIB:.1f} G",
+        "memory": f"{_size(used)}/{worker.memory_limit / GIB:.1f} G",
     }
 
 
@@ -171,6 +171,11 @@ def _table(*columns: str) -> Table:
     for column in table.columns:
         column.overflow = "fold"
     return table
+
+
+def _size(count: int) -> str:
+    """Bytes in the unit of the limit beside it, or if that would be 0.0 in MiB."""
+    return f"{count / GIB:.1f}" if count >= GIB / 10 else f"{count / MIB:.0f} M"
 
 
 def _share(part: int, whole: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import watch_batch
 from omlx_producer.cli.common import (
     INVALID,
+    OUTPUT_SUFFIXES,
     fail,
     job_argument,
     json_option,
@@ -45,7 +47,10 @@ def _one_prompt(
 ) -> str:
     if len(words) > 1:
         raise click.UsageError(f"PROMPT: got {len(words)} arguments; quote the prompt.")
-    return words[0]
+    [word] = words
+    if word.endswith(OUTPUT_SUFFIXES) and Path(word).is_file():
+        raise click.UsageError(f"PROMPT: got a file; run its rows with omlx-submit run {word}.")
+    return word
 
 
 @click.command(cls=SectionedCommand)

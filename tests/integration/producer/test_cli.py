@@ -445,3 +445,14 @@ def test_cancel_says_what_it_did(run: Run, job: JobHandle) -> None:
         assert done.exit_code == 1
         said = f"job {job.id} cancelled: the job was cancelled before a worker took it\n"
         assert done.stderr == f"omlx-submit: {said}"
+
+
+def test_a_file_in_place_of_a_prompt_is_told_to_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("rows.jsonl", "--detach").exit_code == 0
+    Path("rows.jsonl").write_text("")
+    refused = run("rows.jsonl", "--detach")
+    assert refused.exit_code == 2
+    assert "run its rows with omlx-submit run rows.jsonl" in refused.stderr

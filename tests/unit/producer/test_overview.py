@@ -92,6 +92,12 @@ def test_a_name_is_whole_beside_the_cached_share(connection: redis.Redis) -> Non
     assert [line[1] for line in lines if line[:1] == ["mac-studio-12"]] == ["busy"]
 
 
+def test_memory_that_would_be_nothing_in_gib_is_shown_in_mib(connection: redis.Redis) -> None:
+    announce(connection)
+    sign_on(connection, "mac-1", used=43 * 2**20)
+    assert "43 M/8.0 G" in drawn(draw_overview(read_overview(connection)))
+
+
 def test_the_figures_of_an_older_worker_have_no_cached_share(connection: redis.Redis) -> None:
     announce(connection)
     sign_on(connection, "mac-1")
