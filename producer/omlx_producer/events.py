@@ -249,7 +249,7 @@ class ModelInfo(Wire):
         draft_depth: drafts per step, at most; 0 if it never drafts. Older workers leave it out.
         system_fingerprint: a hash of weights and tokenizer. Older workers leave it out.
         announced_at: when a worker last announced it, in seconds since 1970 on the server's clock.
-            Workers that run announce it every few seconds; older ones leave this out.
+            Workers that run announce it every 15 seconds; older ones leave this out.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]

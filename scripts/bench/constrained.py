@@ -40,7 +40,7 @@ from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
 from omlx_worker.engine.constraints import Grammar, Grammars
 from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.row import Known, Row, Sampling
 from scripts.bench.given_prompts import GivenDecoder, PromptCaches
 from scripts.bench.models import add_model_options, model_of
 from scripts.bench.synthetic_tokens import SyntheticGrammars
@@ -76,8 +76,9 @@ class Constraining(GivenDecoder):
         self._grammar = grammar
         self._first = first
 
-    def add(self, row: Row) -> None:
-        super().add(replace(row, grammar=self._grammar) if int(row.row_id) >= self._first else row)
+    def add(self, row: Row) -> Known:
+        held = int(row.row_id) >= self._first
+        return super().add(replace(row, grammar=self._grammar) if held else row)
 
 
 def grammar_of(name: str, grammars: Grammars) -> Grammar | None:

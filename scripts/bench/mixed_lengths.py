@@ -28,10 +28,11 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import layout
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.window import TAIL
 from omlx_worker.engine.row import Row, Sampling
 
 STEPS = 16
-"""Of a stretch; few enough that no tail fills up in a run."""
+"""Of a stretch, at most; fewer where a tail would fill up in a run."""
 
 
 @dataclass
@@ -68,19 +69,19 @@ class Contender:
             for array in body
         )
 
-    def stretch(self, *, warm: bool = False) -> None:
+    def stretch(self, steps: int, *, warm: bool = False) -> None:
         mx.synchronize()
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         with self.limited():
             began = time.perf_counter()
-            for _ in range(STEPS):
+            for _ in range(steps):
                 self.batch.step()
             mx.synchronize()
             seconds = time.perf_counter() - began
         if not warm:
-            self.laps.append(seconds / STEPS)
+            self.laps.append(seconds / steps)
             self.peak = max(self.peak, mx.get_peak_memory() - before)
 
 
@@ -109,7 +110,10 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    assert (args.laps + 1) * STEPS * (1 + args.depth) < 256, "a tail would fill up"
+    room = TAIL - 1 - max(args.depth, 1)
+    steps = min(STEPS, room // ((args.laps + 1) * (1 + args.depth)))
+    if not steps:
+        raise SystemExit(f"--laps: got {args.laps}, more than a tail has room for; give fewer")
     network, _, _ = load(resolve(args.model))
     model = as_ragged(network, drafts=args.depth > 0)
     title = f"{args.model} on {mx.default_device()}, MLX {mx.__version__}, {args.depth} drafts"
@@ -133,10 +137,10 @@ def main() -> None:
         random.seed(0)
         for contender in contenders:
             contender.fill(model, args.depth)
-            contender.stretch(warm=True)
+            contender.stretch(steps, warm=True)
         for _ in range(args.laps):
             for contender in random.sample(contenders, len(contenders)):
-                contender.stretch()
+                contender.stretch(steps)
         alone = contenders[0]
         for contender in contenders:
             ratios = [lap / base for lap, base in zip(contender.laps, alone.laps, strict=True)]

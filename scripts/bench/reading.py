@@ -71,7 +71,7 @@ def read_by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
 
 
 def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) -> Reading:
-    """By this engine, a prompt at a time, rows that are read decoding meanwhile."""
+    """By this engine, prompts of equal lengths, all in one forward a chunk."""
     model = as_ragged(network, drafts=False)
     decoder = RaggedDecoder(model)
     reading = Reading("ragged", len(prompts), len(prompts[0]))
@@ -80,11 +80,9 @@ def read_by_ragged(network: nn.Module, prompts: Sequence[list[int]], laps: int) 
         for index, prompt in enumerate(prompts):
             decoder.add(Row(str(index), list(prompt), 1 << 20, Sampling(temperature=0.0)))
         seen: dict[str, float] = {}
-        for index in range(len(prompts)):
-            while decoder.prefill({str(index): LONGEST_CHUNK})[str(index)]:
-                pass
-            for step in decoder.step():
-                seen.setdefault(step.row_id, time.perf_counter() - began)
+        chunk = {str(index): LONGEST_CHUNK for index in range(len(prompts))}
+        while any(decoder.prefill(chunk).values()):
+            pass
         while len(seen) < len(prompts):
             for step in decoder.step():
                 seen.setdefault(step.row_id, time.perf_counter() - began)

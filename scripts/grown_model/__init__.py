@@ -1,1 +1,1 @@
-"""Grows the demo model to the cost of a larger one: `python -m scripts.grown_model.grow`."""
+"""Grows the demo model to a larger cost: `python -m scripts.grown_model.grow --out PATH`."""

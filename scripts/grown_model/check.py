@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.row import Row, Sampling
@@ -48,8 +47,7 @@ def compare(
     demo: nn.Module, grown: nn.Module, tokenizer: Any, prompts: int, tokens: int
 ) -> Comparison:
     """Decode held-out prompts with both, ``tokens`` tokens each, drafting."""
-    lines = (resolve(DEMO) / "heldout.jsonl").read_text().splitlines()[:prompts]
-    read = [tokenizer.encode(json.loads(line)["prompt"])[-48:] for line in lines]
+    read = [tokenizer.encode(text)[-48:] for text in heldout_texts()[:prompts]]
     ours, our_share = _decoded(demo, read, tokens)
     theirs, their_share = _decoded(grown, read, tokens)
     same = differing = 0

@@ -43,8 +43,8 @@ def first_draft_acceptance(
     drafts = accepted = 0
     for prompt, generated in zip(prompts, _greedy(model, prompts, tokens), strict=True):
         sequence = mx.array([*prompt, *generated])[None]
-        hidden = backbone(sequence)
-        drafted = network.mtp(backbone.embed_tokens(sequence[:, 1:]), hidden[:, :-1])
+        hidden, embedded = backbone(sequence), backbone.embed_tokens(sequence[:, 1:])
+        drafted = network.mtp(embedded, hidden[:, :-1], [None] * len(network.mtp.layers))
         guesses = mx.argmax(model.logits(drafted)[0], axis=-1)
         # Position p drafts token p + 2; the first draft follows the first generated token.
         first = len(prompt) - 1

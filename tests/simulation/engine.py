@@ -106,7 +106,7 @@ class Run:
 
     @property
     def changes(self) -> int:
-        """Changes of depth from one step to the next, trials included."""
+        """Changes of depth from one step to the next, probes included."""
         depths = [step.depth for step in self.steps]
         return sum(a != b for a, b in itertools.pairwise(depths))
 

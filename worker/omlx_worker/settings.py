@@ -81,7 +81,7 @@ class WorkerSettings(BaseSettings):
         default=3,
         ge=0,
         le=MOST_OWN_DRAFTS,
-        description="Drafts per step that are not looked up, at most.",
+        description="Drafts per step that are not looked up, at most; 0: none.",
     )
     lookup: bool = Field(
         default=True, description="Also draft what followed the same tokens before."

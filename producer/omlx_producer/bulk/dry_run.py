@@ -11,7 +11,7 @@ from typing import Any
 
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import open_input
-from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, beginning_of
+from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, prompt_text
 from omlx_producer.bulk.run import RunOptions
 from omlx_producer.client import Producer
 from omlx_producer.protocol import ModelInfo
@@ -73,7 +73,7 @@ class TokenCounter:
             return -(-row.characters // TOKEN_CHARACTERS)
         if request.messages is not None:
             self.exact = False
-        return length(beginning_of(request))
+        return length(prompt_text(request))
 
     def _load(self, alias: str) -> Callable[[str], int] | None:
         info = self._models.get(alias)

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from omlx_producer.bulk.row import BadRow, Row, beginning_of
+from omlx_producer.bulk.row import BadRow, Row, prompt_text
 
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
@@ -55,7 +55,7 @@ def arrange(
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(beginning_of(row.request)[:characters], []).append(row)
+        groups.setdefault(prompt_text(row.request)[:characters], []).append(row)
     shared = [(text, group) for text, group in groups.items() if len(group) > 1]
     shared.sort(key=lambda entry: sum(row.work for row in entry[1]), reverse=True)
     ordered = []

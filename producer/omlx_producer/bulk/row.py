@@ -167,7 +167,7 @@ def digest_of(custom_id: str | None, content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def beginning_of(request: GenerationRequest) -> str:
+def prompt_text(request: GenerationRequest) -> str:
     """The whole prompt as text, in the order in which the model reads it."""
     if isinstance(request.prompt, list):
         return " ".join(map(str, request.prompt))

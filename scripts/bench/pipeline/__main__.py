@@ -34,8 +34,8 @@ from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.loader import DEMO, load_engine
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.pipeline.clients import WorkerSide
-from scripts.bench.pipeline.engines import InProcessSide, PlainLoopSide
-from scripts.bench.pipeline.report import MEANING, show
+from scripts.bench.pipeline.engines import InProcessSide
+from scripts.bench.pipeline.report import MEANING, SLOW, show
 from scripts.bench.pipeline.stock import STOCK_QUEUE, StockSide
 from scripts.bench.processes import Process, running, wait_until_served, worker
 from tests.helpers.fake_engine import FakeEngine
@@ -90,11 +90,10 @@ class Sides:
         requests = requests_of(jobs, self._args)
         turns = {
             self._in_process.name: lambda: self._in_process.lap(requests),
-            self._plain.name: lambda: self._plain.lap(requests),
             self._worker.name: lambda: self._worker.lap(requests),
         }
         if jobs == SLOW_AMONG:
-            turns["one slow"] = lambda: self._worker.lap(requests, slow=True)
+            turns[SLOW] = lambda: self._worker.lap(requests, slow=True)
         order = list(turns) if number % 2 else list(turns)[::-1]
         figures = {name: turns[name]().to_json() for name in order}
         if self._stock:
@@ -122,7 +121,7 @@ class Sides:
         wait_until_served(producer, [ALIAS], [process])
         redis = producer.connection.info("server")["process_id"]
         self._worker = WorkerSide(producer, server.url, worker=process.pid, redis=redis)
-        self._in_process, self._plain = InProcessSide(engine), PlainLoopSide(engine)
+        self._in_process = InProcessSide(engine)
 
     def _worker_process(self, url: str) -> AbstractContextManager[Process]:
         args = self._args

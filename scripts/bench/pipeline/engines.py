@@ -1,8 +1,4 @@
-"""The engine in the benchmark's process, driven in two ways, without Redis, threads or clients.
-
-`InProcessSide`: under the worker's scheduler, so the engine does the same work as in the worker.
-`PlainLoopSide`: prompts are read whole, in turn, while other rows wait.
-"""
+"""The engine in the benchmark's process, without Redis, threads or clients."""
 
 from __future__ import annotations
 
@@ -10,33 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
+from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.row import Emission, Row
 from scripts.bench.in_process import InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
-
-
-class PlainLoopSide:
-    """The engine alone: each prompt read in its turn, with one step after it, then steps."""
-
-    name = "plain loop"
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def lap(self, requests: Sequence[GenerationRequest]) -> Lap:
-        rows = [self._engine.prepare(request, str(n))[0] for n, request in enumerate(requests)]
-        return _timed(rows, self._emissions(rows))
-
-    def _emissions(self, rows: Sequence[Row]) -> Iterator[list[Emission]]:
-        for row in rows:
-            self._engine.add(row)
-            left = row.length
-            while left:
-                left = self._engine.prefill({row.row_id: min(left, LONGEST_CHUNK)})[row.row_id]
-            yield self._engine.step()
-        while True:
-            yield self._engine.step()
 
 
 class InProcessSide:

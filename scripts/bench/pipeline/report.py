@@ -16,11 +16,10 @@ from omlx_producer.wording import counted
 
 Figures = dict[str, Any]
 
-BASE, PLAIN, WORKER, SLOW, STOCK = "in process", "plain loop", "worker", "one slow", "stock RQ"
+BASE, WORKER, SLOW, STOCK = "in process", "worker", "one slow", "stock RQ"
 
 MEANING = {
     BASE: "the engine under the worker's scheduler in the benchmark's process, in one thread",
-    PLAIN: "the same engine without the scheduler: prompts read whole and in turn, then steps",
     WORKER: "the worker's process, Redis, and a client a job that follows its tokens",
     SLOW: "the same with one of the consumers slow; times are those of the others",
     STOCK: "rq.SimpleWorker running mlx-lm's generate_step, a job at a time, no streaming",
@@ -32,7 +31,7 @@ MEANING = {
 
 NOTE = (
     "Medians over {laps} laps, with their ranges; ratios are taken within each lap. The worker and "
-    "the engine in process follow the worker's scheduler; the plain loop reads each prompt whole. "
+    "the engine in process follow the worker's scheduler. "
     "{sharing}"
 )
 COMPUTES = "The worker, Redis and the clients share {cores} cores with the engine's computation."
@@ -83,14 +82,12 @@ def _over(other: str, form: str, goal: str = "") -> Line:
 
 LINES = (
     _speed(BASE),
-    _speed(PLAIN),
     _speed(WORKER),
     _speed(STOCK),
     _over(BASE, ".3f", ">= 0.97 at 32"),
-    _over(PLAIN, ".3f"),
     _over(STOCK, ".1f"),
     Line(
-        "one slow / none slow",
+        f"{SLOW} / none slow",
         lambda lap: lap[SLOW]["tokens_per_second"] / lap[WORKER]["tokens_per_second"],
         ".3f",
         (SLOW, WORKER),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.scripts
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("--step", "0.002", "--tokens", "12")
-SIDES = {"in process", "plain loop", "worker"}
+SIDES = {"in process", "worker"}
 
 
 @contextmanager

@@ -171,7 +171,7 @@ class Engine(Rows, Protocol):
 
         Args:
             depths: how many tokens to draft for each row, for a later step to judge; rows not
-                named get their limit.
+                named get their limit. None keeps those of the last step.
 
         Emissions may lag one step behind. Rows whose finish reason is set have left.
         """

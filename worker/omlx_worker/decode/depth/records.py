@@ -9,7 +9,7 @@ from omlx_worker.engine.row import Emission
 
 
 def slots_for(rows: int) -> int:
-    """The engine's batch sizes: powers of two."""
+    """The slots that a batch's costs are kept under: its own, rounded up to a power of two."""
     return 1 << max(rows - 1, 0).bit_length()
 
 
@@ -58,7 +58,7 @@ class StepReport:
     Attributes:
         seconds: from the end of the step before it to its own; None if anything but a step at this
             depth took time: a prompt was read, a row joined, or the depth changed.
-        slots: of the batch in that step, or the rows in it where slots are not known.
+        slots: of the batch in that step.
         depth: drafts in the window that it verified.
         context: tokens in the cache of its longest row.
         emissions: one a row.

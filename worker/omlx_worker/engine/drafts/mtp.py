@@ -48,22 +48,21 @@ class MTPHead(nn.Module):
         normed = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
         return mx.concatenate(normed, axis=-1)
 
-    def __call__(
-        self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any] | None = None
-    ) -> mx.array:
+    def __call__(self, embeddings: mx.array, hidden: mx.array, caches: Sequence[Any]) -> mx.array:
         """Predict two tokens ahead.
 
         Args:
             embeddings: ``[B, T, hidden]``, of the token after each position.
             hidden: ``[B, T, hidden]``, the backbone's output at each position.
-            caches: one mlx-lm key-value cache a layer, or None to see these positions alone.
+            caches: one mlx-lm key-value cache a layer, None for a layer that sees these positions
+                alone.
 
         Returns:
             ``[B, T, hidden]``, normed: what the output projection scores, and what takes the
             place of ``hidden`` one draft deeper.
         """
         x = self.fc(self.inputs(embeddings, hidden))
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
         normed: mx.array = self.norm(x)
         return normed

@@ -75,7 +75,7 @@ class PrefixCache:
     def __init__(self, most: int, disk: PrefixDisk | None = None) -> None:
         self._most = self.limit = most
         self.nbytes = 0
-        self._disk = disk if most else None
+        self._disk = disk
         self._root = _Node(array("I"), [], None)
         # Least recently used first. Every node is used later than those below it.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
