@@ -146,7 +146,7 @@ def running_worker(
 
     def work() -> None:
         try:
-            worker.work(burst=burst, logging_level=settings.log_level.upper())
+            worker.work(burst=burst, logging_level=options.get("log_level", "warning").upper())
         except BaseException as error:  # noqa: BLE001 (raised again by `run_burst`)
             errors.append(error)
 

@@ -278,6 +278,6 @@ def test_a_job_that_rq_ends_is_not_logged_with_its_prompt(
     caplog.set_level("INFO")
     job = enqueue(connection, prompt="a secret", on_success=named(remember))
     assert "a secret" in str(job.description)
-    run_burst(redis_url)
+    run_burst(redis_url, log_level="info")
     assert f"Successfully completed job {job.id}" in caplog.text
     assert "secret" not in caplog.text

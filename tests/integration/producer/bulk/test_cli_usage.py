@@ -83,7 +83,7 @@ def test_a_model_that_no_worker_has_announced_is_refused(
     write_rows(tmp_path / "rows.jsonl", 1)
     done = run("run", "rows.jsonl", "-o", "o.jsonl")
     assert done.exit_code == 2
-    assert "no worker has announced one yet" in done.stderr
+    assert "no worker has announced a model yet" in done.stderr
 
 
 def test_without_redis_it_ends_with_3(
