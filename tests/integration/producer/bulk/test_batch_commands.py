@@ -193,6 +193,7 @@ def test_who_watches_a_batch_without_a_feeder_is_told_so_once(
     connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omlx_producer.cli.batch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("omlx_producer.cli.batch.WAIT_SECONDS", 0.02)
     batch = batch_of(connection, 1)
     known, read = iter(range(4)), Batch.read
 

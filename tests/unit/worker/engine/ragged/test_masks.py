@@ -226,7 +226,7 @@ def checked(loaded: Loaded, outputs: range, depth: int, tokens: int = 160) -> in
 
 
 def test_outputs_of_random_weights_match_their_schemas(qwen: Loaded) -> None:
-    assert checked(qwen, range(32), 2) > 20
+    assert checked(qwen, range(12), 2) > 7
 
 
 @pytest.mark.slow
