@@ -26,7 +26,7 @@ from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 
-EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "gpt_oss", "lfm2")
+EVERY_DAY = ("llama", "gpt_neox", "gemma3_text", "lfm2")
 PARAMETERS = [
     pytest.param(name, marks=[] if name in EVERY_DAY else pytest.mark.slow)
     for name in FAMILIES | RECURRENT
