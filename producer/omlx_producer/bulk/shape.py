@@ -138,8 +138,6 @@ class RowMaker:
                 "no worker has announced a model yet; start one with omlx-worker run, or pass "
                 "--queue-anyway"
             )
-        fields = text_fields("x", chat=shape.chat or kind == "jsonl", system=None)
-        GenerationRequest.parse({**fields, "model": "x", **shape.sampling})
         self._shape = shape
         self._models = models
         self._require_known = require_known_model
@@ -153,6 +151,10 @@ class RowMaker:
                 "give --template for other objects"
             )
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
+        fields = text_fields("x", chat=shape.chat or self._batch_lines, system=None)
+        # Batch lines may ask for log-probabilities themselves.
+        fields |= {"model": "x", "logprobs": self._batch_lines}
+        GenerationRequest.parse({**fields, **shape.sampling})
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()
 

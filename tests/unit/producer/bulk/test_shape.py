@@ -257,6 +257,13 @@ def test_a_run_that_no_worker_could_serve_is_refused_as_a_whole() -> None:
     RowMaker("text", Shape(model="other"), {}, require_known_model=False)
 
 
+def test_an_option_may_go_with_what_the_lines_ask_for_themselves() -> None:
+    asking = row(batch_line("a", logprobs=True), sampling={"top_logprobs": 3})
+    assert (asking.request.logprobs, asking.request.top_logprobs) == (True, 3)
+    with pytest.raises(InvalidRequest, match="top_logprobs: got 3 without logprobs"):
+        row("a", "text", sampling={"top_logprobs": 3})
+
+
 def test_values_that_json_does_not_know_are_written_as_text() -> None:
     day = datetime.date(2024, 2, 29)
     assert row({"day": day}, "parquet", template="On {day}").request.prompt == "On 2024-02-29"
