@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omlx_producer.protocol import FunctionCall, FunctionDefinition
 from omlx_worker.engine.tools.pairs import PairReader
 from omlx_worker.engine.tools.parameters import Parameter, parameters_of, simplified
-from omlx_worker.engine.tools.syntax import WRITTEN, family_of
+from omlx_worker.engine.tools.syntax import family_of, syntax_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class CallReader:
         self, tokenizer: TokenizerWrapper, functions: Sequence[FunctionDefinition]
     ) -> None:
         self._family = family_of(tokenizer) or ""
-        syntax = WRITTEN.get(self._family)
+        syntax = syntax_of(tokenizer)
         raw = syntax is not None and syntax.pairs is not None and syntax.pairs.raw
         self._exact = PairReader(syntax, functions) if syntax and raw else None
         # Where a call has no end marker, the next one's start ends it.

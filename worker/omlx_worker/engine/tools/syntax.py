@@ -52,7 +52,7 @@ class Syntax:
         return not self.start
 
 
-WRITTEN = {
+_WRITTEN = {
     "json_tools": Syntax('\n{"name": "{name}", "arguments": ', "}\n"),
     "kimi_k2": Syntax(
         "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
@@ -98,7 +98,7 @@ def syntax_of(tokenizer: TokenizerWrapper) -> Syntax | None:
         llama = '"parameters": ' in str(tokenizer.chat_template)
         arguments = "parameters" if llama else "arguments"
         return Syntax(f'{{"name": "{{name}}", "{arguments}": ', "}", repeats=False)
-    syntax = WRITTEN.get(family)
+    syntax = _WRITTEN.get(family)
     if syntax is None:
         return None
     if family == "mistral" and "[ARGS]" not in tokenizer.get_vocab():
