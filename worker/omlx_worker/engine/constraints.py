@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.constraint import Constraint
+from omlx_worker.engine.lark import Spelling, literally, quoted
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -165,7 +166,8 @@ class Grammars:
         text = _text_of_answer(constraint)
         if not constraint.begin_after:
             return text
-        before, after = _lead(constraint, self.tokens)
+        added = self._tokenizer._tokenizer.get_added_vocab()
+        before, after = _lead(constraint, Spelling(added))
         [answer] = json.loads(text)["grammars"]
         lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
         return _form(lead, {**answer, "name": "answer"})
@@ -203,19 +205,14 @@ def _is_harmless(constraint: Constraint) -> bool:
     return constraint.kind == "json_object"
 
 
-def literally(text: str) -> str:
-    """A regular expression, in Rust's syntax, that matches exactly this text."""
-    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _lead(constraint: Constraint, tokens: LLTokenizer) -> tuple[str, str]:
+def _lead(constraint: Constraint, spelling: Spelling) -> tuple[str, str]:
     """The rule of the text up to the marker, and what follows it before the answer begins."""
     marker = constraint.begin_after
-    ids = tokens.tokenize_str(marker, parse_special=True)
     gap = "/[ \\n]*/" if constraint.kind in ("json_object", "json_schema") else ""
-    if len(ids) == 1 and tokens.is_special_token(ids[0]):
-        return "before: /(?s:.*)/", f"<[{ids[0]}]> {gap}"
-    return f"before[suffix={json.dumps(marker)}]: /(?s:.*)/", gap
+    if (first := spelling.first(marker)) is None:
+        return f"before[suffix={quoted(marker)}]: /(?s:.*)/", gap
+    before = f"before: /(?s:.*){literally(marker[:first])}/"
+    return before, f"{spelling.literal(marker[first:])} {gap}"
 
 
 def _without(special: Iterable[str], text: str) -> str:

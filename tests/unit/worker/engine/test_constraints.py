@@ -78,6 +78,19 @@ def test_a_marker_may_be_a_special_token() -> None:
     assert not matches(Constraint("regex", "ok", "<|im_start|>"), "so<|im_start|>no")
 
 
+@pytest.mark.parametrize("marker", ["<|close|>think<|sep|>", "think<|sep|>", "<|close|>think"])
+def test_a_marker_may_mix_special_tokens_and_text(marker: str) -> None:
+    tokenizer = copy.deepcopy(Loaded.demo().tokenizer)
+    tokenizer._tokenizer.add_tokens(["<|close|>", "<|sep|>"], special_tokens=True)
+    made = Grammars(tokenizer, len(tokenizer._tokenizer))
+    grammar = made.compile(Constraint("regex", "ok", marker))
+    for text, right in ((f"I think so{marker}ok", True), (f"so{marker}no", False), ("ok", False)):
+        matcher = grammar.start.deep_copy()
+        tokens = tokenizer.encode(text)
+        taken = matcher.try_consume_tokens(tokens) == len(tokens)
+        assert (taken and matcher.is_accepting()) == right
+
+
 def test_a_constraint_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = Grammars(Loaded.demo().tokenizer, 4096)
     tried: list[str] = []

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omlx_producer.protocol import Calling, Constraint, FunctionDefinition, GenerationRequest
-from omlx_worker.engine.constraints import JSON_FORM, literally
+from omlx_worker.engine.constraints import JSON_FORM
+from omlx_worker.engine.lark import Spelling, quoted, text_without
 from omlx_worker.engine.tools.parameters import (
     NotWritable,
     Parameter,
@@ -24,8 +25,7 @@ class CallGrammar:
     """Writes the grammar of what may be called, in Lark's notation.
 
     Args:
-        added: ids of the added tokens, by their text. A grammar names them by their ids, because
-            llguidance does not take them for text.
+        added: ids of the model's added tokens, by their text.
         after_thinking: whether the answer follows thinking, and line ends may come first.
 
     Raises:
@@ -43,13 +43,11 @@ class CallGrammar:
         self._calling = calling
         self._gap = "GAP? " if after_thinking else ""
         self._syntax = syntax
-        self._added = {text: token for text, token in added.items() if not text.isspace()}
-        known = sorted(self._added, key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        self._spelling = Spelling(added)
         self._rules: dict[str, str] = {}
         names = [self._function(index, each) for index, each in enumerate(calling.functions)]
         self._rules["body"] = " | ".join(names)
-        self._rules["call"] = self._joined(self._literal(syntax.start), self._rest_of_call)
+        self._rules["call"] = self._joined(self._spelling.literal(syntax.start), self._rest_of_call)
 
     def required(self) -> str:
         """Calls, and nothing else."""
@@ -73,10 +71,10 @@ class CallGrammar:
             self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
             return self._written(f"REST | {self._gap}body")
         start = self._syntax.start
-        self._rules["REST"] = _text_without(start)
-        before = f"REST {self._literal(start)}"
-        if self._tokens.match(start) is None:
-            self._rules[f"before[suffix={_quoted(start)}]"] = "/(?s:.*)/"
+        self._rules["REST"] = text_without(start)
+        before = f"REST {self._spelling.literal(start)}"
+        if self._spelling.first(start) != 0:
+            self._rules[f"before[suffix={quoted(start)}]"] = "/(?s:.*)/"
             before = "before"
         call = self._joined(before, self._rest_of_call)
         return self._written(f"({call})* REST" if self._several else f"REST | {call}")
@@ -87,12 +85,12 @@ class CallGrammar:
 
     @property
     def _calls(self) -> str:
-        between = self._literal(self._syntax.between)
+        between = self._spelling.literal(self._syntax.between)
         return f"call ({self._joined(between, 'call')})*" if self._several else "call"
 
     @property
     def _rest_of_call(self) -> str:
-        return self._joined("body", self._literal(self._syntax.end))
+        return self._joined("body", self._spelling.literal(self._syntax.end))
 
     def _written(self, start: str) -> str:
         rules = {"start": start, "GAP": r"/\n{1,2}/", **self._rules}
@@ -113,11 +111,11 @@ class CallGrammar:
                 (self._pair(f"{name}_{place}", each, pairs), each.required)
                 for place, each in enumerate(parameters)
             ]
-            arguments = self._sequence(named, self._literal(pairs.between))
+            arguments = self._sequence(named, self._spelling.literal(pairs.between))
         self._rules[name] = self._joined(
-            self._literal(self._syntax.before.replace("{name}", function.name)),
+            self._spelling.literal(self._syntax.before.replace("{name}", function.name)),
             arguments,
-            self._literal(self._syntax.after),
+            self._spelling.literal(self._syntax.after),
         )
         return name
 
@@ -142,12 +140,13 @@ class CallGrammar:
         ):
             raise NotWritable(f"the name {parameter.key!r:.60} has other characters than letters")
         value = self._value(rule, parameter, pairs)
-        self._rules[rule] = f"{self._literal(pairs.before.replace('{key}', parameter.key))} {value}"
+        before = self._spelling.literal(pairs.before.replace("{key}", parameter.key))
+        self._rules[rule] = f"{before} {value}"
         return rule
 
     def _value(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
         """A value and what follows it."""
-        after = self._literal(pairs.after)
+        after = self._spelling.literal(pairs.after)
         if not pairs.raw or parameter.type not in (None, "string"):
             self._rules[f"{rule}_value"] = _json(parameter.schema)
             return self._joined(f"{rule}_value", after)
@@ -156,23 +155,13 @@ class CallGrammar:
         texts = parameter.texts
         if texts is not None:
             texts += ["null"] if parameter.nullable else []
-            return self._joined(f"({' | '.join(map(_quoted, texts))})", after)
-        text = _text_without(pairs.after.strip(), self._syntax.end)
-        if found := self._tokens.search(pairs.after):
+            return self._joined(f"({' | '.join(map(quoted, texts))})", after)
+        text = text_without(pairs.after.strip(), self._syntax.end)
+        if (first := self._spelling.first(pairs.after)) is not None:
             self._rules["TEXT"] = text
-            return f"TEXT {self._literal(pairs.after[found.start() :])}"
-        self._rules[f"{rule}_value[suffix={_quoted(pairs.after)}]"] = text
+            return f"TEXT {self._spelling.literal(pairs.after[first:])}"
+        self._rules[f"{rule}_value[suffix={quoted(pairs.after)}]"] = text
         return f"{rule}_value"
-
-    def _literal(self, text: str) -> str:
-        """A text as the grammar names it: added tokens by their ids, the rest in quotes."""
-        written, at = [], 0
-        for found in self._tokens.finditer(text):
-            written += [_quoted(text[at : found.start()])] if found.start() > at else []
-            written.append(f"<[{self._added[found[0]]}]>")
-            at = found.end()
-        written += [_quoted(text[at:])] if at < len(text) else []
-        return " ".join(written)
 
     @staticmethod
     def _joined(*parts: str) -> str:
@@ -196,12 +185,3 @@ def field_of(rule: str, request: GenerationRequest) -> str:
 
 def _json(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_FORM})}"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _text_without(*markers: str) -> str:
-    """Any text in which no marker occurs, whichever tokens spell it."""
-    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){literally(text)}(?s:.*)/" for text in markers)])
