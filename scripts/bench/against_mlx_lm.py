@@ -193,7 +193,7 @@ def main() -> None:
     try:
         model = as_ragged(network)
     except Unsupported as reason:
-        sys.exit(f"--model {args.model}: it has no ragged form, because {reason}")
+        sys.exit(f"{name}: it has no ragged form, because {reason}")
     head = {
         "what": "against_mlx_lm",
         "model": name,

@@ -26,6 +26,8 @@ _QWEN: dict[str, Any] = {
     "num_attention_heads": 16,
 }
 
+_ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+
 SHAPES: dict[str, dict[str, Any]] = {
     "4b": {
         "model_type": "qwen3_5",
@@ -84,11 +86,18 @@ def shape_of(name: str, layers: int | None) -> dict[str, Any]:
 
 
 def random_network(config: dict[str, Any]) -> nn.Module:
-    """A network with random weights, and with a head if it has one; bfloat16 on a GPU."""
+    """A network with random weights, and with a head if it has one; bfloat16 on a GPU.
+
+    What a layer adds to its input is smaller the more layers there are, as at the start of GPT-2's
+    training. Otherwise roundings grow so much in forty layers that no two forms of them agree.
+    """
     family, args = _get_classes(config)
     mx.random.seed(0)
     network = with_head(family)(args.from_dict(config))
     network.set_dtype(mx.float32 if mx.default_device() == mx.cpu else mx.bfloat16)
-    for _, weight in tree_flatten(network.parameters()):
+    smaller = (2 * len(network.layers)) ** -0.5
+    for path, weight in tree_flatten(network.parameters()):
+        if path.endswith(_ADDING):
+            weight *= smaller
         mx.eval(weight)  # one at a time: they are made in float32
     return network
