@@ -1,7 +1,8 @@
 """How many drafts rows may be expected to accept, by who drafts: the model itself, or lookups.
 
 Each row has a record of either, with the record of all rows as prior. Which of the two counts for
-a row in the next step is predicted: lookups, if the last search has found one.
+a row in the next step is predicted: lookups, if the last search has found one. A third record says
+how often that comes true. Where it does not, the model's own drafts are judged.
 
 Drafts that a grammar forces count as the model's own. If the model makes none, they are all that a
 constrained row has beside lookups, up to any depth, and a step without one counts as a miss.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 from omlx_worker.engine.row import Emission
 
@@ -63,6 +65,17 @@ class Record:
             self.expected.append(self.expected[-1] + reach)
 
 
+class Records(NamedTuple):
+    """Records of the model's own drafts, of lookups, and of predicted lookups that came."""
+
+    own: Record
+    lookup: Record
+    stays: Record
+
+
+OWN, LOOKUP, STAYS = range(3)
+
+
 class Acceptance:
     """What is known of the drafts of all rows.
 
@@ -71,17 +84,17 @@ class Acceptance:
         own_depth: of those that the model itself makes.
 
     Attributes:
-        own, lookup: records over all rows.
+        records: those over all rows.
         totals: drafts that all rows are expected to accept, at each depth.
     """
 
     def __init__(self, max_depth: int, own_depth: int) -> None:
-        self.own, self.lookup = Record(max_depth), Record(max_depth)
+        self.records = self._empty(max_depth)
         self.totals: list[float] = []
         self._max_depth, self._own_depth = max_depth, own_depth
         self._limits: Mapping[str, int] = {}
         self._forced: Set[str] = frozenset()
-        self._rows: dict[str, tuple[Record, Record]] = {}
+        self._rows: dict[str, Records] = {}
         self._found: frozenset[str] = frozenset()
         self._predicted = deque[frozenset[str]](maxlen=AHEAD)
 
@@ -89,14 +102,13 @@ class Acceptance:
         """Know these rows, with the most drafts of each, and forget all others."""
         self._limits = limits
         self._forced = frozenset() if self._own_depth else constrained
-        self.own.fold(MODEL_MEMORY)
-        self.lookup.fold(MODEL_MEMORY)
+        for record in self.records:
+            record.fold(MODEL_MEMORY)
         rows, self._rows = self._rows, {}
         for row_id in limits:
-            made = rows.get(row_id) or (Record(self._max_depth), Record(self._max_depth))
-            self._rows[row_id] = made
-            self._expect(row_id, looked_up=False)
-            self._expect(row_id, looked_up=True)
+            self._rows[row_id] = rows.get(row_id) or self._empty(self._max_depth)
+            for kind in (OWN, LOOKUP, STAYS):
+                self._expect(row_id, kind)
         self._found &= self._rows.keys()
         self._add_up()
 
@@ -110,46 +122,58 @@ class Acceptance:
         found = set(self._found)
         changed = False
         for emission in emissions:
-            row_id = emission.row_id
+            row_id, drafted, accepted = emission.row_id, emission.drafted, emission.accepted
             if row_id in self._rows and emission.found is not None:
                 (found.add if emission.found else found.discard)(row_id)
             if row_id in predicted and emission.foretold is not None:
-                # A prediction also fails if nothing is found any more, or something wrong.
-                judged = emission.looked_up and emission.drafted
-                hit = emission.looked_up and emission.foretold and not depth
-                counts = (emission.drafted, emission.accepted) if judged else (1, int(hit))
-                changed |= self._add(row_id, *counts, looked_up=True)
-            drafted = emission.drafted or int(depth > 0 and row_id in self._forced)
-            if drafted and not emission.looked_up:
-                changed |= self._add(row_id, drafted, emission.accepted, looked_up=False)
+                changed |= self._add(row_id, STAYS, 1, int(emission.looked_up))
+                if emission.looked_up:
+                    hit = emission.foretold and not depth
+                    counts = (drafted, accepted) if drafted else (1, int(hit))
+                    changed |= self._add(row_id, LOOKUP, *counts)
+            judged = drafted or int(depth > 0 and row_id in self._forced)
+            if judged and not emission.looked_up:
+                changed |= self._add(row_id, OWN, judged, accepted)
         if changed or found != self._found:
             self._found = frozenset(found)
             self._add_up()
 
-    def _add(self, row_id: str, drafted: int, accepted: int, *, looked_up: bool) -> bool:
+    @staticmethod
+    def _empty(depth: int) -> Records:
+        return Records(Record(depth), Record(depth), Record(1))
+
+    def _add(self, row_id: str, kind: int, drafted: int, accepted: int) -> bool:
         """Count drafts of a row; returns whether its expectations have changed."""
-        (self.lookup if looked_up else self.own).add(drafted, accepted)
+        self.records[kind].add(drafted, accepted)
         records = self._rows.get(row_id)
         if not records:
             return False
-        record = records[looked_up]
+        record = records[kind]
         record.add(drafted, accepted)
         if 4 * record.news < record.tries[0]:
             return False
-        self._expect(row_id, looked_up=looked_up)
+        self._expect(row_id, kind)
         return True
 
-    def _expect(self, row_id: str, *, looked_up: bool) -> None:
-        limit = self._limits[row_id]
-        if looked_up:
-            self._rows[row_id][1].expect(self.lookup, limit)
-        else:
-            record = self._rows[row_id][0]
+    def _expect(self, row_id: str, kind: int) -> None:
+        record, limit = self._rows[row_id][kind], self._limits[row_id]
+        if kind == OWN:
             depth = self._max_depth if row_id in self._forced else self._own_depth
-            record.expect(self.own, min(limit, depth))
+            record.expect(self.records.own, min(limit, depth))
             # Deeper steps have no drafts but those looked up.
             record.expected[depth + 1 :] = [0.0] * (self._max_depth - depth)
+        else:
+            record.expect(self.records[kind], limit)
+
+    def _expected(self, row_id: str) -> Sequence[float]:
+        """Drafts that a row is expected to accept, at each depth."""
+        own, lookup, stays = self._rows[row_id]
+        if row_id not in self._found:
+            return own.expected
+        comes = stays.expected[1]
+        pairs = zip(lookup.expected, own.expected, strict=True)
+        return [comes * found + (1 - comes) * made for found, made in pairs]
 
     def _add_up(self) -> None:
-        each = [records[row_id in self._found].expected for row_id, records in self._rows.items()]
+        each = [self._expected(row_id) for row_id in self._rows]
         self.totals = [sum(column) for column in zip(*each, strict=True)] if each else []

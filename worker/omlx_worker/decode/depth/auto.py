@@ -49,8 +49,9 @@ class Cell:
     def seconds(self, depth: int) -> float:
         return math.exp(self.depths[depth].log + self.shift)
 
-    def put(self, depth: int, seconds: float) -> None:
-        self.depths[depth] = _Cost(math.log(seconds) - self.shift, self.shift)
+    def put(self, depth: int, seconds: float, *, in_doubt: bool = False) -> None:
+        shift = math.inf if in_doubt else self.shift
+        self.depths[depth] = _Cost(math.log(seconds) - self.shift, shift)
 
     def observe(self, depth: int, seconds: float, step: int, *, in_use: bool) -> None:
         """Learn from the median of the last three timings; three that agree may be a jump."""
@@ -200,7 +201,7 @@ class AutoPolicy:
             price = PROBE * seconds[depth] / seconds[current] * (1 - share) + OVERHEAD
             prices[depth] = price = min(price, SAVINGS)
             doubtful = abs(cell.shift - cost.shift) > JUMP
-            paid = self._credit >= price or (doubtful and self._credit > -DEBT)
+            paid = self._credit >= price or (doubtful and self._credit > -DEBT and price <= DEBT)
             if depth != current and paid and size.wait >= INTERVAL:
                 urgency[depth] = (1e9 if doubtful else self._step - cost.step) * share**4
         if urgency:

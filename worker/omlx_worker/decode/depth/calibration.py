@@ -30,7 +30,7 @@ MOST_SECONDS = 30.0
 """Of steps that compile nothing: what is compiled here need not be for jobs."""
 
 SAVE_SECONDS = 60.0
-FILE_VERSION = 4
+FILE_VERSION = 5
 
 PROMPT_TOKENS, MAX_TOKENS = 16, 1024
 """Of a calibration row; it is replaced when it ends."""
@@ -124,7 +124,6 @@ class Calibration:
         if not at_once and time.monotonic() - self._saved_at < SAVE_SECONDS:
             return
         self._saved_at = time.monotonic()
-        records = self._policy.acceptance
         costs = [
             (*key, depth, cell.seconds(depth))
             for key, cell in self._policy.cells.items()
@@ -134,7 +133,7 @@ class Calibration:
             "version": FILE_VERSION,
             "key": self._key,
             "costs": costs,
-            "acceptance": [[each.tries, each.hits] for each in (records.own, records.lookup)],
+            "acceptance": [[r.tries, r.hits] for r in self._policy.acceptance.records],
         }
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         try:
@@ -158,7 +157,6 @@ class Calibration:
             log.warning("cannot use %s (%s): measuring anew", self.path, error)
 
     def _restore(self, known: dict[str, Any]) -> None:
-        records = self._policy.acceptance
         counts = [
             [[float(n) for n in places] for places in (tries, hits)]
             for tries, hits in known["acceptance"]
@@ -171,8 +169,8 @@ class Calibration:
             if not all(0 <= hit <= judged for hit, judged in zip(hits, tries, strict=True)):
                 raise ValueError("more drafts accepted than judged")
         for slots, bucket, depth, seconds in costs:
-            self._policy.cells[slots, bucket].put(depth, seconds)
-        for record, (tries, hits) in zip((records.own, records.lookup), counts, strict=True):
+            self._policy.cells[slots, bucket].put(depth, seconds, in_doubt=True)
+        for record, (tries, hits) in zip(self._policy.acceptance.records, counts, strict=True):
             places = min(len(tries), len(record.tries))
             record.tries[:places], record.hits[:places] = tries[:places], hits[:places]
 
@@ -212,4 +210,5 @@ class Calibration:
                 break
             yield
         if timings:
-            self._policy.cells[slots, 0].put(depth, statistics.median(timings))
+            seconds = statistics.median(timings)
+            self._policy.cells[slots, 0].put(depth, seconds, in_doubt=True)

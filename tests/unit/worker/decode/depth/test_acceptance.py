@@ -65,6 +65,18 @@ def test_lookups_that_fail_do_not_lower_what_the_model_itself_is_expected_to_do(
     assert acceptance.totals[3] > 1.5
 
 
+def test_where_a_predicted_match_is_gone_the_models_own_drafts_are_expected() -> None:
+    acceptance = Acceptance(MOST, OWN)
+    acceptance.keep({"row": MOST})
+    for step in range(120):
+        acceptance.decide()
+        acceptance.observe([outcome("row", 3, 3, foretold=False, found=step % 2 == 1)], 3)
+    acceptance.keep({"row": MOST})
+
+    assert acceptance.totals[3] > 2.5
+    assert acceptance.totals[MOST] < 1
+
+
 def test_steps_that_did_not_search_say_nothing_of_lookups() -> None:
     acceptance = learnt(outcome("row", 8, 8, looked_up=True, foretold=True, found=True), 8)
     before = list(acceptance.totals)
