@@ -109,7 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "4-bit": partial(ratios, lines("h200-4b-4bit", 256)),
     "cpu": partial(ratios, CPU),
     "memory": partial(memory, GREEDY_8K),
-    "prompts": partial(prompts, ["h200-4b-sampling", "cpu"]),
+    "prompts": partial(prompts, ["h200-4b-prompts", "cpu"]),
 }
 PLOTS = {
     "greedy-256": ("One NVIDIA H200, 4B cost, context 256, greedy", GREEDY_256),
