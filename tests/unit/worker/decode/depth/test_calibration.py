@@ -11,11 +11,12 @@ import pytest
 
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth import calibration
-from omlx_worker.decode.depth.auto import AutoPolicy
+from omlx_worker.decode.depth.auto import INTERVAL, AutoPolicy
 from omlx_worker.decode.depth.calibration import FILE_VERSION, Calibration
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.engine.row import Emission
 from tests.helpers.fake_engine import FakeEngine
+from tests.unit.worker.decode.depth.feeding import feed
 
 
 class Drafting(FakeEngine):
@@ -69,6 +70,17 @@ def test_all_powers_of_two_and_depths_are_measured_and_kept(
     restored, again = calibrate(Drafting(), tmp_path / "new")
     assert known(restored) == pytest.approx(expected)
     assert not again.step()
+
+
+def test_a_depth_that_was_slow_while_it_was_measured_is_soon_timed_again(tmp_path: Path) -> None:
+    policy, grid = calibrate(Drafting(), tmp_path)
+    while grid.step():
+        pass
+    restored, _ = calibrate(Drafting(), tmp_path)
+    for each in (policy, restored):
+        made = feed(each, 6 * INTERVAL, (0.02, 0.04, 0.03), [2, 1])
+        assert made[0] < 2
+        assert made[-1] == 2
 
 
 def test_a_job_has_the_engine_to_itself_and_calibration_goes_on_later(tmp_path: Path) -> None:
