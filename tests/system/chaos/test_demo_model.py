@@ -91,7 +91,7 @@ def test_texts_survive_two_kills_and_a_drain(
         orders["prefix_dir"] = str(folder) if folder else None
         jobs = submit_all(place, [job.texts[0] for job in place.jobs])
         place.jobs += jobs
-        for count in (4, 6):
+        for count in (3, 3):
             victim = place.start_worker(at=[("between-appends", count, KILL)], **orders)
             place.wait_for(lambda: not victim.alive, 120, "the victim to fall")  # noqa: B023
             assert victim.code == -signal.SIGKILL, place.story()
