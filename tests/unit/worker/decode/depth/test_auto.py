@@ -57,7 +57,7 @@ def test_arithmetic_that_slows_down_has_the_other_depths_probed_on_credit() -> N
     hot = (20.0, 60.0, 90.0, 120.0)
     assert feed(policy, 200, (20.0, 21.0, 22.0, 23.0), [2] * 8)[-1] == 2
     made = feed(policy, 3 * INTERVAL, hot, [2] * 8)
-    assert len(set(made)) > 2, "several within three intervals, where the savings allow one"
+    assert len(set(made)) == 4, "three others within three intervals, where the savings allow one"
 
 
 def test_a_depth_that_was_calibrated_in_a_bad_moment_is_soon_timed_again() -> None:
