@@ -35,6 +35,7 @@ class WorkerFigures(BaseModel):
         pauses: rows paused for more urgent ones, since the start.
         cache_bytes: the most that the caches of the held rows may take.
         memory_limit: bytes for weights and caches.
+        host: the machine's name; empty from older workers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,6 +60,7 @@ class WorkerFigures(BaseModel):
     cache_bytes: int
     weight_bytes: int
     memory_limit: int
+    host: str = ""
 
 
 def workers_key(model: str) -> str:

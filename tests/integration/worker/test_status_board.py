@@ -60,6 +60,7 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
         driver=DepthDriver.fixed(0),
+        machine_memory=20 * 2**30,
         clock=clock,
     )
 
@@ -172,6 +173,26 @@ def test_two_models_under_one_alias_are_told_once(
     [warning] = caplog.messages
     assert "fp_2" in warning
     assert "--model-alias" in warning
+
+
+def test_workers_whose_limits_exceed_their_machine_are_told_once(
+    board: StatusBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = board._connection
+    ours = board.figures("busy")
+    connection.hset(MODELS_KEY, "other", INFO.model_dump_json())
+    for name, host in (("mac-2", ours.host), ("mac-3", "another-mac")):
+        others = ours.model_copy(update={"name": name, "host": host})
+        write_figures(connection, "other", others)
+    board.announce(INFO)
+    assert not caplog.messages, "16 GiB of 20 here, and 8 on another machine"
+    write_figures(connection, "other", ours.model_copy(update={"name": "mac-4"}))
+    for _ in range(2):
+        board.announce(INFO)
+    [warning] = caplog.messages
+    assert "may take 24.0 GiB together (mac-1 8.0 GiB, mac-2 8.0 GiB, mac-4 8.0 GiB)" in warning
+    assert "it has 20.0 GiB" in warning
+    assert "--memory-limit" in warning
 
 
 def test_figures_of_another_version_are_left_out(board: StatusBoard) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -35,6 +37,7 @@ class StatusBoard:
 
     Args:
         mode: as the user chose it.
+        machine_memory: bytes of this machine; None asks the system.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class StatusBoard:
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
+        machine_memory: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
@@ -68,7 +72,11 @@ class StatusBoard:
         self._seen = (self._started_at, 0, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
         self._cached: float | None = None
+        self._machine_memory = machine_memory or (
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        )
         self._warned_of: set[str | None] = set()
+        self._warned_beside = {name}
 
     def announce(self, info: ModelInfo, *, served: bool = True) -> None:
         """Make the model known to producers, or tell them that it is still served, or no longer."""
@@ -76,6 +84,7 @@ class StatusBoard:
             now = server_time(self._connection) if served else 0.0
             if served:
                 self._compare(info)
+                self._compare_claims()
             told = info.model_copy(update={"announced_at": now})
             self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
@@ -93,6 +102,26 @@ class StatusBoard:
                 "get either; give one of the workers another --model-alias",
                 *(self._model_alias, other.model, theirs, info.model, ours),
             )
+
+    def _compare_claims(self) -> None:
+        """Warn if the workers of this machine may take more than it has; once for each new one."""
+        limits = {self._name: self._budget.limit} | {
+            worker.name: worker.memory_limit
+            for alias in read_models(self._connection)
+            for worker in read_workers(self._connection, alias)
+            if worker.host == socket.gethostname() and worker.name != self._name
+        }
+        together = sum(limits.values())
+        if together <= self._machine_memory or limits.keys() <= self._warned_beside:
+            return
+        self._warned_beside.update(limits)
+        log.warning(
+            "the workers of this machine may take %s together (%s), and it has %s; give each a "
+            "--memory-limit",
+            in_units(together),
+            ", ".join(f"{name} {in_units(limit)}" for name, limit in sorted(limits.items())),
+            in_units(self._machine_memory),
+        )
 
     def show(self, state: str) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.
@@ -146,6 +175,7 @@ class StatusBoard:
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,
+            host=socket.gethostname(),
         )
 
     def _measure(self, now: float) -> None:
