@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from omlx_producer.bulk.journal import Journal, replacing
+from omlx_producer.bulk.journal import Journal, remove_drafts, replacing
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.records import MAX_LINE_BYTES, import_pyarrow
 from omlx_producer.bulk.row import RowResult, may_be_ours, read_line, write_line
@@ -15,8 +15,17 @@ from omlx_producer.errors import InvalidRequest
 
 
 def real_path(output: Path) -> Path:
-    """The file that a link names, so that the files beside it are found by every name."""
-    return Path(os.path.realpath(output)) if output.is_symlink() else output
+    """The file that a link names, so that the files beside it are found by every name.
+
+    Raises:
+        InvalidRequest: if the links lead round in a circle.
+    """
+    if not output.is_symlink():
+        return output
+    target = Path(os.path.realpath(output))
+    if target.is_symlink():
+        raise InvalidRequest(f"{output}: is a link that leads to itself; give another output")
+    return target
 
 
 def errors_path(output: Path) -> Path:
@@ -69,8 +78,8 @@ class OutputFiles:
     def __init__(self, output: Path, index: RowIndex) -> None:
         self._output = output
         self._index = index
-        self._results = Journal(results_path(output))
-        self._errors = Journal(errors_path(output))
+        self._results = Journal(results_path(output), like=output)
+        self._errors = Journal(errors_path(output), like=results_path(output))
         self._lines = {False: self._load(self._errors), True: self._load(self._results)}
 
     @property
@@ -107,7 +116,14 @@ class OutputFiles:
             self._index.forget_absent_lines()
         if is_table(self._output):
             lines = self._current(ordered)
-            write_table(lines, self._output, with_body=with_body, properties=properties)
+            remove_drafts(self._output)
+            write_table(
+                lines,
+                self._output,
+                like=self._results.path,
+                with_body=with_body,
+                properties=properties,
+            )
         for ok, journal in ((True, self._results), (False, self._errors)):
             if ordered or self._lines[ok] != self._index.count(ok):
                 places = self._index.places(in_input_order=ordered)
@@ -172,7 +188,11 @@ def write_results(
         OSError: if a file cannot be written.
     """
     output = real_path(output)
-    with replacing(results_path(output)) as good, replacing(errors_path(output)) as bad:
+    results = results_path(output)
+    with (
+        replacing(results, like=output) as good,
+        replacing(errors_path(output), like=results) as bad,
+    ):
 
         def kept() -> Iterator[bytes]:
             for line in lines:
@@ -181,7 +201,7 @@ def write_results(
                 yield line
 
         if is_table(output):
-            write_table(kept(), output, with_body=with_body, properties=properties)
+            write_table(kept(), output, like=results, with_body=with_body, properties=properties)
         else:
             for _ in kept():
                 pass

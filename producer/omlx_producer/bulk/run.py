@@ -169,7 +169,9 @@ def run_here(
             run_file.remember(settings)
         if files.torn:
             torn = counted(files.torn, "byte")
-            click.echo(f"cut off {torn} of a line that a kill had torn", err=True)
+            click.echo(
+                f"cut off {torn} of a line that a kill or a full disk left unfinished", err=True
+            )
         seen, meter = Seen(), Meter(total=_estimate(options, index, only_failures))
         meter.ignored = maker.ignored
         rows = plan_rows(records, maker.make, index, seen, only_failures=only_failures)

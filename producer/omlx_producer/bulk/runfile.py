@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omlx_producer.bulk.journal import lock, sync_file, sync_folder
+from omlx_producer.bulk.journal import copy_mode, lock, sync_file, sync_folder
 
 
 def run_path(output: Path) -> Path:
@@ -57,9 +57,12 @@ class RunFile:
             InvalidRequest: if another process holds the lock.
         """
         path = run_path(output)
+        new = not path.exists()
         path.touch()
         with path.open("r+b") as stream:
             lock(stream, output)
+            if new:
+                copy_mode(output, stream)
             found = _read(stream)
             run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
             run_file._stream = stream

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
@@ -47,11 +47,17 @@ def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
 
 
 def write_table(
-    lines: Iterable[bytes], output: Path, *, with_body: bool, properties: Sequence[str] = ()
+    lines: Iterable[bytes],
+    output: Path,
+    *,
+    like: Path,
+    with_body: bool,
+    properties: Sequence[str] = (),
 ) -> None:
     """Write the table of output lines, results and errors.
 
     Args:
+        like: a new table gets the permissions of this file.
         with_body: add the whole response body as JSON, in the column `BODY`.
         properties: of answers in JSON. Each gets a column, with the prefix `ANSWER` as long as
             another column has its name.
@@ -70,7 +76,8 @@ def write_table(
         named[column] = name
     rows = (_in_utf8(row) for line in lines for row in _rows(line, with_body, named))
     write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
-    write(rows, columns, output)
+    with replacing(output, like=like) as stream:
+        write(rows, columns, stream)
 
 
 def _rows(line: bytes, with_body: bool, named: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -113,19 +120,18 @@ def _cells(text: str, named: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:
-    with replacing(output) as stream:
-        text = io.TextIOWrapper(stream, "utf-8", newline="")
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        text.detach()
+def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], stream: IO[bytes]) -> None:
+    text = io.TextIOWrapper(stream, "utf-8", newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    text.detach()
 
 
-def _write_parquet(rows: Iterator[dict[str, Any]], columns: list[str], output: Path) -> None:
+def _write_parquet(rows: Iterator[dict[str, Any]], columns: list[str], stream: IO[bytes]) -> None:
     arrow, parquet = import_pyarrow()
     types = {name: arrow.int64() if name in TOKEN_COLUMNS else arrow.string() for name in columns}
     schema = arrow.schema(list(types.items()))
-    with replacing(output) as stream, parquet.ParquetWriter(stream, schema) as writer:
+    with parquet.ParquetWriter(stream, schema) as writer:
         while chunk := list(itertools.islice(rows, ROW_GROUP)):
             writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))

@@ -144,6 +144,47 @@ def test_an_output_that_is_a_link_stays_one(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_outputs_that_only_their_owner_may_read_stay_so(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line(name) for name in "ab"] + ["nonsense"])
+    options = ("run", "rows.jsonl", "-o", name, "--progress", "none")
+    run(*options, "--limit", "1")
+    for path in tmp_path.iterdir():
+        path.chmod(0o600)
+    for more in ((), ("--ordered",)):
+        assert run(*options, *more).exit_code == 1
+        assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_an_output_that_is_a_link_to_itself_is_told(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    (tmp_path / "out.jsonl").symlink_to("out.jsonl")
+    commands = (["run", "rows.jsonl", "-o"], ["retry"], ["results", "batch-0123456789ab", "-o"])
+    for command in commands:
+        done = run(*command, "out.jsonl")
+        assert isinstance(done.exception, SystemExit)
+        assert done.exit_code == 2
+        assert done.stderr == (
+            "omlx-submit: out.jsonl: is a link that leads to itself; give another output\n"
+        )
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_line_that_a_full_disk_left_unfinished_is_not_blamed_on_a_kill_alone(
+    run: Run, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2)
+    options = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    run(*options)
+    with (tmp_path / "out.jsonl").open("r+b") as stream:
+        stream.truncate(stream.seek(0, 2) - 5)
+    assert "of a line that a kill or a full disk left unfinished" in run(*options).stderr
+    assert sorted(ids(tmp_path / "out.jsonl")) == ["r0", "r1"]
+
+
+@pytest.mark.usefixtures("worker")
 def test_failures_that_would_only_repeat_are_not_advised_to_be_repeated(
     run: Run, tmp_path: Path
 ) -> None:

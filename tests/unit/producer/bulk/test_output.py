@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 
 from omlx_producer import InvalidRequest
 from omlx_producer.bulk import journal as journal_module
-from omlx_producer.bulk.journal import Journal
-from omlx_producer.bulk.output import OutputFiles, real_path, require_output
+from omlx_producer.bulk.journal import Journal, replacing
+from omlx_producer.bulk.output import OutputFiles, errors_path, real_path, require_output
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
-from omlx_producer.bulk.runfile import RunFile, read_settings
+from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
 from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
@@ -243,6 +244,67 @@ def test_a_link_to_an_output_is_no_second_output(tmp_path: Path, make: Any) -> N
     files.close()
     OutputFiles(link, index).close()
     index.close()
+
+
+def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
+    link, other = tmp_path / "link.jsonl", tmp_path / "other.jsonl"
+    link.symlink_to(other)
+    other.symlink_to(link)
+    with pytest.raises(InvalidRequest, match=r"link.jsonl: is a link that leads to itself; give"):
+        real_path(link)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_replaced_files_keep_their_permissions_and_new_ones_take_them(
+    tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / name
+    results = out.with_name(f"{name}.jsonl") if name == "out.csv" else out
+    write(out, ok("b", 2)).close()
+    for path in tmp_path.iterdir():
+        path.chmod(0o600)
+    # The table is new, the others are rewritten.
+    write(out, ok("a", 1), failed("c", 3), finish=True, ordered=True).close()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    results.chmod(0o640)
+    errors_path(out).unlink()
+    write(out).close()
+    assert stat.S_IMODE(errors_path(out).stat().st_mode) == 0o640
+
+
+def test_the_run_file_of_a_private_output_is_private(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch(0o600)
+    with RunFile.open(out):
+        pass
+    assert stat.S_IMODE(run_path(out).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_file_is_replaced_without_touching_what_a_link_beside_it_names(
+    tmp_path: Path, name: str
+) -> None:
+    out, precious = tmp_path / name, tmp_path / "precious"
+    precious.write_text("precious")
+    for replaced in (out, out.with_name("out.csv.jsonl"), errors_path(out)):
+        replaced.with_name(f"{replaced.name}.new").symlink_to(precious)
+    write(out, ok("b", 2), failed("c", 3), ok("a", 1), finish=True, ordered=True).close()
+    assert precious.read_text() == "precious"
+    assert not out.is_symlink()
+    assert len(out.read_bytes().splitlines()) == {"out.jsonl": 2, "out.csv": 4}[name]
+
+
+def test_what_a_kill_left_of_a_rewrite_goes_with_the_next_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    draft = replacing(out)
+    draft.__enter__()
+    # The process is killed here.
+    assert len(list(tmp_path.iterdir())) == 1
+    write(out, ok("a")).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out.jsonl",
+        "out.jsonl.errors.jsonl",
+    ]
 
 
 def test_a_link_has_the_files_beside_what_it_names(tmp_path: Path) -> None:
