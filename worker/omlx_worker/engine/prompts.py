@@ -101,6 +101,7 @@ class Prompter:
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
                 reply=reply,
+                trims=request.messages is not None and grammar is None,
                 depth=request.draft_depth if request.draft else 0,
                 cache=request.cache,
                 marks=marks,

@@ -61,6 +61,8 @@ class Row:
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
         reply: how its text is read; None for plain text.
+        trims: whether a space that begins its text belongs to the template of a chat, as with
+            tokenizers whose decoders drop it.
         depth: most drafts a step; 0 for none, None for the engine's own limit.
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
@@ -79,6 +81,7 @@ class Row:
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     reply: ReplyForm | None = None
+    trims: bool = False
     depth: int | None = None
     generated: tuple[int, ...] = ()
     cache: bool = True

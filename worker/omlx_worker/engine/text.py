@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import (
     BPEStreamingDetokenizer,
+    NaiveStreamingDetokenizer,
     SPMStreamingDetokenizer,
     StreamingDetokenizer,
     TokenizerWrapper,
@@ -70,16 +71,52 @@ class _SentencePiece(_Exact, SPMStreamingDetokenizer):
         return text.removeprefix(" ") if self.trim_space and not self.text else text
 
 
+class _After:
+    """Decodes tokens as what follows a letter. Decoders drop the space that begins a text."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self._tokenizer = tokenizer._tokenizer
+        self.encode = self._tokenizer.encode
+        self._letter = self.encode("a", add_special_tokens=False)
+        self._written = len(self._tokenizer.decode(self._letter))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([*self._letter, *tokens]))[self._written :]
+
+    @property
+    def drops_space(self) -> bool:
+        """Whether the tokenizer itself drops the space that begins a text."""
+        *_, last = self.encode("a a", add_special_tokens=False)
+        return bool(self._tokenizer.decode([last]) == self.decode([last])[1:])
+
+
+class _Together(NaiveStreamingDetokenizer):
+    """mlx-lm's detokenizer of tokens without known bytes. It keeps the space before a line."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self.after = _After(tokenizer)
+        self.trim_space = self.after.drops_space
+        super().__init__(self.after)
+
+    @property
+    def text(self) -> str:
+        text: str = super().text
+        return text.removeprefix(" ") if self.trim_space else text
+
+
 def decode_faithfully(tokenizer: TokenizerWrapper) -> None:
     """Make a tokenizer's detokenizers return a continuation's text unchanged.
 
-    Those of mlx-lm that decode tokens together know no bytes and stay as they are.
+    Where a decoder drops the space that begins a text, so does the detokenizer if its
+    ``trim_space`` stays set.
     """
     given: Any = tokenizer._detokenizer
     if type(given) is BPEStreamingDetokenizer:
         tokenizer._detokenizer = _ByteLevel(tokenizer)
     elif type(given) is SPMStreamingDetokenizer:
         tokenizer._detokenizer = _SentencePiece(tokenizer, given.trim_space)
+    elif type(given) is NaiveStreamingDetokenizer:
+        tokenizer._detokenizer = _Together(tokenizer)
 
 
 def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
@@ -87,7 +124,8 @@ def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
     detokenizer = tokenizer.detokenizer
     if isinstance(detokenizer, _Exact):
         return detokenizer.bytes_of
-    return lambda token: tokenizer.decode([token]).encode()
+    decode = detokenizer.after.decode if isinstance(detokenizer, _Together) else tokenizer.decode
+    return lambda token: decode([token]).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +148,8 @@ class RowText:
         self._row = row
         self._tokens = 0
         self._detokenizer = tokenizer.detokenizer
+        if not row.trims:
+            self._detokenizer.trim_space = False
         edges = [(text, None) for text in row.stop_strings]
         self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
 

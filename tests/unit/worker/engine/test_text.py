@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, TokenizerWrapper
-from tokenizers import Tokenizer, models
+from mlx_lm.tokenizer_utils import (
+    NaiveStreamingDetokenizer,
+    SPMStreamingDetokenizer,
+    TokenizerWrapper,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from omlx_producer.protocol import GenerationRequest, ModelInfo
+from omlx_worker.engine.constraints import Grammars
+from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.row import Row, Sampling
-from omlx_worker.engine.text import RowText, decode_faithfully
+from omlx_worker.engine.text import RowText, bytes_of_tokens, decode_faithfully
+from tests.helpers.chats import tokenizer_of
 from tests.helpers.decoding import Loaded
 
 
@@ -117,28 +128,99 @@ def test_a_replacement_character_that_the_model_wrote_is_text_at_once(qwen: Load
     assert follow(qwen, [*tokens, eos])[0] == ["a", "", "", "�", ""]
 
 
-SPACE, LETTER, REPLACEMENT, BYTE = range(4)
+WORDS = ["▁", "a", "�", "▁a", "▁▁", "\n", *(f"<0x{byte:02X}>" for byte in range(256))]
+SPACE, LETTER, REPLACEMENT, SPACE_LETTER, SPACES, LINE, BYTE = range(7)
+DETOKENIZERS = {"known bytes": SPMStreamingDetokenizer, "together": NaiveStreamingDetokenizer}
 
 
-def sentencepiece_text(*tokens: int) -> str:
-    """The text of a row with these tokens, of a tokenizer with a space, "a", U+FFFD and bytes."""
-    vocabulary = ["▁", "a", "�", *(f"<0x{byte:02X}>" for byte in range(256))]
-    model = models.BPE({token: i for i, token in enumerate(vocabulary)}, [], byte_fallback=True)
-    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
-    tokenizer = TokenizerWrapper(plain, SPMStreamingDetokenizer)
+@functools.cache
+def sentencepiece(kind: str) -> TokenizerWrapper:
+    """A tokenizer of `WORDS` whose decoder drops the space that begins a text."""
+    merges = [("▁", "a"), ("▁", "▁")]
+    model = models.BPE({token: i for i, token in enumerate(WORDS)}, merges, byte_fallback=True)
+    backend = Tokenizer(model)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = TokenizerWrapper(plain, DETOKENIZERS[kind])
     decode_faithfully(tokenizer)
-    text = RowText(Row("r", [1], len(tokens), Sampling()), tokenizer)
-    return "".join(text.feed(token).text for token in tokens)
+    return tokenizer
+
+
+def sentencepiece_pieces(
+    *tokens: int, kind: str = "known bytes", trims: bool = False
+) -> Iterator[str]:
+    text = RowText(Row("r", [1], len(tokens), Sampling(), trims=trims), sentencepiece(kind))
+    return (text.feed(token).text for token in tokens)
+
+
+def sentencepiece_text(*tokens: int, trims: bool = False) -> str:
+    return "".join(sentencepiece_pieces(*tokens, trims=trims))
 
 
 def test_a_sentencepiece_tokenizer_keeps_that_character_and_drops_half_of_another() -> None:
-    assert sentencepiece_text(SPACE, LETTER, REPLACEMENT) == "a�"
+    assert sentencepiece_text(LETTER, SPACE, REPLACEMENT) == "a �"
     assert sentencepiece_text(LETTER, *(BYTE + value for value in "é�".encode())) == "aé�"
     assert sentencepiece_text(LETTER, BYTE + "é".encode()[0]) == "a"
 
 
 def test_a_token_past_a_sentencepiece_tokenizers_own_writes_nothing() -> None:
     assert sentencepiece_text(LETTER, BYTE + 256, LETTER) == "aa"
+
+
+@pytest.mark.parametrize("kind", DETOKENIZERS)
+@given(
+    tokens=st.lists(
+        st.sampled_from([SPACE, LETTER, SPACE_LETTER, SPACES, LINE, BYTE + 0x20, BYTE + 0x41]),
+        min_size=1,
+    )
+)
+@example(tokens=[SPACE_LETTER, LINE, SPACES, SPACE_LETTER])
+def test_a_completion_is_the_text_of_its_tokens_spaces_included(
+    kind: str, tokens: list[int]
+) -> None:
+    written = bytes_of_tokens(sentencepiece(kind))
+    words = [chr(t - BYTE) if t >= BYTE else WORDS[t].replace("▁", " ") for t in tokens]
+
+    pieces = list(sentencepiece_pieces(*tokens, kind=kind))
+
+    assert "".join(pieces) == "".join(words)
+    assert [written(token).decode() for token in tokens] == words
+    for used in range(len(pieces)):
+        assert "".join(words[: used + 1]).startswith("".join(pieces[: used + 1]))
+
+
+@pytest.mark.parametrize("kind", DETOKENIZERS)
+def test_the_space_that_a_chats_template_leaves_out_is_no_part_of_the_answer(kind: str) -> None:
+    def answer(*tokens: int) -> list[str]:
+        return list(sentencepiece_pieces(*tokens, kind=kind, trims=True))
+
+    assert answer(SPACE_LETTER, SPACE_LETTER) == ["a", " a"]
+    assert answer(SPACES, SPACE_LETTER) == [" ", " a"]
+    assert answer(SPACE, LETTER, SPACE_LETTER) == ["", "a", " a"]
+
+
+def test_only_the_answer_of_a_free_chat_may_lose_a_space() -> None:
+    tokenizer = tokenizer_of("")
+    info = ModelInfo(model="m", context_length=512, longest_token=20)
+    grammars = Grammars(tokenizer, len(tokenizer._tokenizer))
+    prompter = Prompter(tokenizer, info, 257, Sampling(), grammars=grammars)
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+
+    def trims(**fields: Any) -> bool:
+        [row] = prompter.rows(GenerationRequest.parse({"model": "m", **fields}), "j")
+        return row.trims
+
+    assert trims(**chat)
+    assert not trims(prompt="x")
+    assert not trims(**chat, structured_outputs={"choice": [" a", "b"]})
 
 
 def test_text_held_back_for_a_stop_string_comes_out_at_the_token_limit(qwen: Loaded) -> None:
