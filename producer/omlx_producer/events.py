@@ -250,6 +250,8 @@ class ModelInfo(Wire):
         system_fingerprint: a hash of weights and tokenizer. Older workers leave it out.
         announced_at: when a worker last announced it, in seconds since 1970 on the server's clock.
             Workers that run announce it every 15 seconds; older ones leave this out.
+        chat_template: whether the checkpoint has one, so that it takes messages. Older workers
+            leave it out.
 
     >>> [info.context_length for info in producer.models().values()]
     [10000]
@@ -261,3 +263,4 @@ class ModelInfo(Wire):
     draft_depth: int | None = None
     system_fingerprint: str | None = None
     announced_at: float = 0.0
+    chat_template: bool = True

@@ -83,6 +83,25 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
     )
 
 
+def takes_chats(models: Mapping[str, ModelInfo], alias: str) -> bool:
+    """Whether a model has a chat template. One that no worker has announced counts as such."""
+    info = models.get(alias)
+    return info is None or info.chat_template
+
+
+def require_template(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
+    """Check that a chat goes to a model with a chat template.
+
+    Raises:
+        InvalidRequest: names the model and the remedy.
+    """
+    if request.messages is not None and not takes_chats(models, request.model):
+        raise InvalidRequest(
+            f"messages: {request.model} has no chat template; give a prompt instead, without a "
+            "system message or tools"
+        )
+
+
 def require_fit(request: GenerationRequest, models: Mapping[str, ModelInfo]) -> None:
     """Check that the prompt may fit the context of its model.
 
@@ -122,6 +141,7 @@ def check(
             request = _parse(given, models)
             if require_known_model:
                 require_known(request, models)
+            require_template(request, models)
             require_fit(request, models)
         except InvalidRequest as error:
             where = f"request {index}: " if len(requests) > 1 else ""

@@ -33,10 +33,13 @@ def announce(
     context: int = 1024,
     longest: int = 8,
     at: float = 1e9,
+    **fields: Any,
 ) -> None:
     """Make a model known, as a worker does that starts or goes on."""
     model = f"models/{alias}"
-    info = ModelInfo(model=model, context_length=context, longest_token=longest, announced_at=at)
+    info = ModelInfo(
+        model=model, context_length=context, longest_token=longest, announced_at=at, **fields
+    )
     connection.hset(MODELS_KEY, alias, info.model_dump_json())
 
 

@@ -14,7 +14,14 @@ from typing import Any
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import BadRow, Row, digest_of
 from omlx_producer.errors import InvalidRequest, one_line
-from omlx_producer.models import ModelNotFound, only_model, require_fit, require_known
+from omlx_producer.models import (
+    ModelNotFound,
+    only_model,
+    require_fit,
+    require_known,
+    require_template,
+    takes_chats,
+)
 from omlx_producer.openai_fields import ignored_fields
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_producer.request import text_fields
@@ -38,13 +45,15 @@ class Shape:
         id_field: the field of an object that holds its custom_id; by default ``custom_id``, else
             ``id``, else the row has its number.
         model: the model of all rows, whatever they name.
+        raw: send texts as bare prompts, also to a model with a chat template.
+        system: a system message before each text.
         sampling: fields of the request, for rows that do not set them.
     """
 
     template: str | None = None
     id_field: str | None = None
     model: str | None = None
-    chat: bool = False
+    raw: bool = False
     system: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -145,13 +154,13 @@ class RowMaker:
             option = "--id-field" if shape.template is None else "--template"
             raise InvalidRequest(f"{option}: a text input has no columns; leave it out")
         self._batch_lines = kind == "jsonl" and shape.template is None
-        if self._batch_lines and shape.chat:
+        if self._batch_lines and (shape.raw or shape.system is not None):
             raise InvalidRequest(
-                "--chat: OpenAI Batch lines have their own messages or prompts; leave it out, or "
-                "give --template for other objects"
+                f"{'--raw' if shape.raw else '--system'}: OpenAI Batch lines have their own "
+                "messages or prompts; leave it out, or give --template for other objects"
             )
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
-        fields = text_fields("x", chat=shape.chat or self._batch_lines, system=None)
+        fields = text_fields("x", chat=not shape.raw, system=None)
         # Batch lines may ask for log-probabilities themselves.
         fields |= {"model": "x", "logprobs": self._batch_lines}
         GenerationRequest.parse({**fields, **shape.sampling})
@@ -242,28 +251,36 @@ class RowMaker:
 
     def _fields(self, record: Record) -> dict[str, Any]:
         shape, values = self._shape, record.value
+        model = shape.model
         if isinstance(values, dict) and self._batch_lines:
             fields = _batch_body(values)
             self.ignored.update(ignored_fields(fields))
         else:
             text = values if isinstance(values, str) else self._template.render(values or {})
-            fields = text_fields(text, chat=shape.chat, system=shape.system)
+            model = model or only_model(self._models)
+            fields = text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
             if all(fields.get(given) is None for given in names):
                 fields[name] = value
         # Nobody reads the tokens of a row; publishing them would only cost.
         fields.pop("stream", None)
-        if shape.model is not None:
-            fields["model"] = shape.model
+        if model is not None:
+            fields["model"] = model
         elif fields.get("model") is None:
             fields["model"] = only_model(self._models)
         return fields
+
+    def _chats(self, model: str) -> bool:
+        """Whether a text goes to a model as a message."""
+        needed = self._shape.system is not None or "tools" in self._shape.sampling
+        return not self._shape.raw and (needed or takes_chats(self._models, model))
 
     def _check(self, fields: dict[str, Any]) -> GenerationRequest:
         request = GenerationRequest.parse(fields)
         if self._require_known:
             require_known(request, self._models)
+        require_template(request, self._models)
         require_fit(request, self._models)
         return request
 

@@ -33,7 +33,7 @@ from omlx_producer.cli.common import (
     redis_option,
     with_body_option,
 )
-from omlx_producer.cli.options import given, model_option, sampling_options
+from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.connection import without_password
@@ -74,8 +74,8 @@ ordered_option = option(
 )
 @_input("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
 @model_option("Run all rows on this model, whatever they name.")
-@_request("--chat", is_flag=True, help="Send texts as user messages, not raw prompts.")
-@_request("--system", help="A system message before each; needs --chat.")
+@_request("--raw", is_flag=True, help="Send texts as bare prompts, not as user messages.")
+@_request("--system", metavar="TEXT", help="A system message before each.")
 @_request("--priority", type=click.Choice(PRIORITIES), default="bulk", help="Queue of the rows.")
 @_request("--queue-anyway", is_flag=True, help="Take models that no worker has announced.")
 @sampling_options
@@ -98,7 +98,7 @@ def run(
     kind: Format | None,
     id_field: str | None,
     model: str | None,
-    chat: bool,
+    raw: bool,
     system: str | None,
     window: int,
     ordered: bool,
@@ -121,8 +121,7 @@ def run(
 
     Exit codes: 0 all rows are done, 1 some failed, 2 usage, 3 Redis unreachable, 130 interrupted.
     """
-    if system is not None and not chat:
-        raise click.UsageError("--system needs --chat; add it, or leave --system out.")
+    refuse_with_raw(raw, system, sampling)
     if output is None and not (dry_run or detached):
         raise click.UsageError("--output: missing; say where results go, as in -o results.jsonl.")
     if output is not None and detached:
@@ -134,7 +133,7 @@ def run(
         options = RunOptions.of(
             input,
             kind,
-            Shape(template, id_field, model, chat, system, given(sampling)),
+            Shape(template, id_field, model, raw, system, given(sampling)),
             priority=priority,
             window=window,
             job_timeout=job_timeout,

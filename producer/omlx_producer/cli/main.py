@@ -100,10 +100,10 @@ def refuse_misspelling(word: str) -> None:
 @click.group("omlx-submit", cls=SubmitGroup, context_settings={"show_default": True})
 @click.version_option(package_name="omlx-queue")
 def cli() -> None:
-    """Submit a prompt to the queue and print its text as it is generated.
+    """Submit a text to the queue and print the answer as it is generated.
 
     \b
-    omlx-submit "def fibonacci(n):"        submit a prompt; see omlx-submit submit --help
+    omlx-submit "Why is the sky blue?"     submit a text; see omlx-submit submit --help
     echo "def fib(n):" | omlx-submit -     read it from stdin
     omlx-submit -- status                  submit a prompt that is a command's name
     omlx-submit run rows.jsonl -o out.jsonl        run a file of requests

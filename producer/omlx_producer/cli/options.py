@@ -84,6 +84,13 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def refuse_with_raw(raw: bool, system: str | None, sampling: Mapping[str, Any]) -> None:
+    """Refuse what only a chat has."""
+    for name, value in (("--system", system), ("--tools", sampling["tools"])):
+        if raw and value is not None:
+            raise click.UsageError(f"{name} does not go with --raw; leave one of the two out.")
+
+
 def given(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request for the options that the user gave."""
     fields = {name: value for name, value in sampling.items() if value is not None}

@@ -113,6 +113,8 @@ def _name_option(message: str) -> str:
     own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
     field = re.match(r"\w*", own)[0]  # type: ignore[index]
     for param in click.get_current_context().command.params:
+        if param.name == "prompt" and field in ("prompt", "messages"):
+            return re.sub(r"^(prompt|messages):", "PROMPT:", own)
         if param.name == field and isinstance(param, click.Option):
             option = max(param.opts, key=len)
             # The key of a repeatable ID=VALUE follows its option.

@@ -20,13 +20,14 @@ from omlx_producer.cli.common import (
     json_option,
     redis_option,
 )
-from omlx_producer.cli.options import given, model_option, sampling_options
+from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.wait_reason import WaitReasons
 from omlx_producer.client import Producer
 from omlx_producer.completion import answer_text
 from omlx_producer.errors import JobCancelled, JobFailed
+from omlx_producer.models import only_model, takes_chats
 from omlx_producer.protocol import (
     PRIORITIES,
     CancelledEvent,
@@ -62,8 +63,8 @@ def _one_prompt(
     default="default",
     help="Queue for jobs that are urgent, usual, or can wait.",
 )
-@_request("--chat", is_flag=True, help="Send the text as a user message, not a raw prompt.")
-@_request("--system", metavar="TEXT", help="A system message before it; needs --chat.")
+@_request("--raw", is_flag=True, help="Send the text as a bare prompt, not as a user message.")
+@_request("--system", metavar="TEXT", help="A system message before it.")
 @_request("--queue-anyway", is_flag=True, help="Take a model that no worker has announced.")
 @_request("--idempotency-key", metavar="KEY", help="Submitting again with KEY gives the same job.")
 @_request("--idempotent", is_flag=True, help="Make the idempotency key from the request.")
@@ -76,7 +77,7 @@ def submit(
     prompt: str,
     model: str | None,
     priority: Priority,
-    chat: bool,
+    raw: bool,
     system: str | None,
     no_stream: bool,
     detach: bool,
@@ -91,18 +92,18 @@ def submit(
 
     --json prints events, one per line; with --no-stream, the response body.
     """
-    if system is not None and not chat:
-        raise click.UsageError("--system needs --chat; add it, or leave --system out.")
-    if sampling["tools"] is not None and not chat:
-        raise click.UsageError("--tools needs --chat; add it, or leave --tools out.")
-    fields = text_fields(
-        read_stdin() if prompt == "-" else prompt, chat=chat, system=system
-    ) | given(sampling)
-    if not detach:
-        fields["stream"] = not no_stream
-    if model is not None:
-        fields["model"] = model
+    refuse_with_raw(raw, system, sampling)
+    text = read_stdin() if prompt == "-" else prompt
+    if not text:
+        fail(INVALID, "PROMPT: is empty; give text")
     with open_producer(redis_url) as producer:
+        models = producer.models()
+        model = model or only_model(models)
+        needed = system is not None or sampling["tools"] is not None
+        chat = not raw and (needed or takes_chats(models, model))
+        fields = text_fields(text, chat=chat, system=system) | given(sampling) | {"model": model}
+        if not detach:
+            fields["stream"] = not no_stream
         job = producer.submit(
             fields,
             priority=priority,

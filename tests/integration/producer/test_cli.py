@@ -36,6 +36,13 @@ def run(redis_url: str, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> 
     return invoke
 
 
+def user_text(served: dict[str, Any]) -> str:
+    """The text of the only message of the last request."""
+    (message,) = served["request"]["messages"]
+    assert message["role"] == "user"
+    return str(message["content"])
+
+
 @pytest.mark.usefixtures("served")
 def test_the_text_of_a_prompt_goes_to_stdout(run: Run) -> None:
     done = run("def fibonacci(n):")
@@ -45,7 +52,7 @@ def test_the_text_of_a_prompt_goes_to_stdout(run: Run) -> None:
 
 def test_a_dash_reads_stdin_as_it_is(run: Run, served: dict[str, Any]) -> None:
     assert run("-", stdin="def f():\n").exit_code == 0
-    assert served["request"]["prompt"] == "def f():\n"
+    assert user_text(served) == "def f():\n"
 
 
 def test_the_form_of_the_answer_is_given_by_files_and_patterns(
@@ -61,7 +68,7 @@ def test_the_form_of_the_answer_is_given_by_files_and_patterns(
     assert served["request"]["structured_outputs"] == {"regex": "[0-9]+"}
     assert run("x", "--choice", "a", "--choice", "b").exit_code == 0
     assert served["request"]["structured_outputs"] == {"choice": ["a", "b"]}
-    assert run("x", "--chat", "--tools", str(tools)).exit_code == 0
+    assert run("x", "--tools", str(tools)).exit_code == 0
     assert served["request"]["tools"] == json.loads(tools.read_text())
 
 
@@ -71,9 +78,9 @@ def test_the_form_of_the_answer_is_given_by_files_and_patterns(
         ("{", ("--json-schema",), "schema.json is not JSON"),
         ("[]", ("--json-schema",), "schema.json holds no object; give a JSON schema"),
         ('{"type": "objec"}', ("--json-schema",), "--json-schema: type: got 'objec'; give one of"),
-        ("{}", ("--chat", "--tools"), "schema.json holds no list; give a list of tools as OpenAI"),
-        ("[{}]", ("--tools",), "--tools needs --chat; add it, or leave --tools out."),
-        ("[{}]", ("--chat", "--tools"), "tools[0].type: missing; give "),
+        ("{}", ("--tools",), "schema.json holds no list; give a list of tools as OpenAI"),
+        ("[{}]", ("--raw", "--tools"), "--tools does not go with --raw; leave one of the two out."),
+        ("[{}]", ("--tools",), "tools[0].type: missing; give "),
         (
             "{}",
             ("--regex", "a", "--json-schema"),
@@ -139,7 +146,7 @@ def test_the_options_become_fields(run: Run, served: dict[str, Any]) -> None:
         "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 "
         "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --stop a --stop b "
         "--seed 7 -n 2 --logprobs --top-logprobs 3 --logit-bias 42=-1.5 --logit-bias 7=2 "
-        "--ignore-eos --no-cache --model demo --priority high"
+        "--ignore-eos --no-cache --raw --model demo --priority high"
     )
     assert run(*options.split(), "x").exit_code == 0
     assert served["request"] == {
@@ -175,8 +182,34 @@ def test_who_asks_for_log_probabilities_is_told_what_shows_them(run: Run, how: l
     assert said not in run("x", "--logprobs", "--detach", *how).stderr
 
 
-def test_chat_sends_messages(run: Run, served: dict[str, Any]) -> None:
-    assert run("--chat", "--system", "be brief", "hi").exit_code == 0
+def test_a_text_is_a_chat_unless_the_checkpoint_has_no_template(
+    run: Run, served: dict[str, Any], connection: redis.Redis, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    assert run("Why is the sky blue?").exit_code == 0
+    assert user_text(served) == "Why is the sky blue?"
+    assert run("--raw", "def f(x):").exit_code == 0
+    assert served["request"]["prompt"] == "def f(x):"
+    announce(connection, chat_template=False)
+    assert run("def f(x):").exit_code == 0
+    assert served["request"]["prompt"] == "def f(x):"
+    for option in ("--system=be brief", f"--tools={tools}"):
+        refused = run("hi", option)
+        assert refused.exit_code == 2
+        assert "demo has no chat template; give a prompt instead" in refused.stderr
+
+
+def test_a_text_for_a_model_that_nobody_announced_is_a_chat(
+    run: Run, connection: redis.Redis
+) -> None:
+    job_id = run("--detach", "--queue-anyway", "--model", "asleep", "hi").stdout.strip()
+    request = rq.job.Job.fetch(job_id, connection=connection, serializer="json").kwargs["request"]
+    assert request == {"model": "asleep", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_system_message_goes_before_the_text(run: Run, served: dict[str, Any]) -> None:
+    assert run("--system", "be brief", "hi").exit_code == 0
     assert served["request"]["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
@@ -185,9 +218,9 @@ def test_chat_sends_messages(run: Run, served: dict[str, Any]) -> None:
 
 def test_a_prompt_may_be_the_name_of_a_command(run: Run, served: dict[str, Any]) -> None:
     assert run("submit", "status").exit_code == 0
-    assert served["request"]["prompt"] == "status"
+    assert user_text(served) == "status"
     assert run("--", "-1 is").exit_code == 0
-    assert served["request"]["prompt"] == "-1 is"
+    assert user_text(served) == "-1 is"
 
 
 def test_detach_prints_the_id_and_leaves(run: Run, connection: redis.Redis) -> None:
@@ -207,7 +240,7 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([""], "prompt: got ''; give text"),
+        ([""], "PROMPT: is empty; give text"),
         (["x", "--temperature", "3"], "--temperature: got 3.0; give a number from 0 to 2"),
         (["x", "--temperature", "nan"], "--temperature: got nan; give a number from 0 to 2"),
         (["x", "--temperature", "warm"], "'warm' is not a valid float"),
@@ -216,13 +249,14 @@ def test_a_failed_job_exits_with_1_and_its_sentence(run: Run, served: dict[str, 
         (["x", "--logit-bias", "5"], "got '5'; give ID=VALUE"),
         (["x", "--logit-bias", "a=5"], "--logit-bias: got the key 'a'"),
         (["x", "--top-logprobs", "2"], "--top-logprobs: got 2 without logprobs"),
-        (["x", "--system", "s"], "--system needs --chat"),
+        (["x", "--raw", "--system", "s"], "--system does not go with --raw"),
         (["x", "--priority", "low"], "'low' is not one of"),
         (["x", "--tmeperature", "1"], "No such option"),
         (["x", "y", "z"], "PROMPT: got 3 arguments; quote the prompt."),
         (["x", "y", "--n", "2"], "PROMPT: got 2 arguments; quote the prompt."),
-        (["x" * 9000], "prompt: got 9000 characters, which are at least 1125 tokens"),
-        (["x\udcff"], "prompt: got 'x\\udcff'; give text"),
+        (["x" * 9000], "PROMPT: got 9000 characters, which are at least 1125 tokens"),
+        (["x\udcff"], "messages[0].content: got 'x\\udcff'; give text"),
+        (["--raw", "x\udcff"], "PROMPT: got 'x\\udcff'; give text"),
         (["--redis-url", "http://:secret@host", "x"], "--redis-url: not the URL"),
         (["--redis-url", "redis://host:secret", "x"], "--redis-url: not the URL"),
         (["watch", "nope"], "no job has the id 'nope'"),

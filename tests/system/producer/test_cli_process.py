@@ -71,9 +71,7 @@ def test_the_process_exits_with_2_for_a_bad_request(redis_url: str) -> None:
     process = spawn(redis_url, "")
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "")
-    assert err == (
-        "omlx-submit: prompt: got ''; give text of 1 to 8000000 characters or a list of token ids\n"
-    )
+    assert err == "omlx-submit: PROMPT: is empty; give text\n"
 
 
 @pytest.mark.system

@@ -127,6 +127,7 @@ def load_engine(
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
         draft_depth=decoder.depth,
         system_fingerprint=fingerprint_of(path),
+        chat_template=tokenizer.has_chat_template,
     )
     defaults = _defaults(path)
     grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None

@@ -60,7 +60,7 @@ def test_an_output_that_has_rows_of_another_input_is_pointed_out(run: Run, tmp_p
             ["run", "rows.jsonl", "-o", "o.jsonl", "--template", "{", "--queue-anyway"],
             "--template: got '{'",
         ),
-        (["run", "rows.jsonl", "-o", "o.jsonl", "--system", "x"], "--system needs --chat"),
+        (["run", "rows.jsonl", "-o", "o.jsonl", "--raw", "--system", "x"], "--system does not"),
         (["run", "-", "--format", "parquet", "-o", "o.jsonl"], "cannot be read from stdin"),
         (["retry", "out.jsonl"], "out.jsonl.run: missing"),
     ],

@@ -26,6 +26,13 @@ def row(value: Any, kind: Any = "jsonl", **shape: Any) -> Row:
     return made
 
 
+def user_text(made: Row) -> str:
+    """The text of the only message of a row."""
+    (message,) = made.request.messages or ()
+    assert message.role == "user"
+    return message.text
+
+
 def test_a_batch_line_is_taken_as_it_is() -> None:
     made = row(batch_line("a", "hello", temperature=0.5))
     assert (made.custom_id, made.line) == ("a", 1)
@@ -133,9 +140,10 @@ def test_a_text_input_has_no_columns(option: str) -> None:
 
 
 def test_batch_lines_have_their_own_messages() -> None:
-    with pytest.raises(InvalidRequest, match="--chat: OpenAI Batch lines have their own messages"):
-        RowMaker("jsonl", Shape(chat=True, system="be brief"), MODELS)
-    RowMaker("jsonl", Shape(template="{text}", chat=True), MODELS)
+    for option, shape in (("--raw", Shape(raw=True)), ("--system", Shape(system="be brief"))):
+        with pytest.raises(InvalidRequest, match=f"{option}: OpenAI Batch lines have their own"):
+            RowMaker("jsonl", shape, MODELS)
+    RowMaker("jsonl", Shape(template="{text}", system="be brief"), MODELS)
 
 
 def test_a_row_nested_too_deeply_is_a_bad_row() -> None:
@@ -150,12 +158,12 @@ def test_a_row_nested_too_deeply_is_a_bad_row() -> None:
 
 def test_a_template_makes_prompts_of_objects() -> None:
     made = row({"text": "long", "n": 3}, template="Summarise: {text} {n} {{x}}")
-    assert made.request.prompt == "Summarise: long 3 {x}"
+    assert user_text(made) == "Summarise: long 3 {x}"
     assert made.custom_id == "row-1"
 
 
 def test_columns_make_prompts_by_default_from_prompt() -> None:
-    assert row({"prompt": "p", "other": "o"}, "csv").request.prompt == "p"
+    assert user_text(row({"prompt": "p", "other": "o"}, "csv")) == "p"
 
 
 def test_the_id_may_be_a_column_and_must_then_be_there() -> None:
@@ -201,9 +209,27 @@ def test_a_template_looks_nothing_up_inside_of_values() -> None:
         Template("{a.__class__}").render({"a": "x"})
 
 
-def test_text_becomes_prompts_or_user_messages() -> None:
-    assert row("hello", "text").request.prompt == "hello"
-    messages = row("hello", "text", chat=True, system="be brief").request.messages
+def test_text_is_a_chat_unless_the_checkpoint_has_no_template() -> None:
+    assert user_text(row("hello", "text")) == "hello"
+    assert row("hello", "text", raw=True).request.prompt == "hello"
+    bare = {"fake": MODELS["fake"].model_copy(update={"chat_template": False})}
+    made = RowMaker("text", Shape(), bare).make(Record(1, "hello"))
+    assert isinstance(made, Row)
+    assert made.request.prompt == "hello"
+    refused = RowMaker("text", Shape(system="be brief"), bare).make(Record(1, "hello"))
+    assert isinstance(refused, BadRow)
+    assert "fake has no chat template; give a prompt instead" in refused.reason
+
+
+def test_a_text_for_a_model_that_nobody_announced_is_a_chat() -> None:
+    maker = RowMaker("text", Shape(model="asleep"), {}, require_known_model=False)
+    made = maker.make(Record(1, "hello"))
+    assert isinstance(made, Row)
+    assert user_text(made) == "hello"
+
+
+def test_a_system_message_goes_before_each_text() -> None:
+    messages = row("hello", "text", system="be brief").request.messages
     assert messages is not None
     assert [(message.role, message.text) for message in messages] == [
         ("system", "be brief"),
@@ -242,7 +268,7 @@ def test_the_models_of_the_rows_are_known() -> None:
 
 
 def test_values_that_are_no_text_are_written_as_json_without_escapes() -> None:
-    assert row({"tags": ["é"]}, template="{tags}").request.prompt == '["é"]'
+    assert user_text(row({"tags": ["é"]}, template="{tags}")) == '["é"]'
 
 
 def test_the_model_given_is_for_all_rows() -> None:
@@ -266,7 +292,7 @@ def test_an_option_may_go_with_what_the_lines_ask_for_themselves() -> None:
 
 def test_values_that_json_does_not_know_are_written_as_text() -> None:
     day = datetime.date(2024, 2, 29)
-    assert row({"day": day}, "parquet", template="On {day}").request.prompt == "On 2024-02-29"
+    assert user_text(row({"day": day}, "parquet", template="On {day}")) == "On 2024-02-29"
     assert isinstance(make({"day": day}, "parquet", template="{text}"), BadRow)
 
 

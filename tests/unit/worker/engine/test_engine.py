@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ def test_the_model_says_how_deep_it_can_draft(path: Path, tmp_path: Path) -> Non
     assert load_engine(str(path), max_rows=1, depth=2).info.draft_depth == 2
     assert load_engine(str(path), max_rows=1).info.draft_depth == 0
     assert load_engine(str(write_llama(tmp_path)), max_rows=1, depth=2).info.draft_depth == 0
+
+
+def test_the_model_says_whether_it_has_a_chat_template(path: Path, tmp_path: Path) -> None:
+    assert load_engine(str(path), max_rows=1).info.chat_template
+    bare = write_llama(tmp_path)
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(config))
+    assert not load_engine(str(bare), max_rows=1).info.chat_template
 
 
 def test_what_is_left_to_read_counts_the_token_that_the_first_step_reads(
