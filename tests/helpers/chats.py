@@ -8,10 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
 from omlx_worker.engine.tools.syntax import Syntax, syntax_of
+from omlx_worker.engine.vocabulary import tokens_of
 from tests.helpers.checkpoints import write_tokenizer
 
 ADDED = {
@@ -73,6 +75,11 @@ def tokenizer_of(
             config["tool_parser_type"] = family
         file.write_text(json.dumps(config))
         return load(path)
+
+
+def vocabulary(tokenizer: TokenizerWrapper) -> LLTokenizer:
+    """Its tokens as constraints have them, without llguidance's tables for large vocabularies."""
+    return tokens_of(tokenizer._tokenizer, len(tokenizer), tokenizer.eos_token_ids, slices=[])
 
 
 def syntax(family: str) -> Syntax:

@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -24,7 +23,7 @@ from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.row import Emission, Row, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
-from tests.helpers.chats import tokenizer_of
+from tests.helpers.chats import tokenizer_of, vocabulary
 
 FILE = Path(__file__).parents[2] / "helpers" / "openai_examples.jsonl"
 INFO = ModelInfo(model="m", context_length=8192, longest_token=1)
@@ -97,8 +96,7 @@ def answered(family: str, request: GenerationRequest, text: str) -> tuple[Any, A
     [row] = job.rows
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if constraint is not None:
-        tokens_of = from_tokenizer(tokenizer._tokenizer, slices=[])
-        matcher = LLMatcher(tokens_of, grammar_of(constraint))
+        matcher = LLMatcher(vocabulary(tokenizer), grammar_of(constraint))
         assert matcher.try_consume_tokens(tokens) == len(tokens), matcher.get_error()
         assert matcher.is_accepting()
     chunks, state = ChatChunks("j", "m"), ChatCompletionStreamState()

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.constraint import Constraint
-from omlx_worker.engine.lark import Spelling, literally, quoted
+from omlx_worker.engine.lark import Spelling, literally, numbered, quoted
+from omlx_worker.engine.vocabulary import named_tokens, tokens_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -48,8 +49,8 @@ JSON_FORM: JsonCompileOptions = {
 
 _DRY_RUN = Path(__file__).with_name("dry_run.py")
 
-_SOME_TOKEN = "<[256]>"
-"""A token of the dry run's vocabulary that is not a byte."""
+_TOKEN, _SOME_TOKEN = re.compile(r"<\[[^]<>]*\]>"), "<[256]>"
+"""Tokens by their ids, and one of the dry run's vocabulary that is not a byte."""
 
 _OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
@@ -119,25 +120,13 @@ class Grammars:
     def tokens(self) -> LLTokenizer:
         """The model's tokens as llguidance wants them; takes a second for a large vocabulary."""
         try:
-            from llguidance.hf import from_tokenizer
+            # Some tokenizers know tokens that their model does not.
+            size = max(self._vocabulary, len(self._tokenizer))
+            return tokens_of(self._tokenizer._tokenizer, size, self._tokenizer.eos_token_ids)
         except ImportError:
             raise BadConstraint("the worker has no llguidance; install it there") from None
-        try:
-            tokenizer = self._tokenizer._tokenizer
-            return from_tokenizer(
-                tokenizer,
-                # Some tokenizers know tokens that their model does not.
-                n_vocab=max(self._vocabulary, len(tokenizer)),
-                eos_token=sorted(self._tokenizer.eos_token_ids),
-            )
         except ValueError as error:
             raise BadConstraint(f"the model's tokenizer cannot be constrained: {error}") from None
-
-    @cached_property
-    def special(self) -> frozenset[str]:
-        """Tokens that grammars may name. Others, such as line ends, may be added tokens too."""
-        added = self._tokenizer._tokenizer.get_added_vocab()
-        return frozenset(filter(re.compile(r"<[^<>\s]+>").fullmatch, added))
 
     def _compiled(self, constraint: Constraint) -> Grammar | BadConstraint:
         """The grammar of a constraint, or why there is none, which is kept as well."""
@@ -145,7 +134,7 @@ class Grammars:
             tokens = self.tokens
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
-                _dry_run(constraint, _without(self.special, text))
+                _dry_run(constraint, _TOKEN.sub(_SOME_TOKEN, text))
         except TooLate:
             raise  # and not kept
         except BadConstraint as error:
@@ -163,7 +152,7 @@ class Grammars:
 
     def _text_of(self, constraint: Constraint) -> str:
         """A constraint in llguidance's own form."""
-        text = _text_of_answer(constraint)
+        text = _text_of_answer(constraint, named_tokens(self._tokenizer._tokenizer))
         if not constraint.begin_after:
             return text
         added = self._tokenizer._tokenizer.get_added_vocab()
@@ -173,14 +162,14 @@ class Grammars:
         return _form(lead, {**answer, "name": "answer"})
 
 
-def _text_of_answer(constraint: Constraint) -> str:
+def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
     """The same, of what follows `Constraint.begin_after`."""
     from llguidance import LLMatcher
 
     value = constraint.value
     match constraint.kind:
         case "grammar":
-            return _form({"lark_grammar": value})
+            return _form({"lark_grammar": numbered(value, names)})
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
@@ -194,7 +183,7 @@ def _text_of_answer(constraint: Constraint) -> str:
 
 
 def _form(*grammars: dict[str, str]) -> str:
-    """Grammars in llguidance's own form. Names of tokens stay as they are, for `_without`."""
+    """Grammars in llguidance's own form."""
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
@@ -213,13 +202,6 @@ def _lead(constraint: Constraint, spelling: Spelling) -> tuple[str, str]:
         return f"before[suffix={quoted(marker)}]: /(?s:.*)/", gap
     before = f"before: /(?s:.*){literally(marker[:first])}/"
     return before, f"{spelling.literal(marker[first:])} {gap}"
-
-
-def _without(special: Iterable[str], text: str) -> str:
-    """A grammar whose named tokens are all replaced by one that the dry run knows."""
-    for name in special:
-        text = text.replace(name, _SOME_TOKEN)
-    return re.sub(r"<\[[^]<>]*\]>", _SOME_TOKEN, text)
 
 
 def _dry_run(constraint: Constraint, text: str) -> None:

@@ -36,6 +36,18 @@ class Spelling:
         return " ".join(written)
 
 
+_LEXEMES = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|(?:#|//)[^\n]*|<[^<>\s]+>', re.DOTALL)
+
+
+def numbered(grammar: str, names: Mapping[str, int]) -> str:
+    """A grammar with the tokens that it names, such as ``<think>``, by their ids."""
+
+    def number(found: re.Match[str]) -> str:
+        return f"<[{names[found[0]]}]>" if found[0] in names else found[0]
+
+    return _LEXEMES.sub(number, grammar)
+
+
 def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 

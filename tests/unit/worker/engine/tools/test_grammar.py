@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher
 
 from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
 from omlx_worker.engine.tools.grammar import CallGrammar
 from omlx_worker.engine.tools.parameters import NotWritable
 from omlx_worker.engine.tools.reading import CallReader
-from tests.helpers.chats import ADDED, PAIRED, syntax, tokenizer_of, written
+from tests.helpers.chats import ADDED, PAIRED, syntax, tokenizer_of, vocabulary, written
 
 WRITTEN = [family for family in ADDED if family != "gemma4"]
 
@@ -49,14 +48,10 @@ def grammar(
 
 def admits(family: str, grammar: str, text: str) -> bool:
     """Whether the grammar takes a whole text, token by token, and may end there."""
-    matcher = LLMatcher(tokens_of(family), LLMatcher.grammar_from_lark(grammar))
+    matcher = LLMatcher(vocabulary(tokenizer_of(family)), LLMatcher.grammar_from_lark(grammar))
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer_of(family).encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-
-def tokens_of(family: str) -> LLTokenizer:
-    return from_tokenizer(tokenizer_of(family)._tokenizer, slices=[])
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -130,7 +125,9 @@ def test_a_marker_that_is_spelled_out_is_no_way_around_the_grammar(family: str) 
         for character in written(syntax(family), "get_rain", {})
         for token in tokenizer.encode(character, add_special_tokens=False)
     ]
-    matcher = LLMatcher(tokens_of(family), LLMatcher.grammar_from_lark(grammar(family).free()))
+    matcher = LLMatcher(
+        vocabulary(tokenizer_of(family)), LLMatcher.grammar_from_lark(grammar(family).free())
+    )
     assert matcher.try_consume_tokens(spelled) < len(syntax(family).start)
 
 

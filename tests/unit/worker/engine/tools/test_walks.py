@@ -11,13 +11,12 @@ import jsonschema
 import llguidance.numpy as bitmasks
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher
 
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.delivery.message import message_of
 from omlx_worker.engine.chat import Chat
-from tests.helpers.chats import ADDED, tokenizer_of
+from tests.helpers.chats import ADDED, tokenizer_of, vocabulary
 
 WALKS = 15
 LONGEST = 3000
@@ -59,7 +58,7 @@ class Walker:
 
     def __init__(self, family: str, grammar: str, seed: str) -> None:
         self._tokenizer = tokenizer_of(family, thinking=True)
-        self._tokens: LLTokenizer = from_tokenizer(self._tokenizer._tokenizer, slices=[])
+        self._tokens = vocabulary(self._tokenizer)
         self._matcher = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar))
         self._random = random.Random(seed)
 
