@@ -34,6 +34,12 @@ SECTIONS = {
     "Look and cancel": {"status": "status", "models": "status", "cancel": "status"},
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
+# Words that other programs have for commands, and what does that here.
+ELSEWHERE = {
+    "help": "--help",
+    "version": "--version",
+    **dict.fromkeys(("list", "jobs", "batches", "workers"), "status"),
+}
 # A word at least this similar to a command's name counts as a misspelling of it.
 CLOSE = 0.75
 
@@ -56,9 +62,13 @@ class SubmitGroup(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in MODULES and args[0] not in {"--help", "--version"}:
-            if not ctx.resilient_parsing:
-                refuse_misspelling(args[0])
+        place = None if args[:1] == ["--version"] else first_word(args)
+        word = None if place is None else args[place]
+        if place is not None and word in MODULES:
+            args = [word, *args[:place], *args[place + 1 :]]
+        elif args and args[0] not in {"--help", "--version"}:
+            if word is not None and not ctx.resilient_parsing:
+                refuse_no_prompt(word)
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -86,14 +96,55 @@ def load(name: str) -> click.Command:
     return command
 
 
-def refuse_misspelling(word: str) -> None:
-    """End the program if a word is nearly the name of a command."""
-    near = difflib.get_close_matches(word.lower(), MODULES, n=1, cutoff=CLOSE)
-    if near and not any(character.isspace() for character in word):
+def first_word(args: list[str]) -> int | None:
+    """The index of the command, or else of the prompt; None without either, and after ``--``.
+
+    Options may come before a command: its own, or those of `DEFAULT`.
+    """
+    for index, word in enumerate(args):
+        if word == "--":
+            return None
+        if word in MODULES and skip_options(args[:index], DEFAULT, word) == index:
+            return index
+    index = skip_options(args, DEFAULT)
+    return index if index < len(args) and args[index] != "--" else None
+
+
+def skip_options(args: list[str], *commands: str) -> int:
+    """The index after the options that begin the arguments; beyond the end if a value is missing.
+
+    Args:
+        commands: whose options have values.
+    """
+    params = (param for command in commands for param in load(command).params)
+    options = [param for param in params if isinstance(param, click.Option) and not param.is_flag]
+    # By name, whether its value may be left out.
+    valued = {
+        name: option.to_info_dict()["flag_value"] is not None
+        for option in options
+        for name in option.opts
+    }
+    index = 0
+    while index < len(args) and args[index].startswith("-") and args[index] not in {"-", "--"}:
+        optional, index = valued.get(args[index]), index + 1
+        given = index < len(args) and not args[index].startswith("-")
+        if optional is False or (optional and given):
+            index += 1
+    return index
+
+
+def refuse_no_prompt(word: str) -> None:
+    """End the program if a word is probably meant as a command."""
+    if word.lower() in ELSEWHERE:
+        advice = f"see omlx-submit {ELSEWHERE[word.lower()]}."
+    elif near := difflib.get_close_matches(word.lower(), MODULES, n=1, cutoff=CLOSE):
+        advice = f"did you mean {near[0]}?"
+    else:
+        return
+    if not any(character.isspace() for character in word):
         fail(
             INVALID,
-            f"{word}: no such command; did you mean {near[0]}? "
-            f"To submit it as a prompt: omlx-submit -- {word}",
+            f"{word}: no such command; {advice} To submit it as a prompt: omlx-submit -- {word}",
         )
 
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from omlx_producer.cli.main import MODULES, cli
+from omlx_producer.cli.main import MODULES, cli, load
 from omlx_producer.cli.submit import submit
 
 
@@ -38,6 +38,73 @@ def test_a_word_close_to_a_command_is_refused(prompts: list[str], word: str, nea
     )
     assert run("--", word).exit_code == run("submit", word).exit_code == 0
     assert prompts == [word, word]
+
+
+@pytest.mark.parametrize("word", ["help", "list", "jobs", "batches", "workers", "version", "Help"])
+@pytest.mark.parametrize("options", [(), ("--redis-url", "redis://host", "--json")])
+def test_a_command_of_other_programs_is_refused_with_a_hint(
+    prompts: list[str], word: str, options: tuple[str, ...]
+) -> None:
+    done = run(*options, word)
+    assert done.exit_code == 2
+    assert f"{word}: no such command; see omlx-submit " in done.stderr
+    assert f"To submit it as a prompt: omlx-submit -- {word}" in done.stderr
+    assert prompts == []
+    assert run("--", word).exit_code == 0
+    assert prompts == [word]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("status", ["--redis-url", "redis://host", "status"]),
+        ("status", ["--redis-url=redis://host", "--json", "status", "j"]),
+        ("status", ["--watch", "status"]),
+        ("status", ["--watch", "3", "status"]),
+        ("models", ["--json", "models"]),
+        ("cancel", ["--redis-url", "cancel", "cancel", "j"]),
+        ("results", ["-o", "out.jsonl", "results", "batch-0"]),
+        ("run", ["-m", "qwen", "--seed", "7", "run", "rows.jsonl", "-o", "out.jsonl"]),
+        ("feed", ["--burst", "feed"]),
+    ],
+)
+def test_options_may_come_before_a_command(
+    monkeypatch: pytest.MonkeyPatch, prompts: list[str], name: str, args: list[str]
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(load(name), "callback", lambda **_: ran.append(name))
+    done = run(*args)
+    assert done.exit_code == 0, done.stderr
+    assert (ran, prompts) == ([name], [])
+
+
+def test_an_option_that_the_command_lacks_is_told() -> None:
+    done = run("--temperature", "0", "status")
+    assert done.exit_code == 2
+    assert "No such option '--temperature'" in done.stderr
+
+
+def test_a_misspelt_command_after_options_is_refused(prompts: list[str]) -> None:
+    done = run("--redis-url", "redis://host", "stauts")
+    assert done.exit_code == 2
+    assert "did you mean status?" in done.stderr
+    assert prompts == []
+
+
+@pytest.mark.parametrize(
+    "args", [["--model", "status", "x"], ["--json", "x"], ["-n", "2", "--", "x"], ["x", "--json"]]
+)
+def test_the_name_of_a_command_may_be_a_value(prompts: list[str], args: list[str]) -> None:
+    done = run(*args)
+    assert done.exit_code == 0, done.stderr
+    assert prompts == ["x"]
+
+
+def test_a_second_word_is_no_command(prompts: list[str]) -> None:
+    done = run("what is the", "status")
+    assert done.exit_code == 2
+    assert "PROMPT: got 2 arguments; quote the prompt." in done.stderr
+    assert prompts == []
 
 
 @pytest.mark.parametrize("prompt", ["hello", "status of", "status\n", "def f(n):", "x"])
