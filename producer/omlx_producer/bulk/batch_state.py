@@ -9,7 +9,10 @@ from typing import Any
 from omlx_producer.protocol import Priority
 
 OVER = ("done", "cancelled")
-USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens", "drafted", "accepted")
+USAGE = (
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "drafted", "accepted"),
+    "cut_by_length",
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class BatchState:
     Attributes:
         state: uploading, open, cancelling, cancelled or done.
         failures: failed rows by code.
+        cut_by_length: rows of which a choice ended at its limit of tokens.
     """
 
     id: str
@@ -31,6 +35,7 @@ class BatchState:
     completion_tokens: int
     drafted: int
     accepted: int
+    cut_by_length: int
     priority: Priority
     window: int
     job_timeout: int

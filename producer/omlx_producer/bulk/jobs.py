@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from omlx_producer.errors import MalformedResult, UnknownJob
 from omlx_producer.outage import broken
 from omlx_producer.outcome import ENDINGS, Ending, Outcome, ask_result, read_outcome, results_key
 from omlx_producer.protocol import bulk_job_id, ended_stream, events_key
+
+log = logging.getLogger(__name__)
 
 # Results read in one pipeline: a response may hold many log-probabilities.
 FETCH = 50
@@ -136,7 +139,8 @@ class EndedStream:
     """
 
     def __init__(self, connection: redis.Redis, run: str) -> None:
-        self.key = str(ended_stream(bulk_job_id(run, "")))
+        self._prefix = bulk_job_id(run, "")
+        self.key = str(ended_stream(self._prefix))
         self.entries: dict[str, list[str]] = {}
         self._connection = connection
         self._cursor = "0-0"
@@ -155,7 +159,12 @@ class EndedStream:
         jobs: dict[str, None] = {}
         for entry_id, fields in itertools.chain.from_iterable(found for _, found in reply):
             self._cursor = entry_id.decode()
-            job_id = fields[b"job"].decode()
+            job_id = fields.get(b"job", b"").decode(errors="replace")
+            if not job_id.startswith(self._prefix):
+                log.warning(
+                    "%s: entry %s names no job of this run; ignored", self.key, self._cursor
+                )
+                continue
             jobs[job_id] = None
             known = self.entries.setdefault(job_id, [])
             if self._cursor not in known:

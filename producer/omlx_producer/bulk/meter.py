@@ -6,10 +6,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omlx_producer.bulk.batch_state import BatchState
-from omlx_producer.bulk.row import RowResult
+from omlx_producer.bulk.plan import Totals
+from omlx_producer.bulk.row import RowResult, RowUsage
 
 RATE_SECONDS = 30.0
 
@@ -38,7 +40,11 @@ class Meter:
         cached_tokens: those of ``prompt_tokens`` that were not read.
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
+        cut_by_length: rows of which a choice ended at its limit of tokens.
         now: what the workers do, None if not known.
+        overall: the figures of the whole output and the seconds of all its runs, if there was an
+            earlier one.
+        files: what was written: rows by file.
         age: seconds from a batch's beginning to its end, or to now; None for a run.
     """
 
@@ -52,9 +58,12 @@ class Meter:
     completion_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    cut_by_length: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     now: Speed | None = None
     age: float | None = None
+    overall: tuple[Totals, float] | None = None
+    files: dict[Path, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -88,6 +97,7 @@ class Meter:
             else:
                 self.ok += 1
                 self._count_usage(result.body.get("usage") or {})
+                self.cut_by_length += RowUsage.of(result.body).cut
         self._mark()
 
     def adopt(self, state: BatchState) -> None:
@@ -95,7 +105,7 @@ class Meter:
         self.total, self.ok = state.rows, state.ok
         self.reasons = Counter(state.failures)
         self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
-        self.cached_tokens = state.cached_tokens
+        self.cached_tokens, self.cut_by_length = state.cached_tokens, state.cut_by_length
         self.drafted, self.accepted = state.drafted, state.accepted
         self.age = max(0.0, (state.ended_at or time.time()) - state.created_at)
         self._mark()
@@ -140,6 +150,7 @@ class Meter:
             "rows": self.total,
             "done": self.before + self.done,
             "failed": self.failed,
+            "cut_by_length": self.cut_by_length,
             "running": self.now.running if self.now else None,
             "seconds": round(self.seconds, 1),
             "rows_per_second": round(rows, 2),
@@ -159,6 +170,7 @@ class Meter:
             "failures": dict(self.reasons.most_common()),
             "done_before": self.before,
             "failed_before": self.failed_before,
+            "cut_by_length": self.cut_by_length,
             "ignored_fields": dict(self.ignored),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -167,7 +179,15 @@ class Meter:
             "completion_tokens_per_second": round(self.completion_tokens / seconds, 1),
             "acceptance": _rounded(self.acceptance),
             "seconds": round(self.seconds, 2),
+            "overall": self._overall(),
+            "files": {str(path): rows for path, rows in self.files.items()},
         }
+
+    def _overall(self) -> dict[str, Any] | None:
+        if self.overall is None:
+            return None
+        totals, seconds = self.overall
+        return {**totals._asdict(), "seconds": round(seconds, 2)}
 
     def _count_usage(self, usage: dict[str, Any]) -> None:
         self.prompt_tokens += usage.get("prompt_tokens", 0)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from omlx_producer.bulk.journal import Journal, remove_drafts, replacing
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.records import MAX_LINE_BYTES, import_pyarrow
-from omlx_producer.bulk.row import RowResult, may_be_ours, read_line, write_line
+from omlx_producer.bulk.row import RowResult, job_of_line, may_be_ours, read_line, write_line
 from omlx_producer.bulk.table import is_table, write_table
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.protocol import bulk_job_id
 
 
 def real_path(output: Path) -> Path:
@@ -64,15 +69,25 @@ def results_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.jsonl") if is_table(output) else output
 
 
+class ForeignLine(NamedTuple):
+    """A line that `write_line` has not written."""
+
+    number: int
+    offset: int
+
+
 class OutputFiles:
     """The sink of a run on this machine; see `omlx_producer.bulk.feed.Sink`.
 
     Opening it reads the lines of earlier runs into the index: the files alone say what is done. Of
-    several lines of a row the last one counts, and a result counts more than an error. Check the
-    output first with `require_output`: a file of something else would lose its last line.
+    several lines of a row in one file the last one counts; see `RowIndex.record` for a row in both.
+    Check the output first with `require_output`: a file of something else would lose its last line.
 
     Raises:
         InvalidRequest: if another process writes one of the files.
+
+    Attributes:
+        foreign: the places of lines that are nobody's result, by file. They are kept.
     """
 
     def __init__(self, output: Path, index: RowIndex) -> None:
@@ -80,12 +95,22 @@ class OutputFiles:
         self._index = index
         self._results = Journal(results_path(output), like=output)
         self._errors = Journal(errors_path(output), like=results_path(output))
+        self._table_rows = 0
+        self.foreign: dict[Path, list[ForeignLine]] = {}
         self._lines = {False: self._load(self._errors), True: self._load(self._results)}
 
     @property
     def torn(self) -> int:
         """Bytes of torn lines that were cut off."""
         return self._results.torn + self._errors.torn
+
+    def rows(self) -> dict[Path, int]:
+        """How many rows are in each file, those with rows; the table only once it is written."""
+        totals = self._index.totals()
+        found = {self._results.path: totals.ok, self._errors.path: totals.failed}
+        if self._table_rows:
+            found = {self._output: self._table_rows, **found}
+        return {path: rows for path, rows in found.items() if rows}
 
     def commit(self, results: Sequence[RowResult]) -> None:
         """Append the lines of results; returns when they are durable."""
@@ -107,6 +132,8 @@ class OutputFiles:
     ) -> None:
         """Write the table, drop replaced lines, order the others. Call at the end of the input.
 
+        Foreign lines stay, after the others where these are ordered or dropped.
+
         Args:
             whole: whether the input was read to its end; else errors of lines that it has not
                 shown stay.
@@ -115,19 +142,23 @@ class OutputFiles:
         if whole:
             self._index.forget_absent_lines()
         if is_table(self._output):
-            lines = self._current(ordered)
             remove_drafts(self._output)
             write_table(
-                lines,
+                self._current(ordered),
                 self._output,
                 like=self._results.path,
                 with_body=with_body,
                 properties=properties,
             )
+        totals = self._index.totals()
         for ok, journal in ((True, self._results), (False, self._errors)):
-            if ordered or self._lines[ok] != self._index.count(ok):
+            foreign = [line.offset for line in self.foreign.get(journal.path, ())]
+            current = (totals.ok if ok else totals.failed) + len(foreign)
+            if ordered or self._lines[ok] != current:
                 places = self._index.places(in_input_order=ordered)
-                journal.rewrite(offset for kind, offset in places if kind == ok)
+                offsets = (place.result if ok else place.error for place in places)
+                kept = (offset for offset in offsets if offset is not None)
+                journal.rewrite(itertools.chain(kept, foreign))
             else:
                 journal.close()
 
@@ -138,13 +169,17 @@ class OutputFiles:
         finally:
             self._errors.close()
 
-    def _current(self, ordered: bool) -> Iterator[bytes]:
-        """The lines that count, of both files."""
+    def _current(self, ordered: bool) -> Iterator[dict[str, Any]]:
+        """The output lines that count, one for each row: a result with the error of a later try."""
         with self._results.path.open("rb") as good, self._errors.path.open("rb") as bad:
-            for ok, offset in self._index.places(in_input_order=ordered):
-                stream = good if ok else bad
-                stream.seek(offset)
-                yield stream.readline()
+            for place in self._index.places(in_input_order=ordered):
+                found = [
+                    _line_at(stream, offset)
+                    for stream, offset in ((good, place.result), (bad, place.error))
+                    if offset is not None
+                ]
+                self._table_rows += 1
+                yield found[0] | {"error": found[-1]["error"]}
 
     def _load(self, journal: Journal) -> int:
         """Read a file into the index; returns how many lines it has."""
@@ -153,7 +188,15 @@ class OutputFiles:
             count += 1
             if written := read_line(line):
                 self._index.record(written, offset)
+            else:
+                self.foreign.setdefault(journal.path, []).append(ForeignLine(count, offset))
         return count
+
+
+def _line_at(stream: IO[bytes], offset: int) -> dict[str, Any]:
+    stream.seek(offset)
+    document: dict[str, Any] = json.loads(stream.readline())
+    return document
 
 
 def _require_ours(path: Path) -> None:
@@ -176,32 +219,72 @@ def _foreign(path: Path) -> InvalidRequest:
     )
 
 
+def require_batch_output(output: Path, run: str, lines: Iterable[bytes]) -> None:
+    """Refuse an output that has lines of something else than this batch; they would be replaced.
+
+    Args:
+        run: the id of the batch's run.
+        lines: of the batch, read if the output has errors, which do not say where they are from.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    errors: dict[str, str] = {}
+    for path in (results_path(output), errors_path(output)):
+        if not path.exists():
+            continue
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                place, written = f"{path}: line {number}", read_line(line)
+                if written is not None and not written.ok:
+                    errors.setdefault(written.digest, place)
+                elif written is None or job_of_line(line) != bulk_job_id(run, written.digest):
+                    raise _not_of_batch(place)
+    if errors:
+        for line in lines:
+            if written := read_line(line):
+                errors.pop(written.digest, None)
+    for place in errors.values():
+        raise _not_of_batch(place)
+
+
+def _not_of_batch(place: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{place} is no result of this batch and would be lost; give another output, or move the "
+        "file away"
+    )
+
+
 def write_results(
     lines: Iterable[bytes], output: Path, *, with_body: bool, properties: Sequence[str] = ()
-) -> None:
+) -> dict[Path, int]:
     """Write the output lines of a batch into the files that a run on this machine has.
 
     Args:
         with_body, properties: see `write_table`.
 
+    Returns:
+        How many rows are in each file.
+
     Raises:
         OSError: if a file cannot be written.
     """
-    output = real_path(output)
-    results = results_path(output)
-    with (
-        replacing(results, like=output) as good,
-        replacing(errors_path(output), like=results) as bad,
-    ):
+    results, errors = results_path(output), errors_path(output)
+    rows: Counter[Path] = Counter()
+    with replacing(results, like=output) as good, replacing(errors, like=results) as bad:
 
-        def kept() -> Iterator[bytes]:
+        def kept() -> Iterator[dict[str, Any]]:
             for line in lines:
                 written = read_line(line)
-                (good if written is not None and written.ok else bad).write(line)
-                yield line
+                ok = written is not None and written.ok
+                (good if ok else bad).write(line)
+                rows[results if ok else errors] += 1
+                yield json.loads(line)
 
         if is_table(output):
             write_table(kept(), output, like=results, with_body=with_body, properties=properties)
+            rows[output] = rows.total()
         else:
             for _ in kept():
                 pass
+    return dict(rows)

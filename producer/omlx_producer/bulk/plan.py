@@ -6,27 +6,52 @@ import contextlib
 import errno
 import hashlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from omlx_producer.bulk.records import Record
-from omlx_producer.bulk.row import BadRow, Row, WrittenLine
+from omlx_producer.bulk.row import REFUSED, BadRow, Row, WrittenLine
 
 CACHE_KIB = 16 * 1024
+_FORGET_ERROR = (
+    "UPDATE rows SET failed = NULL, error = NULL, code = NULL, by_line = NULL WHERE key = ?"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A row's result in the output.
+class Known(NamedTuple):
+    """What the output says about a row.
 
     Attributes:
-        offset: of its line, in the file of results or of errors.
+        done: the digest of its result, None without one.
+        failed: that of its error; ``code`` says how it failed.
     """
 
-    digest: str
-    ok: bool
-    offset: int
+    done: str | None
+    failed: str | None
+    code: str
+
+
+class Place(NamedTuple):
+    """Where the lines of a row are: offsets in the file of results, and in that of errors.
+
+    A row has both if it failed after an edit. The result is then that of the row before.
+    """
+
+    line: int | None
+    result: int | None
+    error: int | None
+
+
+class Totals(NamedTuple):
+    """The rows of an output with their figures, whichever run they are of."""
+
+    ok: int
+    failed: int
+    cut_by_length: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class RowIndex:
@@ -46,10 +71,12 @@ class RowIndex:
         run(f"PRAGMA cache_size = -{CACHE_KIB}")
         run("PRAGMA journal_mode = OFF")
         run("PRAGMA synchronous = OFF")
-        # `line` is null until the input has shown the row, `digest` until it has a result.
+        # `line` is null until the input has shown the row, `done` and `failed` until it has a
+        # result or an error.
         run(
-            "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, digest BLOB, ok INTEGER, "
-            "offset INTEGER, by_line INTEGER, refused INTEGER) WITHOUT ROWID"
+            "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, "
+            "done BLOB, result INTEGER, tokens_in INTEGER, tokens_out INTEGER, cut INTEGER, "
+            "failed BLOB, error INTEGER, code TEXT, by_line INTEGER) WITHOUT ROWID"
         )
         run("BEGIN")
 
@@ -68,58 +95,73 @@ class RowIndex:
             return None
         return int(found[0])
 
-    def known(self, key: str) -> Known | None:
-        """The result of a row, None without one."""
-        found = self._run(
-            "SELECT digest, ok, offset FROM rows WHERE key = ? AND digest IS NOT NULL",
-            (_pack(key),),
-        ).fetchone()
-        return None if found is None else Known(found[0].hex(), bool(found[1]), found[2])
+    def known(self, key: str) -> Known:
+        """What the output says about a row."""
+        found = self._run("SELECT done, failed, code FROM rows WHERE key = ?", (_pack(key),))
+        done, failed, code = found.fetchone() or (None, None, None)
+        return Known(done and done.hex(), failed and failed.hex(), code or "")
 
     def record(self, line: WrittenLine, offset: int) -> None:
-        """Note a row's result; it replaces an earlier one."""
-        self._run(
-            "INSERT INTO rows (key, digest, ok, offset, by_line, refused) "
-            "VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET digest = excluded.digest, ok = excluded.ok, "
-            "offset = excluded.offset, by_line = excluded.by_line, refused = excluded.refused",
-            (
-                _pack(line.key),
-                bytes.fromhex(line.digest),
-                line.ok,
-                offset,
-                line.by_line,
-                line.refused,
-            ),
-        )
+        """Note a result or an error of a row; it replaces an earlier one of its kind.
+
+        A result also replaces the error of the same request. An error never replaces a result.
+        """
+        key, digest = _pack(line.key), bytes.fromhex(line.digest)
+        if line.ok:
+            usage = line.usage
+            self._run(
+                "INSERT INTO rows (key, done, result, tokens_in, tokens_out, cut) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET done = excluded.done, "
+                "result = excluded.result, tokens_in = excluded.tokens_in, "
+                "tokens_out = excluded.tokens_out, cut = excluded.cut",
+                (key, digest, offset, usage.prompt_tokens, usage.completion_tokens, usage.cut),
+            )
+            self._run(f"{_FORGET_ERROR} AND failed = ?", (key, digest))
+        else:
+            self._run(
+                "INSERT INTO rows (key, failed, error, code, by_line) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET failed = excluded.failed, "
+                "error = excluded.error, code = excluded.code, by_line = excluded.by_line",
+                (key, digest, offset, line.code, line.by_line),
+            )
+
+    def forget_error(self, key: str) -> None:
+        """Drop the error of a row, which was one of another request."""
+        self._run(_FORGET_ERROR, (_pack(key),))
 
     def forget_absent_lines(self) -> None:
         """Drop errors of lines that the input no longer has. Call at its end."""
         self._run("DELETE FROM rows WHERE by_line AND line IS NULL")
 
-    def count(self, ok: bool) -> int:
-        """How many rows succeeded, or failed."""
-        found = self._run("SELECT count(*) FROM rows WHERE ok = ?", (ok,)).fetchone()
-        return int(found[0])
+    def failures(self) -> Counter[str]:
+        """How many rows have failed, by code."""
+        found = self._run("SELECT code, count(*) FROM rows WHERE failed NOT NULL GROUP BY code")
+        return Counter(dict(found.fetchall()))
 
-    def count_repeatable(self) -> int:
-        """How many rows failed and may succeed when they run again."""
-        found = self._run("SELECT count(*) FROM rows WHERE NOT ok AND NOT refused")
-        return int(found.fetchone()[0])
+    def totals(self) -> Totals:
+        """The figures of all rows."""
+        found = self._run(
+            "SELECT count(done), count(failed), total(cut), total(tokens_in), total(tokens_out) "
+            "FROM rows"
+        )
+        return Totals(*map(int, found.fetchone()))
 
-    def places(self, *, in_input_order: bool) -> Iterator[tuple[bool, int]]:
-        """Where the current lines are: whether in the file of results, and the offset.
+    def places(self, *, in_input_order: bool) -> Iterator[Place]:
+        """Where the current lines are.
 
         Args:
             in_input_order: rows that the input does not have come last; else results by offset,
                 then errors by offset.
         """
-        order = "line IS NULL, line, ok DESC, offset" if in_input_order else "ok DESC, offset"
+        order = "result IS NULL, result, error"
+        if in_input_order:
+            order = f"line IS NULL, line, {order}"
         with _disk_errors():
-            for ok, offset in self._database.execute(
-                f"SELECT ok, offset FROM rows WHERE digest IS NOT NULL ORDER BY {order}"
+            for place in self._database.execute(
+                "SELECT line, result, error FROM rows WHERE done NOT NULL OR failed NOT NULL "
+                f"ORDER BY {order}"
             ):
-                yield bool(ok), offset
+                yield Place(*place)
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         with _disk_errors():
@@ -161,13 +203,16 @@ def plan_rows(
     seen: Seen,
     *,
     only_failures: bool = False,
+    refused_too: bool = False,
 ) -> Iterator[Row | BadRow]:
-    """The rows that have no result yet, in the order of the input.
+    """The rows that have neither a result nor an error yet, in the order of the input.
 
-    A row has a result if the index knows its key with the same digest, so an edited row runs again.
+    An edited row has another digest, so it runs again.
 
     Args:
-        only_failures: yield the rows that have failed instead.
+        only_failures: yield instead the failed rows that may succeed now: those that were not
+            refused, and those that were edited since.
+        refused_too: take also those that a worker refused.
     """
     for record in records:
         row = make(record)
@@ -177,14 +222,18 @@ def plan_rows(
             index.see(row.key, row.line)
         seen.rows += 1
         known = index.known(row.key)
+        failed = known.failed is not None
+        same = known.failed == row.digest
+        if failed and not same:
+            index.forget_error(row.key)
         if only_failures:
-            run = known is not None and not known.ok
-            seen.failed += run
-            run = run and not (isinstance(row, BadRow) and known and known.digest == row.digest)
+            seen.failed += failed
+            final = isinstance(row, BadRow) or (known.code in REFUSED and not refused_too)
+            run = failed and row.digest != known.done and not (same and final)
         else:
-            run = known is None or known.digest != row.digest
+            run = not same and row.digest != known.done
             seen.done += not run
-            seen.failed += not run and known is not None and not known.ok
+            seen.failed += same
         if run:
             yield row
 

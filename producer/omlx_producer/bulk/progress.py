@@ -23,6 +23,7 @@ STYLES: tuple[Style, ...] = get_args(Style)
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
 SHOWN_BAD_ROWS = 20
+CUT_ADVICE = "with the finish reason length; raise it with --max-completion-tokens"
 
 
 class Display(Protocol):
@@ -162,9 +163,24 @@ def summary_text(meter: Meter) -> str:
             + f"), {end['completion_tokens']} out ({end['completion_tokens_per_second']:.0f}/s)"
             + (f", {drafts:.0%} of drafts accepted" if drafts is not None else "")
         )
+    if cut := end["cut_by_length"]:
+        lines.append(f"{counted(cut, 'row')} cut at the limit of tokens, {CUT_ADVICE}")
     if meter.ignored:
         lines.append(ignored_text(meter.ignored))
+    if overall := end["overall"]:
+        lines.append(
+            f"in all: {overall['ok']} ok ({overall['cut_by_length']} cut by length), "
+            f"{overall['failed']} failed; tokens: {overall['prompt_tokens']} in, "
+            f"{overall['completion_tokens']} out; {duration(overall['seconds'])}"
+        )
+    if meter.files:
+        lines.append(written_text(meter.files))
     return "\n".join(lines)
+
+
+def written_text(files: Mapping[Path, int]) -> str:
+    """The files that were written, with their rows."""
+    return "written: " + ", ".join(f"{path} ({counted(n, 'row')})" for path, n in files.items())
 
 
 def ignored_text(ignored: Mapping[str, int]) -> str:

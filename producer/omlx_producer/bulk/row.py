@@ -24,6 +24,8 @@ TOKEN_CHARACTERS = 4
 ID_PREFIX = "batch_req_"
 REFUSED = frozenset({"unparsable", "duplicate_custom_id", "invalid_request"})
 """The codes of rows that fail again unless the row or the model behind its alias changes."""
+NO_MODEL = "model_not_found"
+"""The code of rows whose model no worker has announced yet."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 # A worker's refusal of a request begins with the field.
@@ -79,7 +81,7 @@ class BadRow:
     """A row that cannot run, and why.
 
     Attributes:
-        code: one of `REFUSED`, or ``model_not_found`` until a worker announces its model.
+        code: one of `REFUSED`, or `NO_MODEL`.
         own_id: whether no other row has its custom_id; otherwise its line identifies it.
     """
 
@@ -133,8 +135,33 @@ class RowResult:
     @property
     def written(self) -> WrittenLine:
         """What its output line says."""
-        by_line = isinstance(self.row, BadRow) and self.row.key == line_key(self.row.line)
-        return WrittenLine(self.row.key, self.row.digest, self.ok, by_line, self.code in REFUSED)
+        row = self.row
+        if self.body is not None:
+            return WrittenLine(row.key, row.digest, usage=RowUsage.of(self.body))
+        return WrittenLine(row.key, row.digest, self.code, row.key == line_key(row.line))
+
+
+@dataclass(frozen=True, slots=True)
+class RowUsage:
+    """What the response of a row counts.
+
+    Attributes:
+        cut: whether one of its choices ended at the limit of tokens.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cut: bool = False
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> RowUsage:
+        """Those of a response body; 0 for a figure that it lacks."""
+        usage = body.get("usage") or {}
+        return cls(
+            usage.get("prompt_tokens", 0),
+            usage.get("completion_tokens", 0),
+            any(choice.get("finish_reason") == "length" for choice in body.get("choices", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +169,20 @@ class WrittenLine:
     """What an output line says about its row.
 
     Attributes:
+        code: of its error; empty for a result.
         by_line: whether the key is a line, for lack of a custom_id of its own.
-        refused: whether its code is one of `REFUSED`.
+        usage: of a result.
     """
 
     key: str
     digest: str
-    ok: bool
-    by_line: bool
-    refused: bool
+    code: str = ""
+    by_line: bool = False
+    usage: RowUsage = RowUsage()
+
+    @property
+    def ok(self) -> bool:
+        return not self.code
 
 
 def id_key(custom_id: str) -> str:
@@ -208,17 +240,21 @@ def read_line(line: bytes) -> WrittenLine | None:
         if line_id is None:
             return None
         custom_id, error = document["custom_id"], document["error"]
-        by_line = error is not None and "line" in error
-        refused = error is not None and error["code"] in REFUSED
-        if by_line:
-            key = line_key(int(error["line"]))
-        elif isinstance(custom_id, str):
-            key = id_key(custom_id)
-        else:
+        if error is not None and "line" in error:
+            return WrittenLine(line_key(int(error["line"])), line_id[1], error["code"], True)
+        if not isinstance(custom_id, str):
             return None
+        if error is not None:
+            return WrittenLine(id_key(custom_id), line_id[1], error["code"])
+        usage = RowUsage.of(document["response"]["body"])
+        return WrittenLine(id_key(custom_id), line_id[1], usage=usage)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WrittenLine(key, line_id[1], error is None, by_line, refused)
+
+
+def job_of_line(line: bytes) -> str:
+    """The job id of a result, from its output line; empty for an error."""
+    return str((json.loads(line)["response"] or {}).get("request_id", ""))
 
 
 def may_be_ours(line: bytes) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import click
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.journal import keep_copy
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.loop import drive
 from omlx_producer.bulk.meter import Meter
@@ -36,19 +39,23 @@ from omlx_producer.bulk.records import (
     open_input,
     read_records,
 )
-from omlx_producer.bulk.row import RowResult
-from omlx_producer.bulk.runfile import RunFile
+from omlx_producer.bulk.row import REFUSED, RowResult
+from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.table import properties_of
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.models import only_model
 from omlx_producer.outage import passes
 from omlx_producer.protocol import ModelInfo, Priority
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
+
+# How often a run notes how long it has taken.
+SAVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,10 @@ class RunOptions:
         input: a path, or ``-`` for stdin.
         with_body: add the whole response to a table.
         limit: take only so many rows from the beginning of the input.
+        default_model: of rows that name none. A run keeps the one that it began with.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     input: str
     kind: Format
@@ -70,6 +80,7 @@ class RunOptions:
     require_known_model: bool = True
     with_body: bool = False
     limit: int | None = None
+    default_model: str | None = None
 
     @classmethod
     def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
@@ -79,11 +90,7 @@ class RunOptions:
             InvalidRequest: if there is no such input or no such format.
         """
         kind = kind or format_of(name)
-        if name == "-" and kind == "parquet":
-            raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
-        if name != "-" and not Path(name).is_file():
-            problem = "is no regular file" if Path(name).exists() else "there is no such file"
-            raise InvalidRequest(f"{name}: {problem}; give an input, or - for stdin")
+        require_input(name, kind)
         return cls(name, kind, shape, **options)
 
     @property
@@ -95,19 +102,60 @@ class RunOptions:
         return settings
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], **changes: Any) -> RunOptions:
-        """Options from a run file, with some of them changed."""
-        known = {**settings, **changes}
-        shape = Shape(**known.pop("shape"))
-        return cls.of(known.pop("input"), known.pop("kind"), shape, **known)
+    def of_run(cls, output: Path) -> RunOptions | None:
+        """The options of the run that wrote an output; None if no run did.
+
+        Raises:
+            InvalidRequest: if a version with other options wrote them.
+        """
+        settings = read_settings(output)
+        try:
+            return None if settings is None else _OPTIONS.validate_python(settings)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise InvalidRequest(
+                f"{run_path(output)}: another version of omlx-submit wrote it "
+                f"({place or 'settings'}: {error.errors()[0]['msg']}); use that version, or run "
+                "with another output"
+            ) from None
+
+    def changed(self, earlier: RunOptions) -> list[str]:
+        """The options that shape requests and were others in an earlier run, with their values."""
+        new, old = ({**asdict(each.shape), **each.shape.sampling} for each in (self, earlier))
+        names = sorted((new.keys() | old.keys()) - {"sampling"})
+        return [
+            f"{name} was {old.get(name)!r:.60}" for name in names if new.get(name) != old.get(name)
+        ]
 
     def row_maker(self, models: Mapping[str, ModelInfo]) -> RowMaker:
         """See `RowMaker` for the errors."""
-        return RowMaker(self.kind, self.shape, models, require_known_model=self.require_known_model)
+        return RowMaker(
+            self.kind,
+            self.shape,
+            models,
+            require_known_model=self.require_known_model,
+            default_model=self.default_model,
+        )
 
     def records(self, stream: IO[bytes], maker: RowMaker) -> Iterator[Record]:
         """The records to run, of an open input; see `RowMaker.checked` for the errors."""
         return maker.checked(itertools.islice(read_records(stream, self.kind), self.limit))
+
+
+_OPTIONS = TypeAdapter(RunOptions)
+
+
+def require_input(name: str, kind: Format) -> None:
+    """Check that an input can be opened.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    if name == "-" and kind == "parquet":
+        raise InvalidRequest("-: Parquet cannot be read from stdin; give a file")
+    if name != "-" and not Path(name).is_file():
+        problem = "is no regular file" if Path(name).exists() else "there is no such file"
+        raise InvalidRequest(f"{name}: {problem}; give an input, or - for stdin")
 
 
 class Ended(NamedTuple):
@@ -115,13 +163,11 @@ class Ended(NamedTuple):
 
     Attributes:
         finished: False if it was interrupted.
-        failed: rows of the output that have failed, in this run or an earlier one.
-        repeatable: those of them that may succeed when they run again.
+        failures: rows of the output that have failed, in this run or an earlier one, by code.
     """
 
     finished: bool
-    failed: int
-    repeatable: int
+    failures: Counter[str]
 
 
 def run_here(
@@ -131,9 +177,15 @@ def run_here(
     *,
     ordered: bool = False,
     only_failures: bool = False,
+    refused_too: bool = False,
+    replace_results: bool = False,
     progress: Style = "auto",
 ) -> Ended:
-    """Run the rows that have no result yet, or only those that failed.
+    """Run the rows that have no result yet, or only those that failed and may succeed now.
+
+    Args:
+        refused_too: with ``only_failures``, run also those that a worker refused.
+        replace_results: run with other options than the last run's, and keep a copy of its output.
 
     Raises:
         InvalidRequest: if input or output cannot be used.
@@ -141,41 +193,41 @@ def run_here(
         OSError: if a file cannot be read or written.
         KeyboardInterrupt: at the second interrupt.
     """
-    output, settings = real_path(output), options.settings
+    output = real_path(output)
     _require_distinct(options, output)
     require_output(output)
     require_own_table(output)
-    maker = options.row_maker(producer.models())
+    models, earlier = producer.models(), RunOptions.of_run(output)
+    if earlier is not None and earlier.default_model is not None:
+        options = replace(options, default_model=earlier.default_model)
+    else:
+        with contextlib.suppress(InvalidRequest):
+            options = replace(options, default_model=only_model(models))
+    maker, settings = options.row_maker(models), options.settings
     with contextlib.ExitStack() as stack:
         records = options.records(stack.enter_context(open_input(options.input)), maker)
         run_file = stack.enter_context(RunFile.open(output))
         index = stack.enter_context(contextlib.closing(RowIndex()))
         files = stack.enter_context(contextlib.closing(OutputFiles(output, index)))
-        moved = run_file.settings.get("input", settings["input"]) != settings["input"]
-        if moved and not only_failures:
-            earlier = run_file.settings["input"]
-            click.echo(
-                f"{output} keeps its rows of {earlier}; for {options.input} alone, give another "
-                "output",
-                err=True,
-            )
+        if earlier is not None and not only_failures:
+            _say_if_moved(options, earlier, output)
+            if (changed := options.changed(earlier)) and index.totals().ok:
+                _require_replace(output, changed, replace_results)
         if not only_failures:
-            if changed := run_file.changed(settings):
-                click.echo(
-                    f"{output} has results of other options ({', '.join(changed)}); rows whose "
-                    "requests they change run again, and their results are replaced",
-                    err=True,
-                )
             run_file.remember(settings)
-        if files.torn:
-            torn = counted(files.torn, "byte")
-            click.echo(
-                f"cut off {torn} of a line that a kill or a full disk left unfinished", err=True
-            )
+        _say_what_is_strange(files)
         seen, meter = Seen(), Meter(total=_estimate(options, index, only_failures))
         meter.ignored = maker.ignored
-        rows = plan_rows(records, maker.make, index, seen, only_failures=only_failures)
+        rows = plan_rows(
+            records,
+            maker.make,
+            index,
+            seen,
+            only_failures=only_failures,
+            refused_too=refused_too,
+        )
         display, reporter = make_display(progress), BadRowReporter(errors_path(output))
+        seconds_before = run_file.seconds
 
         def count(results: list[RowResult]) -> None:
             meter.count(results)
@@ -187,6 +239,8 @@ def run_here(
             if not only_failures:
                 meter.total = max(meter.total or 0, seen.rows) if meter.total else None
             display.update(meter)
+            if seconds_before + meter.seconds - run_file.seconds > SAVE_SECONDS:
+                run_file.spent(seconds_before + meter.seconds)
 
         feed = Feed(
             producer.connection,
@@ -221,8 +275,13 @@ def run_here(
             meter.before, meter.total = seen.done, None if only_failures else seen.rows
             meter.failed_before = 0 if only_failures else seen.failed
             meter.now = None
+            with contextlib.suppress(OSError):
+                run_file.spent(seconds_before + meter.seconds)
+            if seconds_before:
+                meter.overall = (index.totals(), run_file.seconds)
+            meter.files = files.rows()
             display.end(meter)
-        return Ended(finished, index.count(ok=False), index.count_repeatable())
+        return Ended(finished, index.failures())
 
 
 def detach(producer: Producer, options: RunOptions) -> Batch:
@@ -249,6 +308,43 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
     return batch
 
 
+def _say_if_moved(options: RunOptions, earlier: RunOptions, output: Path) -> None:
+    if earlier.input != options.settings["input"]:
+        click.echo(
+            f"{output} keeps its rows of {earlier.input}; for {options.input} alone, give another "
+            "output",
+            err=True,
+        )
+
+
+def _require_replace(output: Path, changed: list[str], replace_results: bool) -> None:
+    """Copy the results of a run with other options, if they may be replaced.
+
+    Raises:
+        InvalidRequest: if they may not.
+    """
+    if not replace_results:
+        raise InvalidRequest(
+            f"{output}: has results of other options ({', '.join(changed)}); give those again, or "
+            "another output, or --replace, which keeps a copy"
+        )
+    copies = keep_copy(dict.fromkeys([results_path(output), output]))
+    write(f"the results so far are kept in {', '.join(map(str, copies))}\n", err=True)
+
+
+def _say_what_is_strange(files: OutputFiles) -> None:
+    """Name what the files of earlier runs hold that no run writes."""
+    if files.torn:
+        torn = counted(files.torn, "byte")
+        click.echo(f"cut off {torn} of a line that a kill or a full disk left unfinished", err=True)
+    for path, lines in files.foreign.items():
+        click.echo(
+            f"{path}: {counted(len(lines), 'line')} of something else, the first of them line "
+            f"{lines[0].number}; kept",
+            err=True,
+        )
+
+
 def _sweep(feed: Feed) -> None:
     """Delete what earlier runs left behind. What an outage keeps here expires by itself."""
     try:
@@ -269,7 +365,7 @@ def _require_failed(options: RunOptions, output: Path, seen: Seen, index: RowInd
     Raises:
         InvalidRequest: with the remedy.
     """
-    if index.count(ok=False) and not seen.failed:
+    if index.failures() and not seen.failed:
         raise InvalidRequest(
             f"{options.input}: holds none of the rows that failed in {output}; "
             "give the input of that run with --input"
@@ -289,7 +385,7 @@ def _require_distinct(options: RunOptions, output: Path) -> None:
 
 def _estimate(options: RunOptions, index: RowIndex, only_failures: bool) -> int | None:
     if only_failures:
-        return index.count(ok=False)
+        return sum(n for code, n in index.failures().items() if code not in REFUSED)
     if options.input == "-":
         return options.limit
     rows = estimate_rows(Path(options.input), options.kind)

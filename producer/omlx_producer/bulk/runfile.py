@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +22,13 @@ def run_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.run")
 
 
-def read_settings(output: Path) -> dict[str, Any]:
-    """The options of the run that wrote an output; empty if no run did."""
+def read_settings(output: Path) -> Any:
+    """The options of the run that wrote an output, whatever its version; None if no run did."""
     try:
         with run_path(output).open("rb") as stream:
-            settings: dict[str, Any] = _read(stream).get("settings") or {}
+            return _read(stream).get("settings") or None
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    return settings
+        return None
 
 
 def new_run_id() -> str:
@@ -43,10 +42,12 @@ class RunFile:
     Attributes:
         run: the id of the run, 12 hexadecimal digits. A resumed run keeps it.
         settings: the options of the run; see `omlx_producer.bulk.run.RunOptions`.
+        seconds: how long the run has taken so far, without pauses between its commands.
     """
 
     run: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Any = None
+    seconds: float = 0.0
 
     @classmethod
     @contextlib.contextmanager
@@ -64,7 +65,12 @@ class RunFile:
             if new:
                 copy_mode(output, stream)
             found = _read(stream)
-            run_file = cls(found.get("run") or new_run_id(), found.get("settings") or {})
+            run, seconds = found.get("run"), found.get("seconds")
+            run_file = cls(
+                run if isinstance(run, str) and run else new_run_id(),
+                found.get("settings"),
+                seconds if isinstance(seconds, int | float) else 0.0,
+            )
             run_file._stream = stream
             if not found:
                 # Before the first job: a lost id would lose the jobs.
@@ -72,24 +78,21 @@ class RunFile:
                 sync_folder(path.parent)
             yield run_file
 
-    def changed(self, settings: Mapping[str, Any]) -> list[str]:
-        """The options that shape requests and are others than in the last run, by name."""
-        if "shape" not in self.settings:
-            return []
-        shapes = (each["shape"] for each in (self.settings, settings))
-        old, new = ({**shape, **shape["sampling"]} for shape in shapes)
-        names = (old.keys() | new.keys()) - {"sampling"}
-        return sorted(name for name in names if old.get(name) != new.get(name))
-
     def remember(self, settings: dict[str, Any]) -> None:
         """Make these settings durable, if they are others."""
         if self.settings != settings:
             self.settings = settings
             self.save()
 
+    def spent(self, seconds: float) -> None:
+        """Make durable how long the run has taken so far."""
+        self.seconds = seconds
+        self.save()
+
     def save(self) -> None:
         """Make run and settings durable."""
-        document = json.dumps({"run": self.run, "settings": self.settings}, indent=2).encode()
+        fields = {"run": self.run, "settings": self.settings, "seconds": round(self.seconds, 2)}
+        document = json.dumps(fields, indent=2).encode()
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
         # Over the whole old document, so that a kill leaves the one or the other.
@@ -106,6 +109,6 @@ def _read(stream: IO[bytes]) -> dict[str, Any]:
     stream.seek(0, os.SEEK_SET)
     try:
         document = json.loads(stream.read())
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
-from omlx_producer.bulk.row import BadRow, Row, digest_of
+from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
 from omlx_producer.errors import InvalidRequest, one_line
 from omlx_producer.models import (
     ModelNotFound,
@@ -122,6 +122,7 @@ class RowMaker:
     Args:
         models: the known models, by alias.
         require_known_model: False also takes models that no worker has announced.
+        default_model: of rows that name none; else the only known one.
 
     Attributes:
         ignored: how many rows had a field of OpenAI that has no effect, by field.
@@ -139,6 +140,7 @@ class RowMaker:
         models: Mapping[str, ModelInfo],
         *,
         require_known_model: bool = True,
+        default_model: str | None = None,
     ) -> None:
         if require_known_model and shape.model is not None:
             require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
@@ -149,6 +151,7 @@ class RowMaker:
             )
         self._shape = shape
         self._models = models
+        self._default_model = default_model
         self._require_known = require_known_model
         if kind == "text" and (shape.template, shape.id_field) != (None, None):
             option = "--id-field" if shape.template is None else "--template"
@@ -218,7 +221,7 @@ class RowMaker:
         except InvalidRequest as error:
             code = "unparsable" if custom_id is None else "invalid_request"
             if isinstance(error, ModelNotFound):
-                code = "model_not_found"
+                code = NO_MODEL
             return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
@@ -257,7 +260,7 @@ class RowMaker:
             self.ignored.update(ignored_fields(fields))
         else:
             text = values if isinstance(values, str) else self._template.render(values or {})
-            model = model or only_model(self._models)
+            model = model or self._only_model()
             fields = text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
@@ -268,8 +271,11 @@ class RowMaker:
         if model is not None:
             fields["model"] = model
         elif fields.get("model") is None:
-            fields["model"] = only_model(self._models)
+            fields["model"] = self._only_model()
         return fields
+
+    def _only_model(self) -> str:
+        return self._default_model or only_model(self._models)
 
     def _chats(self, model: str) -> bool:
         """Whether a text goes to a model as a message."""

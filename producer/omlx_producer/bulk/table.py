@@ -47,14 +47,14 @@ def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
 
 
 def write_table(
-    lines: Iterable[bytes],
+    documents: Iterable[Mapping[str, Any]],
     output: Path,
     *,
     like: Path,
     with_body: bool,
     properties: Sequence[str] = (),
 ) -> None:
-    """Write the table of output lines, results and errors.
+    """Write the table of output lines, results and errors. A result with an error failed after it.
 
     Args:
         like: a new table gets the permissions of this file.
@@ -74,20 +74,24 @@ def write_table(
             column = f"{ANSWER}{column}"
         columns.append(column)
         named[column] = name
-    rows = (_in_utf8(row) for line in lines for row in _rows(line, with_body, named))
+    rows = (_in_utf8(row) for each in documents for row in _rows(each, with_body, named))
     write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
     with replacing(output, like=like) as stream:
         write(rows, columns, stream)
 
 
-def _rows(line: bytes, with_body: bool, named: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    document = json.loads(line)
+def _rows(
+    document: Mapping[str, Any], with_body: bool, named: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     row = {"custom_id": document["custom_id"]}
+    once: dict[str, Any] = {}
     if error := document["error"]:
-        yield row | {"error": f"{error['code']}: {error['message']}"}
+        once["error"] = f"{error['code']}: {error['message']}"
+    if document["response"] is None:
+        yield row | once
         return
     body = document["response"]["body"]
-    once = {name: body["usage"][name] for name in TOKEN_COLUMNS}
+    once |= {name: body["usage"][name] for name in TOKEN_COLUMNS}
     if with_body:
         once[BODY] = json.dumps(body, ensure_ascii=False)
     for choice in body["choices"]:

@@ -20,11 +20,12 @@ from omlx_producer.bulk.loop import serve
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import (
     real_path,
+    require_batch_output,
     require_output,
     require_own_table,
     write_results,
 )
-from omlx_producer.bulk.progress import Style, make_display
+from omlx_producer.bulk.progress import Style, make_display, written_text
 from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.table import properties_of
 from omlx_producer.cli.common import (
@@ -78,23 +79,26 @@ def results(
     unreachable, 4 the batch has not ended.
     """
     with open_producer(redis_url) as producer:
-        if output is not None:
-            if run_path(real_path(output)).exists():
-                fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
-            require_output(real_path(output))
-            require_own_table(real_path(output))
         batch = Batch(producer.connection, batch_id)
+        if output is not None:
+            output = real_path(output)
+            if run_path(output).exists():
+                fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
+            require_output(output)
+            require_own_table(output)
+            require_batch_output(output, batch.run, batch.results(batch.read().rows))
         state = follow(batch, "auto") if wait else batch.read()
         if output is None:
             for line in batch.results(state.rows):
                 write(line.decode("utf-8", "replace"))
         else:
-            write_results(
+            files = write_results(
                 batch.results(state.rows),
                 output,
                 with_body=with_body,
                 properties=properties_of(response_format),
             )
+            write(written_text(files) + "\n", err=True)
     if state.ok + state.failed < state.rows or not state.over:
         tell_how_far(state)
     elif state.failed:

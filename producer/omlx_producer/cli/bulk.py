@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shlex
 import sys
@@ -18,8 +19,9 @@ from omlx_producer.bulk.dry_run import look_through
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import STYLES, Style
 from omlx_producer.bulk.records import FORMATS, Format
-from omlx_producer.bulk.run import Ended, RunOptions, detach, run_here
-from omlx_producer.bulk.runfile import read_settings, run_path
+from omlx_producer.bulk.row import NO_MODEL, REFUSED
+from omlx_producer.bulk.run import Ended, RunOptions, detach, require_input, run_here
+from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.cli.common import (
@@ -83,6 +85,12 @@ ordered_option = option(
 @_run(
     "--job-timeout", type=click.IntRange(min=1), default=JOB_SECONDS, help="Seconds a row may run."
 )
+@_run(
+    "--replace",
+    "replace_results",
+    is_flag=True,
+    help="Run with other options; keeps a copy, OUTPUT.1.",
+)
 @_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
 @_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
 @_run("--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed.")
@@ -108,6 +116,7 @@ def run(
     dry_run: bool,
     detached: bool,
     queue_anyway: bool,
+    replace_results: bool,
     with_body: bool,
     progress: Style,
     redis_url: str | None,
@@ -152,13 +161,21 @@ def run(
             click.echo("start omlx-submit feed anywhere to run it", err=True)
         elif output is not None:
             with resumable():
-                ended = run_here(producer, options, output, ordered=ordered, progress=progress)
+                ended = run_here(
+                    producer,
+                    options,
+                    output,
+                    ordered=ordered,
+                    replace_results=replace_results,
+                    progress=progress,
+                )
             conclude(ended, output)
 
 
 @click.command(cls=SectionedCommand)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @_input("--input", "source", help="The input, if it was stdin or has moved.")
+@_run("--refused", is_flag=True, help="Also rows that the worker refused as invalid.")
 @window_option
 @ordered_option
 @progress_option
@@ -166,23 +183,34 @@ def run(
 def retry(
     output: Path,
     source: str | None,
+    refused: bool,
     window: int,
     ordered: bool,
     progress: Style,
     redis_url: str | None,
 ) -> None:
-    """Run the failed rows of the run that wrote OUTPUT again."""
+    """Run the failed rows of the run that wrote OUTPUT again.
+
+    Rows whose requests were refused run only once they are corrected in the input, or with
+    --refused.
+    """
     with open_producer(redis_url) as producer:
-        settings = read_settings(real_path(output))
-        if not settings:
+        earlier = RunOptions.of_run(real_path(output))
+        if earlier is None:
             fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
-        source = source or settings["input"]
+        source = source or earlier.input
         if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
             fail(INVALID, f"{output}: its input was stdin; give it with --input")
+        require_input(source, earlier.kind)
         with resumable():
-            options = RunOptions.from_settings(settings, input=source, window=window)
             ended = run_here(
-                producer, options, output, ordered=ordered, only_failures=True, progress=progress
+                producer,
+                dataclasses.replace(earlier, input=source, window=window),
+                output,
+                ordered=ordered,
+                only_failures=True,
+                refused_too=refused,
+                progress=progress,
             )
         conclude(ended, output)
 
@@ -192,15 +220,26 @@ def conclude(ended: Ended, output: Path) -> None:
     if not ended.finished:
         click.echo(f"interrupted; continue with: {command_line()}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
-    if ended.failed:
-        some = "" if ended.repeatable == ended.failed else f"{ended.repeatable} of them "
-        advice = (
-            f"try {some}again: omlx-submit retry {shlex.quote(str(output))}"
-            if ended.repeatable
-            else "another try would fail too; correct the input, and run the same command"
+    if ended.failures:
+        click.echo(
+            f"{counted(ended.failures.total(), 'row')} failed; {_advice(ended, output)}", err=True
         )
-        click.echo(f"{counted(ended.failed, 'row')} failed; {advice}", err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
+
+
+def _advice(ended: Ended, output: Path) -> str:
+    """What to do about the rows that failed."""
+    failed = ended.failures.total()
+    unserved = ended.failures[NO_MODEL]
+    repeatable = failed - unserved - sum(ended.failures[code] for code in REFUSED)
+    retry = f"omlx-submit retry {shlex.quote(str(output))}"
+    if repeatable:
+        some = "" if repeatable == failed else f"{repeatable} of them "
+        return f"try {some}again: {retry}"
+    if unserved:
+        some = "" if unserved == failed else f" for {unserved} of them"
+        return f"no worker has announced the model{some}; start one, then: {retry}"
+    return "another try would fail too; correct the input, and run the same command"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -18,21 +19,28 @@ def test_one_is_singular(count: int, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "repeatable", "said"),
+    ("failures", "said"),
     [
-        (1, 1, "1 row failed; try again: omlx-submit retry out.jsonl\n"),
-        (3, 2, "3 rows failed; try 2 of them again: omlx-submit retry out.jsonl\n"),
+        ({"failed": 1}, "1 row failed; try again: omlx-submit retry out.jsonl\n"),
         (
-            1,
-            0,
+            {"failed": 1, "lost": 1, "unparsable": 1},
+            "3 rows failed; try 2 of them again: omlx-submit retry out.jsonl\n",
+        ),
+        (
+            {"invalid_request": 1},
             "1 row failed; another try would fail too; correct the input, and run the same "
             "command\n",
+        ),
+        (
+            {"invalid_request": 1, "model_not_found": 2},
+            "3 rows failed; no worker has announced the model for 2 of them; start one, then: "
+            "omlx-submit retry out.jsonl\n",
         ),
     ],
 )
 def test_a_run_with_failures_says_how_many_and_what_helps(
-    failed: int, repeatable: int, said: str, capsys: pytest.CaptureFixture[str]
+    failures: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(click.exceptions.Exit):
-        conclude(Ended(True, failed, repeatable), Path("out.jsonl"))
+        conclude(Ended(True, Counter(failures)), Path("out.jsonl"))
     assert capsys.readouterr().err == said

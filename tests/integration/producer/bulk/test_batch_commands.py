@@ -6,6 +6,7 @@ import json
 import signal
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch, is_batch_id
 from omlx_producer.bulk.batch_feeder import BatchSink
 from omlx_producer.bulk.batch_state import BatchState
+from omlx_producer.bulk.jobs import job_id_of
 from omlx_producer.bulk.row import BadRow, RowResult
 from omlx_producer.bulk.runfile import RunFile
 from tests.helpers.bulk_runs import (
@@ -27,6 +29,7 @@ from tests.helpers.workers import running_worker, wait_for
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
 from tests.integration.producer.bulk.test_feed import rows
+from tests.unit.producer.bulk.test_output import body
 
 
 def test_the_commands_reach_a_batch_from_anywhere(
@@ -94,18 +97,66 @@ def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
     assert run("results", batch.id, "--partial").exit_code == 0
 
 
+def settle(batch: Batch, body: dict[str, Any] | None = None, code: str = "") -> None:
+    """End all rows of a batch alike."""
+    batch.connection.set(batch.lock_key, "token")
+    results = [
+        RowResult(row, job_id_of(batch.run, row), body=body, code=code, reason="why")
+        for row in batch.unfinished()
+    ]
+    BatchSink(batch, b"token").commit(results)
+    batch.end("done")
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_results_of_another_batch_are_not_replaced(
+    connection: redis.Redis, run: Run, tmp_path: Path, name: str
+) -> None:
+    # The same rows, so nothing but their jobs tells the batches apart.
+    first, second, output = batch_of(connection, 2), batch_of(connection, 2), tmp_path / name
+    for batch in (first, second):
+        settle(batch, body())
+    said = run("results", first.id, "-o", str(output)).stderr
+    kept = output.read_bytes()
+    refused = run("results", second.id, "-o", str(output))
+    assert refused.exit_code == 2
+    assert "line 1 is no result of this batch and would be lost; give another" in refused.stderr
+    assert output.read_bytes() == kept
+    assert run("results", first.id, "-o", str(output)).exit_code == 0
+    assert output.read_bytes() == kept
+    assert f"written: {output} (2 rows)" in said.replace(f"{output}.jsonl (2 rows), ", "")
+
+
+def test_errors_of_another_batch_and_lines_of_something_else_are_not_replaced(
+    connection: redis.Redis, run: Run, tmp_path: Path
+) -> None:
+    first, second = Batch.create(connection), Batch.create(connection)
+    first.upload(rows(2))
+    second.upload(rows(2, start=2))
+    settle(first, code="failed")
+    settle(second, body())
+    output = tmp_path / "out.jsonl"
+    said = f"written: {output}.errors.jsonl (2 rows)\n"
+    assert said in run("results", first.id, "-o", str(output)).stderr
+    refused = run("results", second.id, "-o", str(output))
+    assert refused.exit_code == 2
+    assert "out.jsonl.errors.jsonl: line 1 is no result of this batch" in refused.stderr
+    assert run("results", first.id, "-o", str(output)).exit_code == 1
+    with output.open("a") as stream:
+        stream.write("precious\n")
+    assert "holds no results" in run("results", first.id, "-o", str(output)).stderr
+    assert output.read_text() == "precious\n"
+
+
 def test_a_table_of_a_batch_has_its_failures_in_their_places(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:
     batch = Batch.create(connection)
     bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
     batch.upload([*rows(1), bad, *rows(1, start=1)])
-    connection.set(batch.lock_key, "token")
     choice = {"index": 0, "text": "t", "finish_reason": "stop"}
     body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
-    results = [RowResult(row, "bulk-1-1", body=body) for row in batch.unfinished()]
-    BatchSink(batch, b"token").commit(results)
-    batch.end("done")
+    settle(batch, body)
     output = tmp_path / "out.csv"
     assert run("results", batch.id, "-o", str(output)).exit_code == 1
     assert output.read_text().splitlines() == [

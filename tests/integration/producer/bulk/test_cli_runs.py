@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from omlx_producer.bulk import live
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.runfile import read_settings
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.protocol import MODELS_KEY, bulk_job_id, ended_stream
 from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
@@ -20,12 +23,13 @@ from tests.helpers.bulk_runs import (
     errors,
     ids,
     jobs_in_redis,
+    lines,
     wait_for_model,
     write_jsonl,
     write_rows,
 )
 from tests.helpers.fake_worker import announce, sign_on
-from tests.helpers.workers import ALIAS, running_worker
+from tests.helpers.workers import ALIAS, enqueue, running_worker
 from tests.integration.producer.bulk.conftest import Run
 
 
@@ -207,7 +211,12 @@ def test_a_row_whose_model_was_not_announced_runs_again_once_it_is(
     done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
     codes = [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")]
     assert (done.exit_code, codes) == (1, ["model_not_found", "invalid_request"])
-    assert "2 rows failed; try 1 of them again: omlx-submit retry out.jsonl" in done.stderr
+    said = (
+        "2 rows failed; no worker has announced the model for 1 of them; start one, then: "
+        "omlx-submit retry out.jsonl\n"
+    )
+    assert said in done.stderr
+    assert said in run("retry", "out.jsonl", "--progress", "none").stderr
     with running_worker(redis_url):
         wait_for_model(connection)
         run("retry", "out.jsonl", "--progress", "none")
@@ -296,10 +305,173 @@ def test_a_retry_takes_only_an_input_that_has_rows_that_failed(run: Run, tmp_pat
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_run_with_other_options_says_that_it_replaces_results(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_results_of_other_options_are_replaced_only_if_told_and_kept_as_a_copy(
+    run: Run, tmp_path: Path, name: str
+) -> None:
     write_rows(tmp_path / "rows.jsonl", 2)
-    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none", "--stop", "a")
-    said = "out.jsonl has results of other options"
-    for _ in range(2):
-        assert said not in run(*command, "--stop", "b").stderr
-    assert f"{said} (seed, stop)" in run(*command, "--seed", "7").stderr
+    command = ("run", "rows.jsonl", "-o", name, "--progress", "none")
+    assert run(*command, "--stop", "a").exit_code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    refused = run(*command, "--seed", "7")
+    assert refused.exit_code == 2
+    assert f"{name}: has results of other options (seed was None, stop was ['a']); " in (
+        refused.stderr
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    told = run(*command, "--seed", "7", "--replace")
+    results = {"out.jsonl": "out.jsonl", "out.csv": "out.csv.jsonl"}[name]
+    assert f"the results so far are kept in {results}.1" in told.stderr
+    assert (tmp_path / f"{results}.1").read_bytes() == before[results]
+    assert (tmp_path / f"{name}.1").read_bytes() == before[name]
+    assert (tmp_path / results).read_bytes() != before[results]
+    assert sorted(ids(tmp_path / results)) == ["r0", "r1"]
+    # The run has these options now: going on needs no flag, and copies nothing.
+    for more in ((), ("--replace",)):
+        assert run(*command, "--seed", "7", *more).exit_code == 0
+    assert run(*command, "--replace").exit_code == 0
+    assert (tmp_path / f"{results}.2").exists()
+    assert not (tmp_path / f"{results}.3").exists()
+
+
+@pytest.mark.usefixtures("worker")
+def test_options_may_change_without_a_flag_while_nothing_is_done(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [{"id": "a", "text": "hi"}])
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    too_long = "x" * 9_990 + "{text}"
+    assert run(*command, "--template", too_long, "--max-tokens", "50").exit_code == 1
+    assert run(*command, "--template", "{text}").exit_code == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_row_that_is_done_is_never_replaced_by_one_that_failed(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), batch_line("b")])
+    command = ("run", "rows.jsonl", "-o", "out.csv", "--progress", "none", "--ordered")
+    assert run(*command).exit_code == 0
+    before = (tmp_path / "out.csv.jsonl").read_bytes()
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a", temperature=9), batch_line("b")])
+    assert run(*command).exit_code == 1
+    assert (tmp_path / "out.csv.jsonl").read_bytes() == before
+    assert [line["custom_id"] for line in errors(tmp_path / "out.csv")] == ["a"]
+    # The table says in the row itself that its text is of an earlier request.
+    with (tmp_path / "out.csv").open(newline="") as stream:
+        first, second = csv.DictReader(stream)
+    assert (first["custom_id"], second["error"]) == ("a", "")
+    assert first["text"]
+    assert first["error"].startswith("invalid_request: line 1: temperature")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_run_keeps_its_model_when_a_second_one_becomes_known(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [{"id": name, "text": name} for name in "ab"])
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--template", "{text}")
+    wait_for_model(connection)
+    assert run(*command, "--limit", "1").exit_code == 0
+    announce(connection, "second", at=time.time())
+    before = (tmp_path / "out.jsonl").read_bytes()
+    done = run(*command)
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(before)
+    assert ids(tmp_path / "out.jsonl") == ["a", "b"]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_retry_runs_what_it_is_said_to_run_and_ends(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    too_long = batch_line("long", "x" * 9_990, max_tokens=50)
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), too_long, batch_line("b")])
+    run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    fail_in(tmp_path / "out.jsonl", "b")
+
+    first = run("retry", "out.jsonl")
+    assert json.loads(first.stderr.splitlines()[-2])["ok"] == 1
+    assert sorted(ids(tmp_path / "out.jsonl")) == ["a", "b"]
+    assert "1 row failed; another try would fail too; correct the input" in first.stderr
+    again = run("retry", "out.jsonl")
+    assert json.loads(again.stderr.splitlines()[-2])["rows"] == 0
+    meant = run("retry", "out.jsonl", "--refused")
+    assert json.loads(meant.stderr.splitlines()[-2])["failed"] == 1
+    write_jsonl(tmp_path / "rows.jsonl", [batch_line("a"), batch_line("long"), batch_line("b")])
+    assert run("retry", "out.jsonl").exit_code == 0
+    assert errors(tmp_path / "out.jsonl") == []
+    assert jobs_in_redis(connection) == 0
+
+
+def fail_in(output: Path, custom_id: str) -> None:
+    """Make a row of an output one that failed with an error that may pass."""
+    kept = [line for line in lines(output) if line["custom_id"] != custom_id]
+    (failed,) = (line for line in lines(output) if line["custom_id"] == custom_id)
+    write_jsonl(output, kept)
+    failed |= {"response": None, "error": {"code": "failed", "message": "out of memory"}}
+    write_jsonl(output.with_name(f"{output.name}.errors.jsonl"), [*errors(output), failed])
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_last_lines_count_all_runs_and_name_the_files(run: Run, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [*(batch_line(name) for name in "abc"), "nonsense"])
+    command = ("run", "rows.jsonl", "-o", "out.csv", "--ordered")
+    first = run(*command, "--limit", "1").stderr
+    assert "in all" not in first
+    assert "written: out.csv (1 row), out.csv.jsonl (1 row)\n" in first
+    done = run(*command).stderr
+    summary = json.loads(done.splitlines()[-2])
+    results = [line["response"]["body"] for line in lines(tmp_path / "out.csv.jsonl")]
+    tokens = sum(body["usage"]["completion_tokens"] for body in results)
+    cut = sum(body["choices"][0]["finish_reason"] == "length" for body in results)
+    assert (summary["rows"], summary["overall"]["ok"], summary["overall"]["failed"]) == (3, 3, 1)
+    assert summary["overall"]["completion_tokens"] == tokens > summary["completion_tokens"]
+    assert summary["overall"]["cut_by_length"] == cut
+    assert summary["overall"]["seconds"] > summary["seconds"]
+    assert summary["files"] == {
+        "out.csv": 4,
+        "out.csv.jsonl": 3,
+        "out.csv.errors.jsonl": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"input": "rows.jsonl", "kind": "jsonl", "shape": {}, "colour": "red"},
+        {"input": "rows.jsonl", "kind": "jsonl", "shape": {"colour": "red"}},
+        {"input": "rows.jsonl", "kind": "jsonl"},
+        {"input": "rows.jsonl", "kind": "xml", "shape": {}},
+        {"input": "rows.jsonl", "kind": "jsonl", "shape": {"sampling": 5}},
+        ["rows.jsonl"],
+        "rows.jsonl",
+    ],
+)
+def test_a_run_file_of_another_version_is_told(run: Run, tmp_path: Path, settings: object) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    (tmp_path / "out.jsonl.run").write_text(json.dumps({"run": 5, "settings": settings}))
+    for command in (("retry",), ("run", "rows.jsonl", "-o")):
+        done = run(*command, "out.jsonl")
+        assert isinstance(done.exception, SystemExit), done.exception
+        (said,) = done.stderr.splitlines()
+        assert done.exit_code == 2
+        assert "out.jsonl.run: another version of omlx-submit wrote it (" in said
+        assert "; use that version, or run with another output" in said
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_entry_of_something_else_in_a_runs_stream_is_ignored_and_told(
+    run: Run, connection: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 2)
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    assert run(*command, "--limit", "1").exit_code == 0
+    run_id = json.loads((tmp_path / "out.jsonl.run").read_text())["run"]
+    stream = ended_stream(bulk_job_id(run_id, ""))
+    neighbour = enqueue(connection, job_id="a-job-of-somebody-else")
+    for fields in ({"a": "b"}, {"job": b"\xff"}, {"job": neighbour.id}):
+        connection.xadd(str(stream), fields)
+    done = run(*command)
+    assert done.exit_code == 0, done.exception
+    assert sorted(ids(tmp_path / "out.jsonl")) == ["r0", "r1"]
+    assert caplog.text.count("names no job of this run; ignored") == 3
+    assert connection.exists(neighbour.key)

@@ -95,7 +95,7 @@ def test_retry_runs_the_failures_again_and_only_those(redis_url: str, tmp_path: 
     code, _, err = submit(redis_url, tmp_path, "run", "rows.jsonl", "-o", "out.jsonl")
     assert code == 1, err
     assert [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")] == ["invalid_request"]
-    code, _, err = submit(redis_url, tmp_path, "retry", "out.jsonl")
+    code, _, err = submit(redis_url, tmp_path, "retry", "out.jsonl", "--refused")
     assert code == 1
     assert json.loads(err.splitlines()[-2])["rows"] == 1
     assert len(errors(tmp_path / "out.jsonl")) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from omlx_producer.bulk import progress as progress_module
 from omlx_producer.bulk.batch_state import BatchState
 from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.progress import (
     StatusLines,
     duration,
@@ -182,6 +184,7 @@ def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:
             completion_tokens=500,
             drafted=0,
             accepted=0,
+            cut_by_length=3,
             priority="bulk",
             window=4,
             job_timeout=60,
@@ -192,3 +195,30 @@ def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:
 
     end = meter.summary()
     assert (end["seconds"], end["completion_tokens_per_second"]) == (10.0, 50.0)
+    assert end["cut_by_length"] == 3
+
+
+def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
+    meter, cut = Meter(), ok("a")
+    assert cut.body
+    meter.count([ok("b")])
+    assert "cut" not in summary_text(meter)
+    cut.body["choices"] *= 2
+    cut.body["choices"][1] = cut.body["choices"][1] | {"finish_reason": "length"}
+    meter.count([cut])
+    assert meter.snapshot()["cut_by_length"] == meter.summary()["cut_by_length"] == 1
+    assert "\n1 row cut at the limit of tokens" in summary_text(meter)
+
+
+def test_the_last_lines_say_what_all_runs_did_and_where_it_is() -> None:
+    meter = Meter(before=4)
+    meter.count([ok("a")])
+    assert meter.summary()["overall"] is None
+    meter.overall = Totals(5, 1, 2, 300, 40), 3_700.0
+    meter.files = {Path("out.csv"): 6, Path("out.csv.jsonl"): 5}
+    assert summary_text(meter).splitlines()[-2:] == [
+        "in all: 5 ok (2 cut by length), 1 failed; tokens: 300 in, 40 out; 1 h 01 min",
+        "written: out.csv (6 rows), out.csv.jsonl (5 rows)",
+    ]
+    assert meter.summary()["overall"]["seconds"] == 3_700
+    assert meter.summary()["files"] == {"out.csv": 6, "out.csv.jsonl": 5}

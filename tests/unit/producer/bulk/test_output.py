@@ -118,13 +118,13 @@ def test_earlier_results_are_known_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write(out, ok("a"), failed("b"), bad(3)).close()
     index = write(out)
-    first, second, third = (index.known(r.row.key) for r in (ok("a"), failed("b"), bad(3)))
-    assert first is not None
-    assert (first.ok, first.digest) == (True, row("a").digest)
-    assert second is not None
-    assert not second.ok
-    assert third is not None
-    assert index.known("id:c") is None
+    known = [index.known(r.row.key) for r in (ok("a"), failed("b"), bad(3), ok("c"))]
+    assert known == [
+        (row("a").digest, None, ""),
+        (None, row("b").digest, "failed"),
+        (None, bad(3).row.digest, "unparsable"),
+        (None, None, ""),
+    ]
     index.close()
 
 
@@ -137,12 +137,42 @@ def test_a_row_that_ran_again_has_one_line_in_the_end(tmp_path: Path) -> None:
     assert errors(out) == []
 
 
-def test_a_row_that_fails_after_its_edit_has_no_result_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_row_that_fails_after_its_edit_keeps_its_result(tmp_path: Path, again: bool) -> None:
     out = tmp_path / "out.jsonl"
-    write(out, ok("a", prompt="before")).close()
+    write(out, ok("a", prompt="before"), ok("b")).close()
     write(out, failed("a"), finish=True).close()
-    assert ids(out) == []
+    if again:
+        write(out, finish=True, ordered=True).close()
+    assert sorted(ids(out)) == ["a", "b"]
+    assert lines(out)[0]["id"].endswith(row("a", prompt="before").digest)
     assert [line["custom_id"] for line in errors(out)] == ["a"]
+    write(out, ok("a"), finish=True).close()
+    assert sorted(ids(out)) == ["a", "b"]
+    assert errors(out) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_lines_of_something_else_in_an_output_are_told_and_stay(
+    tmp_path: Path, ordered: bool
+) -> None:
+    out = tmp_path / "out.jsonl"
+    write(out, ok("a"), ok("b", prompt="before"), failed("c")).close()
+    with out.open("a") as stream:
+        stream.write('{"precious": 1}\n\n')
+    index = RowIndex()
+    files = OutputFiles(out, index)
+    assert [line.number for line in files.foreign[out]] == [3, 4]
+    files.commit([ok("b")])
+    files.finish(ordered=ordered)
+    index.close()
+    *ours, precious, blank = out.read_text().splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in ours) == ["a", "b"]
+    assert (precious, blank) == ('{"precious": 1}', "")
+    # Foreign lines alone are no reason to write the file again.
+    before = out.stat().st_ino
+    write(out, finish=True).close()
+    assert out.stat().st_ino == before
 
 
 def test_bad_lines_that_the_input_no_longer_has_leave_the_errors(tmp_path: Path) -> None:
@@ -323,15 +353,23 @@ def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
             require_output(Path(name))
 
 
-def test_failures_that_may_succeed_when_repeated_are_counted(tmp_path: Path) -> None:
+def test_failures_are_counted_by_code(tmp_path: Path) -> None:
     refused = RowResult.of_job(row("c"), Outcome("bulk-1-1", "failed", error="prompt: too long"))
     out = tmp_path / "out.jsonl"
-    index = write(out, ok("a"), failed("b"), refused, bad(4))
-    assert (index.count(ok=False), index.count_repeatable()) == (3, 1)
-    index.close()
-    index = write(out)
-    assert (index.count(ok=False), index.count_repeatable()) == (3, 1)
-    index.close()
+    expected = {"failed": 1, "invalid_request": 1, "unparsable": 1}
+    for results in ([ok("a"), failed("b"), refused, bad(4)], []):
+        with contextlib.closing(write(out, *results)) as index:
+            assert index.failures() == expected
+
+
+def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    cut = ok("b")
+    assert cut.body
+    cut.body["choices"][0]["finish_reason"] = "length"
+    write(out, ok("a"), cut, failed("c")).close()
+    with contextlib.closing(write(out, ok("d"))) as index:
+        assert index.totals() == (3, 1, 1, 3, 6)
 
 
 def test_a_body_that_is_no_response_is_a_failure() -> None:
@@ -362,11 +400,15 @@ def test_a_full_folder_of_temporary_files_is_an_error_of_a_file() -> None:
         lambda index: index.known("id:a"),
         lambda index: index.record(ok("a").written, 0),
         lambda index: index.forget_absent_lines(),
-        lambda index: index.count(ok=True),
-        lambda index: index.count_repeatable(),
+        lambda index: index.forget_error("id:a"),
+        lambda index: index.failures(),
+        lambda index: index.totals(),
         lambda index: list(index.places(in_input_order=True)),
     ],
-    ids=["see", "known", "record", "forget_absent_lines", "count", "count_repeatable", "places"],
+    ids=[
+        *("see", "known", "record", "forget_absent_lines", "forget_error", "failures", "totals"),
+        "places",
+    ],
 )
 def test_a_broken_index_is_an_error_of_a_file(use: Callable[[RowIndex], Any]) -> None:
     with contextlib.closing(RowIndex()) as index:
@@ -406,7 +448,7 @@ def test_an_output_has_one_writer(tmp_path: Path) -> None:
         assert again.run == first.run
         assert again.settings == {"input": "x"}
     assert read_settings(out) == {"input": "x"}
-    assert read_settings(tmp_path / "other.jsonl") == {}
+    assert read_settings(tmp_path / "other.jsonl") is None
 
 
 @pytest.mark.parametrize("step", ["write", "flush", "truncate"])
