@@ -66,6 +66,10 @@ def _written(token: str, part: list[int] | None) -> list[int]:
 class ChoiceDelta(Wire):
     """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.
 
+    Attributes:
+        drafted: the parts of ``text`` that accepted drafts wrote, as starts and ends. Left out if
+            there are none, of jobs that do not stream, and of events that are written again.
+
     >>> ChoiceDelta(index=0, text="def", tokens=[750]).text
     'def'
     """
@@ -74,6 +78,7 @@ class ChoiceDelta(Wire):
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
+    drafted: list[tuple[int, int]] | None = None
 
 
 class FunctionCall(Wire):

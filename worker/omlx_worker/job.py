@@ -36,6 +36,7 @@ class Choice:
     Attributes:
         heard_tokens: how many of the row's tokens emissions have told.
         sent_tokens, sent_text: tokens and characters in events so far.
+        unsent_drafts: the parts of ``unsent_text`` that accepted drafts wrote.
     """
 
     row: DecodeRow
@@ -46,6 +47,7 @@ class Choice:
     sent_tokens: int = 0
     sent_text: int = 0
     unsent_text: str = ""
+    unsent_drafts: list[tuple[int, int]] = field(default_factory=list)
     # Characters that this run produces again and drops: a row's last step publishes text that was
     # held back, and the interrupted run had got that far.
     repeats: int = 0
@@ -57,6 +59,10 @@ class Choice:
     def feed(self, emission: Emission) -> None:
         self.heard_tokens += len(emission.tokens)
         fresh = emission.text[self.repeats :]
+        drafted = emission.drafted_text - self.repeats
+        if drafted > 0:
+            start = len(self.unsent_text)
+            self.unsent_drafts.append((start, start + drafted))
         self.pieces.append(fresh)
         self.unsent_text += fresh
         self.repeats = max(0, self.repeats - len(emission.text))
@@ -84,22 +90,32 @@ class Choice:
         self.unsent_text = final[len(said) :]
         self.repeats = max(0, len(said) - len(final))
 
-    def take(self, index: int, with_logprobs: bool) -> ChoiceDelta | None:
+    def take(self, index: int, *, with_logprobs: bool, with_drafts: bool) -> ChoiceDelta | None:
         """What is new since the last call."""
         since, until = self.sent_tokens, self.heard_tokens
         text, self.unsent_text = self.unsent_text, ""
+        drafts, self.unsent_drafts = self.unsent_drafts, []
         self.sent_tokens, self.sent_text = until, self.sent_text + len(text)
-        return self.delta(index, since, until, text, with_logprobs)
+        drafted = drafts if drafts and with_drafts else None
+        return self.delta(index, since, until, text, with_logprobs, drafted)
 
     def delta(
-        self, index: int, since: int, until: int, text: str, with_logprobs: bool
+        self,
+        index: int,
+        since: int,
+        until: int,
+        text: str,
+        with_logprobs: bool,
+        drafted: list[tuple[int, int]] | None = None,
     ) -> ChoiceDelta | None:
         """These tokens with this text; None without either."""
         if since == until and not text:
             return None
         logprobs = self.logprobs[since:until] if with_logprobs else None
         tokens = self.row.tokens[since:until]
-        return ChoiceDelta(index=index, text=text, tokens=tokens, logprobs=logprobs)
+        return ChoiceDelta(
+            index=index, text=text, tokens=tokens, logprobs=logprobs, drafted=drafted
+        )
 
 
 class OtherModel(ValueError):
@@ -230,7 +246,8 @@ class ActiveJob:
         without tokens; that stop token is counted then, so that ids still grow.
         """
         taken = [
-            choice.take(index, self.request.logprobs) for index, choice in enumerate(self.choices)
+            choice.take(index, with_logprobs=self.request.logprobs, with_drafts=self.streams)
+            for index, choice in enumerate(self.choices)
         ]
         deltas = [delta for delta in taken if delta is not None]
         if not deltas:

@@ -261,6 +261,39 @@ def test_usage_says_how_drafts_fared_by_position() -> None:
     assert speculation.accepted == [2, 1, 1]
 
 
+def step(job: ActiveJob, text: str, drafted_text: int) -> None:
+    feed(job, Emission("j:0", list(map(ord, text)), text, drafted_text=drafted_text))
+
+
+def test_an_event_names_the_parts_of_its_text_that_drafts_wrote() -> None:
+    job = active(prompt="hi")
+    step(job, "abc", 2)
+    assert taken(job).choices[0].drafted == [(0, 2)]
+    step(job, "d", 0)
+    assert taken(job).choices[0].drafted is None
+    for text, drafted in (("ef", 1), ("g", 0), ("hij", 2)):
+        step(job, text, drafted)
+    event = taken(job).choices[0]
+    assert event.drafted is not None
+    assert [event.text[start:end] for start, end in event.drafted] == ["e", "hi"]
+
+
+def test_a_job_that_does_not_stream_names_no_drafted_parts() -> None:
+    job = active(streams=False, prompt="hi")
+    step(job, "abc", 2)
+    assert taken(job).choices[0].drafted is None
+
+
+def test_text_that_an_interrupted_run_has_said_is_in_no_drafted_part() -> None:
+    first = active(prompt="hi")
+    emit(first, "abcd", 1, 2)
+    job = active(prompt="hi")
+    job.resume([taken(first)], lambda _: "ab")
+    step(job, "cdef", 3)
+    event = taken(job).choices[0]
+    assert (event.text, event.drafted) == ("ef", [(0, 1)])
+
+
 @pytest.mark.parametrize(
     ("cached", "told"),
     [([2], 2), ([2, 3, 1], 1), ([0, 3, 3], 0), ([4], 3)],

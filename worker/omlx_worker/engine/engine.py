@@ -216,6 +216,7 @@ class DecodingEngine:
             text="".join(pieces),
             logprobs=self._describe(row, kept),
             finish_reason=finish_reason,
+            drafted_text=sum(map(len, pieces[: step.accepted])),
             **step.draft_fields,
         )
 

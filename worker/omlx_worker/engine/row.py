@@ -116,6 +116,7 @@ class Emission:
         finish_reason: set once, with the row's last emission.
         drafted: drafts that the step judged for the row.
         accepted: how many of them it accepted: a prefix of the drafts.
+        drafted_text: characters at the start of ``text`` that accepted drafts released.
         window: the most drafts that the step could judge for any row.
         looked_up: whether its drafts are looked up, or would have been at a depth of 0.
         foretold: whether the first draft looked up was right, judged or not; None if none was
@@ -130,6 +131,7 @@ class Emission:
     finish_reason: FinishReason | None = None
     drafted: int = 0
     accepted: int = 0
+    drafted_text: int = 0
     window: int = 0
     looked_up: bool = False
     foretold: bool | None = None

@@ -237,6 +237,20 @@ def test_log_probabilities_tell_the_bytes_of_tokens_that_are_parts_of_characters
     assert all(len(set(texts)) == 5 for texts in tokens)
 
 
+def test_an_emission_says_how_much_of_its_text_drafts_wrote() -> None:
+    emissions = generate(
+        load_engine("demo", max_rows=1, depth=2),
+        prompt="def add(a, b):\n",
+        max_tokens=24,
+        logprobs=True,
+    )
+
+    assert sum(emission.accepted for emission in emissions) > 3
+    for emission in emissions:
+        drafted = (emission.logprobs or [])[: emission.accepted]
+        assert emission.drafted_text == len("".join(entry.token for entry in drafted))
+
+
 @pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])
 def test_an_interrupted_row_that_had_ended_only_says_so(
     engine: DecodingEngine, stop: bool, reason: str
