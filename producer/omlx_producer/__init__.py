@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         JobFailed,
         JobTimeout,
         MalformedResult,
+        ModelNotFound,
         OmlxQueueError,
         TokensLost,
         UnknownJob,
+        UnsuitableRedis,
     )
     from omlx_producer.fields import RequestFields
     from omlx_producer.outcome import JobState
@@ -65,6 +67,7 @@ __all__ = [
     "MalformedResult",
     "Message",
     "ModelInfo",
+    "ModelNotFound",
     "OmlxQueueError",
     "Priority",
     "Producer",
@@ -77,6 +80,7 @@ __all__ = [
     "TokensLost",
     "ToolCall",
     "UnknownJob",
+    "UnsuitableRedis",
     "Usage",
 ]
 

@@ -62,6 +62,7 @@ class AsyncProducer:
 
     Args:
         url: where Redis is; by default where the environment says.
+        allow_eviction: see `Producer`.
 
     >>> async def main() -> int:
     ...     async with AsyncProducer() as producer:
@@ -77,9 +78,9 @@ class AsyncProducer:
     2
     """
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, allow_eviction: bool | None = None) -> None:
         url = redis_url(url)
-        self._producer = Producer(url)
+        self._producer = Producer(url, allow_eviction=allow_eviction)
         self._connection = connect_async(url)
         self._results = ResultWaiter(self._connection)
 

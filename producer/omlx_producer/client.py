@@ -13,7 +13,13 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.cancel import CancelOutcome, cancel_job
 from omlx_producer.completion import Completion
-from omlx_producer.connection import block_seconds, connect, redis_url, require_bytes
+from omlx_producer.connection import (
+    block_seconds,
+    connect,
+    read_settings,
+    redis_url,
+    require_bytes,
+)
 from omlx_producer.enqueue import (
     CHUNK,
     FAILURE_SECONDS,
@@ -38,6 +44,7 @@ from omlx_producer.outcome import (
     timed_out,
 )
 from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
+from omlx_producer.server import require_suitable
 from omlx_producer.stream import TokenStream
 from omlx_producer.wording import counted
 
@@ -76,20 +83,26 @@ class Producer:
     """A client of the queue.
 
     Args:
-        connection: a Redis client that returns bytes, or a URL; by default the URL that the
-            environment gives, as to ``omlx-submit``.
+        connection: a Redis client that returns bytes, or a URL; by default that of
+            ``OMLX_QUEUE_REDIS_URL``, else of ``REDIS_URL``.
+        allow_eviction: also submit to a server that drops keys when its memory is full, and may
+            lose jobs; by default what ``OMLX_QUEUE_ALLOW_EVICTION`` says.
 
     >>> with Producer() as producer:
     ...     job = producer.submit(prompt="def f(x):", temperature=0)
     ...     text = job.result(timeout=60).text
     """
 
-    def __init__(self, connection: redis.Redis | str | None = None) -> None:
+    def __init__(
+        self, connection: redis.Redis | str | None = None, *, allow_eviction: bool | None = None
+    ) -> None:
         self._owned = connection is None or isinstance(connection, str)
         if connection is None or isinstance(connection, str):
             connection = connect(redis_url(connection))
         self.connection = connection
         require_bytes(self.connection)
+        self._allow_eviction = allow_eviction
+        self._suitable = False
         self._queues: dict[str, Queue] = {}
 
     def __enter__(self) -> Self:
@@ -143,7 +156,9 @@ class Producer:
             idempotent: make the key from the request.
 
         Raises:
-            InvalidRequest: names the field, the value and the remedy; nothing was enqueued.
+            InvalidRequest: names the field, the value and the remedy; nothing was enqueued. It is a
+                ModelNotFound if no worker has announced the model.
+            UnsuitableRedis: see `require_suitable`.
         """
         if request is not None and fields:
             raise TypeError("give a request or its fields by name, not both")
@@ -184,7 +199,9 @@ class Producer:
             InvalidRequest: for the first invalid request, whose index begins the message if there
                 are several; nothing was enqueued. Only if another client takes a key meanwhile are
                 earlier chunks enqueued.
+            UnsuitableRedis: see `require_suitable`.
         """
+        self.require_suitable()
         if priority not in PRIORITIES:
             raise InvalidRequest(f"priority: got {priority!r}; give {', '.join(PRIORITIES)}")
         checked = check(list(requests), self.models(), require_known_model=require_known_model)
@@ -204,6 +221,21 @@ class Producer:
         for start in range(0, len(jobs), CHUNK):
             enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
+
+    def require_suitable(self) -> None:
+        """Refuse a server that would lose jobs. It is asked once, at the first submission.
+
+        >>> producer.require_suitable()
+
+        Raises:
+            UnsuitableRedis: if it drops keys when its memory is full, or cannot hold jobs.
+        """
+        if not self._suitable:
+            allow = self._allow_eviction
+            if allow is None:
+                allow = read_settings().omlx_queue_allow_eviction
+            require_suitable(self.connection, allow_eviction=allow)
+            self._suitable = True
 
     def stream(
         self, job_id: str, cursor: int = 0, *, reconnect_for: float = RECONNECT_SECONDS

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import redis
 import redis.asyncio
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from omlx_producer.environment import DEFAULT_REDIS_URL, DOTENV
+from omlx_producer.environment import DEFAULT_REDIS_URL, PREFIX
 from omlx_producer.errors import InvalidRequest
 
+# The reasons of redis-py are left out: they may quote the part of the URL that is a password.
 _NO_URL = f"not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
-INVALID_URL = f"--redis-url: {_NO_URL}"
-"""The reason of redis-py is left out: it may quote the part of the URL that is a password."""
+_RAW_PASSWORD = "has an @ behind a /, ? or #; in a password write %40, %2F, %3F and %23 for them"
+_SENTINEL = "Redis Sentinel is not supported; give the URL of the master that it watches"
+_UNKNOWN_OPTION = (
+    "has an option behind its ? that redis-py does not know; correct or remove it (Redis Sentinel "
+    "is not supported)"
+)
 
 CONNECT_SECONDS = 5.0
 LONGEST_BLOCK_SECONDS = 4.0
@@ -28,58 +35,119 @@ _RETRIES = 3
 
 
 class Settings(BaseSettings):
-    """The variables that a producer reads, also from ``.env``. An empty one counts as unset."""
+    """The variables that a producer reads. An empty one counts as unset."""
 
-    model_config = SettingsConfigDict(env_ignore_empty=True, env_file=DOTENV, extra="ignore")
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore")
 
     omlx_queue_redis_url: str | None = None
+    omlx_queue_allow_eviction: bool = False
     redis_url: str = DEFAULT_REDIS_URL
 
 
-def redis_url(given: str | None = None) -> str:
+def read_settings(env_file: str | None = None) -> Settings:
+    """The variables of the environment.
+
+    Args:
+        env_file: a file with more of them, for commands.
+
+    Raises:
+        InvalidRequest: names the variable whose value is wrong.
+    """
+    try:
+        return Settings(_env_file=env_file)  # type: ignore[call-arg]
+    except ValidationError as error:
+        value = error.errors()[0]["input"]
+        raise InvalidRequest(
+            f"{PREFIX}ALLOW_EVICTION: got {value!r:.60}; give true or false"
+        ) from None
+
+
+def redis_url(given: str | None = None, env_file: str | None = None) -> str:
     """The URL given, else that of ``OMLX_QUEUE_REDIS_URL``, ``REDIS_URL``, or the default."""
-    settings = Settings()
+    settings = read_settings(env_file)
     return given or settings.omlx_queue_redis_url or settings.redis_url
 
 
 def without_password(url: str) -> str:
-    """A Redis URL without its user, password and query, any of which may hold a secret."""
-    parts = urlsplit(url)
+    """A Redis URL without its user, password and query, any of which may hold a secret.
+
+    Where a password may reach into the other parts, they are left out too.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "***"
+    if parts.scheme not in ("redis", "rediss", "unix") or _has_raw_password(parts):
+        return "***"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def connect(url: str) -> redis.Redis:
+def _has_raw_password(parts: SplitResult) -> bool:
+    """Whether an ``@`` comes so late that a password before it may have ended the host."""
+    options = parts.query.split("&")
+    later = [option for option in options if not option.startswith(("username=", "password="))]
+    # The path of a socket may have one.
+    if parts.scheme != "unix" or (parts.netloc and "@" not in parts.netloc):
+        later.append(parts.path)
+    return any("@" in text for text in (*later, parts.fragment))
+
+
+def connect(url: str, **options: Any) -> redis.Redis:
     """A client that fails within seconds when no server answers.
+
+    Args:
+        options: for redis-py, beside its own ones or in their place.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
-    with _checked_url():
-        client = redis.Redis.from_url(
-            url, socket_connect_timeout=CONNECT_SECONDS, retry=Retry(_BACKOFF, _RETRIES)
-        )
-        # A host that no name can be would raise only later. UnicodeError is a ValueError.
-        client.get_connection_kwargs().get("host", "").encode("idna")
+    usual = {
+        "max_connections": _MAX_CONNECTIONS,
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "retry": Retry(_BACKOFF, _RETRIES),
+    }
+    with _checked(url):
+        client = redis.Redis.from_url(url, **(usual | options))
+        _require_connectable(client)
     return client
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """The asyncio form of `connect`."""
-    with _checked_url():
-        return redis.asyncio.Redis.from_url(
+    with _checked(url):
+        client = redis.asyncio.Redis.from_url(
             url,
             max_connections=_MAX_CONNECTIONS,
             socket_connect_timeout=CONNECT_SECONDS,
             retry=redis.asyncio.retry.Retry(_BACKOFF, _RETRIES),
         )
+        _require_connectable(client)
+    return client
 
 
 @contextlib.contextmanager
-def _checked_url() -> Iterator[None]:
+def _checked(url: str) -> Iterator[None]:
     try:
+        parts = urlsplit(url)
+        if "sentinel" in parts.scheme:
+            raise InvalidRequest(f"connection: {_SENTINEL}")
+        if _has_raw_password(parts):
+            raise InvalidRequest(f"connection: {_RAW_PASSWORD}")
         yield
+    except InvalidRequest:
+        raise
     except ValueError:
         raise InvalidRequest(f"connection: {_NO_URL}") from None
+    except TypeError:
+        raise InvalidRequest(f"connection: {_UNKNOWN_OPTION}") from None
+
+
+def _require_connectable(client: redis.Redis | redis.asyncio.Redis) -> None:
+    """Raise now what else only the first command would: TypeError or ValueError."""
+    options = client.get_connection_kwargs()
+    # A host that no name can be. UnicodeError is a ValueError.
+    options.get("host", "").encode("idna")
+    client.connection_pool.connection_class(**options)
 
 
 def block_seconds(connection: redis.Redis | redis.asyncio.Redis) -> float:

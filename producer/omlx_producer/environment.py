@@ -11,14 +11,15 @@ from pathlib import Path
 from dotenv.parser import parse_stream
 
 DOTENV = ".env"
-"""A file of variables in the working directory. The environment wins over it."""
+"""A file of variables in the working directory, for commands. The environment wins over it."""
 
 PREFIX = "OMLX_QUEUE_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-# Producers read REDIS_URL; the rest are settings of workers.
+# Producers read REDIS_URL and ALLOW_EVICTION; all are settings of workers.
 KNOWN = frozenset(
     {
         "OMLX_QUEUE_ACCEPTANCE",
+        "OMLX_QUEUE_ALLOW_EVICTION",
         "OMLX_QUEUE_ALLOW_WEBHOOKS",
         "OMLX_QUEUE_BURST",
         "OMLX_QUEUE_CALIBRATION",

@@ -1,7 +1,9 @@
 """The exceptions of this package. Each message is one sentence for the user.
 
 * OmlxQueueError
-  · InvalidRequest        also a ValueError: this request can never be served
+  · InvalidRequest        also a ValueError: this request cannot be served
+    · ModelNotFound       until a worker announces its model
+  · UnsuitableRedis       this server would lose jobs, or cannot hold any
   · UnknownJob            also a LookupError: no such job, or it has expired
   · TokensLost            the stream has lost tokens, or was written again
   · JobError              the job is over and has no result
@@ -58,6 +60,27 @@ class InvalidRequest(OmlxQueueError, ValueError):
     ... except InvalidRequest as error:
     ...     print(error)
     temperature: got 9; give a number from 0 to 2
+    """
+
+
+class ModelNotFound(InvalidRequest):
+    """No worker has announced the model. The request can be served once one has.
+
+    >>> try:
+    ...     producer.submit(model="asleep", prompt="def f(x):")
+    ... except ModelNotFound:
+    ...     print("start a worker")
+    start a worker
+    """
+
+
+class UnsuitableRedis(OmlxQueueError):
+    """The server would lose jobs, or cannot hold any; the message says what to do.
+
+    >>> try:
+    ...     job = producer.submit(prompt="def f(x):")
+    ... except UnsuitableRedis as error:
+    ...     print(error)
     """
 
 

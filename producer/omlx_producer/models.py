@@ -11,7 +11,7 @@ import redis
 from pydantic import ValidationError
 from redis.utils import str_if_bytes
 
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.protocol import (
     MODELS_KEY,
     GenerationRequest,
@@ -24,10 +24,6 @@ log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 60.0
 """Workers announce their model more often. One that is this far behind another has none."""
-
-
-class ModelNotFound(InvalidRequest):
-    """No worker has announced the model. The request can be served once one has."""
 
 
 def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
@@ -133,7 +129,8 @@ def check(
     """Validate requests and check them against the models; see `Producer.submit_many`.
 
     Raises:
-        InvalidRequest: for the first invalid one, with its index if there are several.
+        InvalidRequest: for the first invalid one, with its index if there are several. It is a
+            ModelNotFound if no worker has announced the model.
     """
     checked = []
     for index, given in enumerate(requests):
@@ -145,7 +142,7 @@ def check(
             require_fit(request, models)
         except InvalidRequest as error:
             where = f"request {index}: " if len(requests) > 1 else ""
-            raise InvalidRequest(f"{where}{error}") from None
+            raise type(error)(f"{where}{error}") from None
         checked.append(request)
     return checked
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import (
     AuthenticationError,
-    ClusterDownError,
     ConnectionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TimeoutError,
-    TryAgainError,
 )
 
 from omlx_producer.errors import one_line
@@ -26,8 +24,6 @@ _PASSING = (
     TimeoutError,
     OutOfMemoryError,
     ReadOnlyError,
-    ClusterDownError,
-    TryAgainError,
     # Scripts were flushed between loading one and calling it; the next call loads it again.
     NoScriptError,
 )

@@ -9,6 +9,7 @@ from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from omlx_producer.connection import connect as connect_to
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.depth.auto import AutoPolicy
@@ -103,9 +104,13 @@ def _prefixes(settings: WorkerSettings) -> Prefixes | None:
 
 
 def connect(url: str) -> Redis:
-    """A client for a worker. Its timeouts are shorter than a lease."""
+    """A client for a worker. Its timeouts are shorter than a lease.
+
+    Raises:
+        InvalidRequest: if it is not the URL of a Redis server.
+    """
     network = {} if url.startswith("unix:") else {"socket_keepalive": True}
-    return Redis.from_url(
+    return connect_to(
         url,
         **network,
         socket_timeout=10.0,

@@ -46,6 +46,7 @@ def run(**options: Any) -> None:
     Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
     """
     from omlx_producer.connection import redis_url
+    from omlx_producer.environment import DOTENV
     from omlx_worker.queue.embedded import (
         USUAL_PORT,
         EmbeddedRedis,
@@ -57,7 +58,7 @@ def run(**options: Any) -> None:
     start_logging(settings.log_level, settings.log_format)
     require_mlx()
     with contextlib.ExitStack() as stack:
-        url = redis_url(settings.redis_url)
+        url = redis_url(settings.redis_url, DOTENV)
         if settings.embedded_redis:
             if "redis_url" in given:
                 fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
@@ -146,8 +147,9 @@ def serve(settings: WorkerSettings, url: str) -> int:
     from redis.exceptions import RedisError
     from rq.logutils import colorizer
 
-    from omlx_producer.connection import INVALID_URL
+    from omlx_producer.errors import InvalidRequest, UnsuitableRedis
     from omlx_producer.outage import passes
+    from omlx_producer.server import is_volatile, require_suitable
     from omlx_worker.build import ModelNotLoaded, connect, make_worker
     from omlx_worker.control.rq_record import NameTaken
 
@@ -156,8 +158,16 @@ def serve(settings: WorkerSettings, url: str) -> int:
     try:
         connection = connect(url)
         connection.ping()
-    except ValueError:
-        fail(USAGE, INVALID_URL)
+        require_suitable(connection, allow_eviction=settings.allow_eviction)
+        if is_volatile(connection):
+            log.warning(
+                "Redis keeps nothing on disk, so its restart loses all jobs; turn that on with: "
+                "redis-cli CONFIG SET appendonly yes"
+            )
+    except InvalidRequest as error:
+        fail(USAGE, str(error).replace("connection:", "--redis-url:", 1))
+    except UnsuitableRedis as error:
+        fail(UNREACHABLE, str(error))
     except RedisError as error:
         fail(UNREACHABLE, _unreachable(url, error))
     log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
@@ -179,12 +189,14 @@ def serve(settings: WorkerSettings, url: str) -> int:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    from redis.exceptions import AuthenticationError
+    from redis.exceptions import AuthenticationError, RedisError
 
-    from omlx_producer.cli.session import redis_error
+    from omlx_producer.cli.session import redis_error, tls_problem
     from omlx_producer.connection import without_password
 
-    if isinstance(error, AuthenticationError):
+    if isinstance(error, AuthenticationError) or (
+        isinstance(error, RedisError) and tls_problem(error, url)
+    ):
         return redis_error(error, url)
     return (
         f"Redis at {without_password(url)} cannot be used ({error}); start a server there, "

@@ -26,7 +26,7 @@ SECTIONS = {
         *("acceptance", "calibration", "state_dir"),
     ),
     "Queue and Redis": (
-        *("redis_url", "embedded_redis", "redis_dir", "redis_grace"),
+        *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),
         *("lease_seconds", "patience", "stream_ttl", "allow_webhooks"),
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),

@@ -71,6 +71,9 @@ class WorkerSettings(BaseSettings):
         default_factory=lambda: app_folder() / "redis",
         description="Data folder of the embedded server.",
     )
+    allow_eviction: bool = Field(
+        default=False, description="Take a Redis that drops jobs when its memory is full."
+    )
     max_batch: int = Field(
         default=16, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
     )

@@ -189,6 +189,7 @@ def run_here(
 
     Raises:
         InvalidRequest: if input or output cannot be used.
+        UnsuitableRedis: if the server would lose jobs.
         redis.exceptions.RedisError: if Redis was away for too long.
         OSError: if a file cannot be read or written.
         KeyboardInterrupt: at the second interrupt.
@@ -197,6 +198,7 @@ def run_here(
     _require_distinct(options, output)
     require_output(output)
     require_own_table(output)
+    producer.require_suitable()
     models, earlier = producer.models(), RunOptions.of_run(output)
     if earlier is not None and earlier.default_model is not None:
         options = replace(options, default_model=earlier.default_model)
@@ -289,8 +291,10 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
 
     Raises:
         InvalidRequest: if the input cannot be read.
+        UnsuitableRedis: if the server would lose jobs.
         redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
     """
+    producer.require_suitable()
     maker = options.row_maker(producer.models())
     with contextlib.closing(RowIndex()) as index, open_input(options.input) as stream:
         records = options.records(stream, maker)

@@ -13,9 +13,8 @@ from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
-from omlx_producer.errors import InvalidRequest, one_line
+from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
 from omlx_producer.models import (
-    ModelNotFound,
     only_model,
     require_fit,
     require_known,

@@ -17,17 +17,20 @@ from redis.exceptions import (
     NoPermissionError,
     RedisError,
     TimeoutError,
+    TryAgainError,
 )
 
 from omlx_producer.cli.common import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, file_error
 from omlx_producer.client import Producer
-from omlx_producer.connection import INVALID_URL, redis_url, without_password
+from omlx_producer.connection import read_settings, redis_url, without_password
+from omlx_producer.environment import DOTENV
 from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
     JobFailed,
     OmlxQueueError,
     UnknownJob,
+    UnsuitableRedis,
     one_line,
 )
 
@@ -45,7 +48,7 @@ _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
         "that match rq:* and omlx:*",
     ),
     (
-        (AskError, ClusterDownError, ClusterCrossSlotError),
+        (AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError),
         "is part of a Redis Cluster, which is not supported; " + _ELSEWHERE,
     ),
     ((InvalidResponse,), "is not a Redis server ({error}); " + _ELSEWHERE),
@@ -55,22 +58,73 @@ _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
     ),
     ((RedisError,), "refuses: {error}"),
 )
+_SENTINEL = (
+    "lacks a command that jobs need ({error}); if it is a Redis Sentinel, give the URL of the "
+    "master that it watches"
+)
+_CLOSED = ("reset by peer", "Connection closed by server")
+_WANTS_TLS = (
+    "closes the connection ({error}); if it speaks TLS, give rediss:// in place of redis://"
+)
+_NO_FILE = "cannot be reached ({error}); a file that the URL names for TLS does not exist"
+_SPEAKS_NO_TLS = (
+    "does not answer in TLS ({error}); if it speaks none, give redis:// in place of rediss://"
+)
+# What errors of a TLS handshake say. The first that fits counts.
+_TLS = (
+    (
+        "mismatch, certificate is not valid",
+        "has a certificate for another host ({error}); name the host in the URL as it does",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "has a certificate that is not trusted here ({error}); name the file of its authority in "
+        "the URL, with ?ssl_ca_certs=FILE",
+    ),
+    ("handshake operation timed out", _SPEAKS_NO_TLS),
+    ("WRONG_VERSION_NUMBER", _SPEAKS_NO_TLS),
+    ("RECORD_LAYER_FAILURE", _SPEAKS_NO_TLS),
+    (
+        "_ssl.c",
+        "breaks TLS off ({error}); if it asks for a certificate, name yours in the URL, with "
+        "?ssl_certfile=FILE&ssl_keyfile=FILE",
+    ),
+)
 
 
 def redis_error(error: RedisError, url: str) -> str:
     """A sentence that names the server, its error and the remedy."""
-    reason = next(text for classes, text in _REASONS if isinstance(error, classes))
+    reason = tls_problem(error, url) or next(
+        text for classes, text in _REASONS if isinstance(error, classes)
+    )
+    if str(error).startswith("unknown command"):
+        reason = _SENTINEL
     return f"Redis at {without_password(url)} {reason.format(error=one_line(str(error)))}"
+
+
+def tls_problem(error: RedisError, url: str) -> str | None:
+    """What an error says about TLS in the URL, for `redis_error`; None if it says nothing."""
+    cause = error.__context__
+    text = f"{error} {cause}"
+    if url.startswith("redis:"):
+        closed = any(said in text for said in _CLOSED)
+        return _WANTS_TLS if closed else None
+    if not url.startswith("rediss:"):
+        return None
+    if isinstance(cause, FileNotFoundError):
+        return _NO_FILE
+    return next((reason for said, reason in _TLS if said in text), None)
 
 
 @contextlib.contextmanager
 def open_producer(given_url: str | None) -> Iterator[Producer]:
     """A producer. Its errors end the command with one sentence and an exit code."""
-    url = redis_url(given_url)
     try:
-        producer = Producer(url)
-    except ValueError:
-        fail(INVALID, INVALID_URL)
+        settings = read_settings(DOTENV)
+        url = redis_url(given_url, DOTENV)
+        producer = Producer(url, allow_eviction=settings.omlx_queue_allow_eviction)
+    except InvalidRequest as error:
+        fail(INVALID, str(error).replace("connection:", "--redis-url:", 1))
     with producer:
         try:
             yield producer
@@ -78,6 +132,8 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
             fail(INVALID, _name_option(str(error)))
         except UnknownJob as error:
             fail(INVALID, str(error))
+        except UnsuitableRedis as error:
+            fail(UNREACHABLE, str(error))
         except (JobFailed, JobCancelled) as error:
             ending = "failed" if isinstance(error, JobFailed) else "cancelled"
             fail(JOB_ENDED_BADLY, f"job {error.job_id} {ending}: {error}")

@@ -130,9 +130,11 @@ def test_clients_are_told_where_redis_is_when_the_usual_port_is_taken(
 
 @pytest.mark.usefixtures("fake")
 def test_the_log_has_the_level_and_the_format_that_the_user_chose(
-    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+    private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REDIS_URL", redis_url)
+    connection = Redis.from_url(private_server.url)
+    connection.config_set("appendonly", "yes")
+    monkeypatch.setenv("REDIS_URL", private_server.url)
     monkeypatch.setenv("OMLX_QUEUE_LOG_FORMAT", "json")
     monkeypatch.setattr(logging.root, "handlers", [])
     job = enqueue(connection)
@@ -182,6 +184,48 @@ def test_a_redis_that_refuses_exits_with_3_and_says_why(redis_url: str) -> None:
     assert "out of range" in result.stderr
 
 
+def evict(url: str) -> None:
+    with Redis.from_url(url) as owner:
+        owner.config_set("maxmemory", "100mb")
+        owner.config_set("maxmemory-policy", "volatile-lru")
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_redis_that_may_drop_jobs_is_refused_with_the_command_that_mends_it(
+    private_server: RedisServer,
+) -> None:
+    evict(private_server.url)
+    command = ("run", "--model", "fake", "--redis-url", private_server.url, "--burst")
+    result = invoke(*command)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "(maxmemory-policy volatile-lru), so jobs get lost; run redis-cli" in result.stderr
+    assert invoke(*command, "--allow-eviction").exit_code == 0
+    _, _, advice = result.stderr.partition("run redis-cli ")
+    with Redis.from_url(private_server.url) as owner:
+        owner.execute_command(advice.partition(",")[0])
+    assert invoke(*command).exit_code == 0
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({}, 1), ({"appendonly": "yes"}, 0), ({"save": "60 1000"}, 0)],
+)
+def test_a_redis_that_keeps_nothing_on_disk_is_named_once(
+    private_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, str],
+    told: int,
+) -> None:
+    with Redis.from_url(private_server.url) as owner:
+        for name, value in changes.items():
+            owner.config_set(name, value)
+    invoke("run", "--model", "fake", "--redis-url", private_server.url, "--burst")
+    warnings = [r.getMessage() for r in caplog.records if "on disk" in r.getMessage()]
+    assert len(warnings) == told
+    assert all("redis-cli CONFIG SET appendonly yes" in warning for warning in warnings)
+
+
 def burst_without(server: RedisServer, command: str) -> tuple[Result, str]:
     """Serve a job as a user without a command; returns also the job's status after it."""
     with Redis.from_url(server.url) as owner:
@@ -224,7 +268,31 @@ def test_a_redis_cluster_exits_with_3_and_is_called_one() -> None:
         result = invoke("run", "--model", "fake", "--redis-url", server.url, "--burst")
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
-    assert "it is a Redis Cluster, and the worker needs all keys on one server" in result.stderr
+    assert "is part of a Redis Cluster, and jobs need all keys on one server" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_half_a_redis_cluster_is_no_outage() -> None:
+    port = str(embedded_redis.free_port())
+    with redis_server("--cluster-enabled", "yes", "--cluster-port", port) as server:
+        result = invoke("run", "--model", "fake", "--redis-url", server.url)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "is part of a Redis Cluster" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://h:26379/mymaster", "Redis Sentinel is not supported"),
+        ("redis://h:26379/0?service_name=mymaster", "has an option behind its ?"),
+        ("redis://me:12/secret@h/0", "has an @ behind a /"),
+    ],
+)
+def test_a_url_that_cannot_work_exits_with_2_and_one_sentence(url: str, said: str) -> None:
+    result = invoke("run", "--redis-url", url)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"--redis-url: {said}" in result.stderr
+    assert "secret" not in result.stderr
 
 
 def test_a_url_that_is_none_exits_with_2_and_shows_no_password() -> None:

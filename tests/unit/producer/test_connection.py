@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from omlx_producer import AsyncProducer, OmlxQueueError, Producer
+from omlx_producer.cli.main import cli
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
+from omlx_producer.environment import DOTENV
 
 
 @pytest.fixture(autouse=True)
@@ -36,20 +39,35 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\nDATABASE_URL=foreign\n")
-    assert redis_url() == "redis://a"
+    assert redis_url(None, DOTENV) == "redis://a"
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", "redis://b")
-    assert redis_url() == "redis://b"
+    assert redis_url(None, DOTENV) == "redis://b"
 
 
 def test_the_variable_of_this_program_wins_over_the_general_one_wherever_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path(".env").write_text("REDIS_URL=redis://c\n")
-    assert redis_url() == "redis://c"
+    assert redis_url(None, DOTENV) == "redis://c"
     monkeypatch.setenv("REDIS_URL", "redis://b")
-    assert redis_url() == "redis://b"
+    assert redis_url(None, DOTENV) == "redis://b"
     Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://a\n")
-    assert redis_url() == "redis://a"
+    assert redis_url(None, DOTENV) == "redis://a"
+
+
+async def test_the_file_of_the_folder_sends_no_producer_elsewhere() -> None:
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://elsewhere\nREDIS_URL=redis://there\n")
+    with Producer() as producer:
+        assert producer.connection.get_connection_kwargs()["host"] == "127.0.0.1"
+    async with AsyncProducer() as other:
+        assert other._connection.get_connection_kwargs()["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("command", [["models"], ["x", "-m", "demo", "--queue-anyway"]])
+def test_the_file_of_the_folder_is_read_by_commands(command: list[str]) -> None:
+    Path(".env").write_text("OMLX_QUEUE_REDIS_URL=redis://127.0.0.1:1/7\n")
+    done = CliRunner().invoke(cli, command)
+    assert (done.exit_code, "Redis at redis://127.0.0.1:1/7 " in done.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +78,50 @@ def test_the_variable_of_this_program_wins_over_the_general_one_wherever_they_ar
         ("rediss://me:sec@ret@host/0", "rediss://host/0"),
         ("redis://host/0?password=secret&username=me", "redis://host/0"),
         ("unix:///tmp/redis.sock?password=secret", "unix:///tmp/redis.sock"),
+        ("unix://me@/tmp/a@b.sock", "unix:///tmp/a@b.sock"),
+        ("redis://host/0?password=s@cret", "redis://host/0"),
+        *((f"redis://me:12{mark}cret@host/0", "***") for mark in "/?#["),
+        ("redis://me:s/e?c=r&e#t@host/0", "***"),
+        ("rediss://me/12@host/0", "***"),
+        ("unix://me:12/cret@/tmp/redis.sock", "***"),
+        ("me:secret@host:6379", "***"),
     ],
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+@pytest.mark.parametrize("mark", "/?#")
+def test_a_password_that_would_end_the_host_is_refused_before_any_part_of_it_is_looked_up(
+    kind: Any, mark: str
+) -> None:
+    with pytest.raises(OmlxQueueError) as caught:
+        kind(f"redis://me:12{mark}cret@host:6379/0")
+    assert str(caught.value) == (
+        "connection: has an @ behind a /, ? or #; in a password write %40, %2F, %3F and %23 for "
+        "them"
+    )
+
+
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://host:26379/mymaster", "Redis Sentinel is not supported; give the URL"),
+        ("redis://host/0?service_name=mymaster", "has an option behind its ? that redis-py does"),
+    ],
+)
+def test_a_url_of_sentinel_is_refused_in_one_sentence(kind: Any, url: str, said: str) -> None:
+    with pytest.raises(OmlxQueueError) as caught:
+        kind(url)
+    assert str(caught.value).startswith(f"connection: {said}")
+
+
+def test_a_variable_that_is_neither_true_nor_false_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_ALLOW_EVICTION", "maybe")
+    with pytest.raises(OmlxQueueError, match=r"^OMLX_QUEUE_ALLOW_EVICTION: got 'maybe'; give true"):
+        Producer()
 
 
 async def test_a_producer_without_a_url_takes_the_environments(

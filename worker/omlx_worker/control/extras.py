@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redis.exceptions import MovedError, ResponseError
+from redis.exceptions import ResponseError
 
 from omlx_producer.outage import passes
+from omlx_worker.queue.unfit import says_cluster
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -27,7 +28,7 @@ class Extras:
         try:
             yield
         except ResponseError as error:
-            if passes(error) or isinstance(error, MovedError):
+            if passes(error) or says_cluster(error):
                 raise
             if what not in self._refused:
                 log.error(

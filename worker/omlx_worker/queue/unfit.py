@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from redis.exceptions import ClusterCrossSlotError, ConnectionError, MovedError
+from redis.exceptions import (
+    ClusterCrossSlotError,
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    TryAgainError,
+)
+
+_CLUSTER = (MovedError, ClusterCrossSlotError, ClusterDownError, TryAgainError)
+# For scripts, whose errors have no class.
+_CLUSTER_SAYS = ("in a cluster node", "Hash slot not served", "The cluster is down")
+
+
+def says_cluster(error: BaseException) -> bool:
+    """Whether an error of a call is one that only servers of a Redis Cluster have."""
+    return isinstance(error, _CLUSTER) or any(words in str(error) for words in _CLUSTER_SAYS)
 
 
 class RedisUnfit(ConnectionError):
@@ -13,10 +28,10 @@ def unfit(error: BaseException) -> RedisUnfit | None:
     """What an error of a call says about the server; None if it concerns this call only."""
     if isinstance(error, RedisUnfit):
         return error
-    text = str(error)
-    if isinstance(error, MovedError | ClusterCrossSlotError) or "in a cluster node" in text:
+    if says_cluster(error):
         return RedisUnfit("it is a Redis Cluster, and the worker needs all keys on one server")
     # Redis names the user and the command, in scripts too.
+    text = str(error)
     _, found, rights = text.partition(" has no permissions ")
     if found:
         user = text.removesuffix(found + rights).rpartition("User ")[2]

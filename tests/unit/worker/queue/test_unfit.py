@@ -5,8 +5,15 @@ from __future__ import annotations
 import logging
 
 import pytest
-from redis.exceptions import ConnectionError, MovedError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    ResponseError,
+    TryAgainError,
+)
 
+from omlx_producer.outage import passes
 from omlx_worker.control.extras import Extras
 from omlx_worker.queue.unfit import unfit
 
@@ -34,11 +41,22 @@ def test_other_errors_say_nothing_about_the_server(error: Exception) -> None:
     assert unfit(error) is None
 
 
-def test_a_cluster_is_not_done_without() -> None:
-    moved = MovedError("1 127.0.0.1:7000")
-    with pytest.raises(MovedError), Extras().attempt("the record"):
-        raise moved
-    assert "Redis Cluster" in str(unfit(moved))
+@pytest.mark.parametrize(
+    "error",
+    [
+        MovedError("1 127.0.0.1:7000"),
+        ClusterDownError("Hash slot not served"),
+        TryAgainError("Multiple keys request during rehashing of slot"),
+        ResponseError("Error running script: @user_script: 1: -CLUSTERDOWN The cluster is down"),
+    ],
+)
+def test_a_cluster_half_of_which_is_there_is_no_outage_and_not_done_without(
+    error: ResponseError,
+) -> None:
+    with pytest.raises(type(error)), Extras().attempt("the record"):
+        raise error
+    assert "Redis Cluster" in str(unfit(error))
+    assert not passes(error)
 
 
 def test_what_redis_refuses_is_done_without_and_logged_once(
