@@ -69,6 +69,7 @@ from omlx_producer.events import (
 from omlx_producer.markup import Markup
 from omlx_producer.messages import Message, TextPart
 from omlx_producer.request import (
+    DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
@@ -130,6 +131,7 @@ def ended_stream(job_id: str) -> str | None:
 
 __all__ = [
     "BEGINNING",
+    "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
     "ENDED_SECONDS",
     "JOB_FUNCTION",

@@ -29,6 +29,9 @@ MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
 MAX_PROMPT_CHARACTERS = 8_000_000
 DEFAULT_MAX_TOKENS = 256
+"""Of a prompt that sets no limit."""
+DEFAULT_CHAT_TOKENS = 4096
+"""Of a chat that sets no limit, at most, unless its worker has another `--default-max-tokens`."""
 REQUEST_SHAPE = 'a JSON object such as {"model": "demo", "prompt": "def fibonacci(n):"}'
 
 
@@ -47,6 +50,9 @@ class GenerationRequest(RequestPart):
     Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
     OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as
     mlx-lm's `make_sampler` does. The penalties count the prompt and all generated tokens.
+
+    Without ``max_completion_tokens`` a chat may fill the context, up to the worker's own limit, and
+    a prompt gets `DEFAULT_MAX_TOKENS`.
 
     The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
@@ -237,6 +243,12 @@ class GenerationRequest(RequestPart):
     def calling(self) -> Calling | None:
         """What the model may call; None for nothing."""
         return calling_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a choice, as far as a producer knows."""
+        default = DEFAULT_MAX_TOKENS if self.messages is None else DEFAULT_CHAT_TOKENS
+        return self.max_completion_tokens or default
 
     @property
     def stop_strings(self) -> list[str]:

@@ -70,6 +70,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             draft_model=settings.draft_model,
             lookup=_lookup(settings),
             prefixes=_prefixes(settings),
+            chat_tokens=settings.default_max_tokens,
         )
     except loader.ModelError as error:
         raise ModelNotLoaded(str(error)) from error

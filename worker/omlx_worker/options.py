@@ -22,7 +22,7 @@ USAGE = 2
 SECTIONS = {
     "Model": ("model", "model_alias", "draft_model"),
     "Decoding": (
-        *("max_batch", "mode", "mtp_depth", "lookup", "lookup_ring"),
+        *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup", "lookup_ring"),
         *("acceptance", "calibration", "state_dir"),
     ),
     "Queue and Redis": (

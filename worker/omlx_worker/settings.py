@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX
-from omlx_producer.request import ModelAlias
+from omlx_producer.request import DEFAULT_CHAT_TOKENS, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
@@ -76,6 +76,11 @@ class WorkerSettings(BaseSettings):
     )
     max_batch: int = Field(
         default=16, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
+    )
+    default_max_tokens: int = Field(
+        default=DEFAULT_CHAT_TOKENS,
+        ge=1,
+        description="Tokens of a chat that sets no limit, at most.",
     )
     mode: Mode = Field(
         default="auto", description="Draft if faster, for a single row, always, never."

@@ -15,7 +15,7 @@ from typing import Any
 
 from omlx_producer.errors import JobError, MalformedResult
 from omlx_producer.outcome import Outcome
-from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest
+from omlx_producer.protocol import GenerationRequest
 
 DIGEST_CHARACTERS = 24
 TOKEN_CHARACTERS = 4
@@ -68,7 +68,7 @@ class Row:
     @property
     def most_tokens(self) -> int:
         """The most that it writes, all choices together."""
-        return (self.request.max_completion_tokens or DEFAULT_MAX_TOKENS) * self.request.n
+        return self.request.most_tokens * self.request.n
 
     @property
     def work(self) -> int:

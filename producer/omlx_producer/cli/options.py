@@ -10,13 +10,16 @@ import click
 
 from omlx_producer.cli.form import form_options, texts, with_structured_outputs
 from omlx_producer.cli.sections import option
-from omlx_producer.request import DEFAULT_MAX_TOKENS
+from omlx_producer.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # In the title, because only the worker knows the other defaults.
 _sampling = partial(option, section="Sampling (defaults: the model's, else OpenAI's)")
-_DEFAULTS = {"max_completion_tokens": str(DEFAULT_MAX_TOKENS), "n": "1"}
+_DEFAULTS = {
+    "max_completion_tokens": f"{DEFAULT_CHAT_TOKENS}, with --raw {DEFAULT_MAX_TOKENS}",
+    "n": "1",
+}
 
 _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),

@@ -103,6 +103,16 @@ def test_a_request_that_could_never_fit_is_refused_with_the_figures(
     )
 
 
+def test_a_job_without_a_limit_gets_what_memory_allows(redis_url: str, connection: Redis) -> None:
+    prompt, default = 100, 16
+    job = enqueue(connection, "x" * prompt)
+    limit = BYTES_A_TOKEN * (2 * prompt + default // 2)
+    with running_worker(redis_url, memory_limit=limit):
+        wait_for(lambda: is_over(job))
+    assert status(job) == "finished", events(connection, job.id)
+    assert events(connection, job.id)[-1].usage.completion_tokens <= default // 2
+
+
 def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
     connection: Redis,
 ) -> None:

@@ -134,6 +134,18 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     assert [record.message[:22] for record in caplog.records[1:]] == ["1 job finished, 0 rows"]
 
 
+def test_the_log_counts_texts_that_were_cut_by_length(
+    board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for reason, cut in ((["length", "stop"], ", 1 text cut by length"), (["stop"], "")):
+        counters.jobs += 1
+        counters.stepped(2, [Emission("r", [1], "", finish_reason=each) for each in reason])
+        clock.now += 11
+        board.show("busy")
+        assert f"1 job finished{cut}, 0 rows" in caplog.records[-1].message
+
+
 def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:
     connection = board._connection
     old = board.figures("busy")

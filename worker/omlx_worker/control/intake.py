@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -79,7 +80,9 @@ class Intake:
             claim.data = b""
             if claim.data_bytes > LARGE_BYTES:
                 release_memory()
-        sizes = tuple((row.length, row.longest) for row in rows)
+        if request.max_completion_tokens is None:
+            rows = self._within_memory(rows)
+        sizes = _sizes(rows)
         if objection := self._objection(sizes):
             return Failed(objection, retry=False)
         if request.window_seconds is not None:
@@ -90,6 +93,12 @@ class Intake:
         # A refused job is held until its ending is written, and must take no room until then.
         claim.sizes = sizes
         return job
+
+    def _within_memory(self, rows: list[Row]) -> list[Row]:
+        """Halve the default limit of rows until memory allows for it."""
+        while rows[0].max_tokens > 1 and self._objection(_sizes(rows)):
+            rows = [replace(row, max_tokens=row.max_tokens // 2) for row in rows]
+        return rows
 
     def _age(self, claim: Claim) -> float:
         """Seconds from a job's creation to its claim; 0 if its hash does not say."""
@@ -125,3 +134,7 @@ class Intake:
         log.warning("cannot resume the stream of job %s (%s); starting over", claim.id, reason)
         self._connection.delete(key)
         return new()
+
+
+def _sizes(rows: Sequence[Row]) -> tuple[Size, ...]:
+    return tuple((row.length, row.longest) for row in rows)

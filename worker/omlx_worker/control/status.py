@@ -67,7 +67,7 @@ class StatusBoard:
         self._clock = clock
         self._extras = Extras()
         self._started_at = self._told_at = clock()
-        self._told_jobs = 0
+        self._told_jobs = self._told_cut = 0
         self._written_at = float("-inf")
         self._seen = (self._started_at, 0, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
@@ -137,10 +137,15 @@ class StatusBoard:
         figures = self.figures(state)
         with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):
             write_figures(self._connection, self._model_alias, figures)
-        jobs = self._counters.jobs - self._told_jobs
+        jobs, cut = (
+            self._counters.jobs - self._told_jobs,
+            self._counters.cut - self._told_cut,
+        )
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
-            self._told_at, self._told_jobs = now, self._counters.jobs
-            log.info("%s finished, %s", counted(jobs, "job"), line(figures))
+            self._told_at = now
+            self._told_jobs, self._told_cut = self._counters.jobs, self._counters.cut
+            ended = f", {counted(cut, 'text')} cut by length" if cut else ""
+            log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 
     def sign_off(self, info: ModelInfo) -> None:
         """Delete the figures of this worker, and say so if it was the model's last."""

@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
-from omlx_producer.protocol import ModelInfo
+from omlx_producer.protocol import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.lookup import Lookup
@@ -93,6 +93,7 @@ def load_engine(
     draft_model: str | None = None,
     lookup: Lookup | None = None,
     prefixes: Prefixes | None = None,
+    chat_tokens: int = DEFAULT_CHAT_TOKENS,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -104,6 +105,7 @@ def load_engine(
         draft_model: named like ``model``; not loaded at depth 0.
         lookup: how drafts are looked up; None for not at all.
         prefixes: how beginnings of prompts are kept; None for not at all.
+        chat_tokens: of a chat that sets no limit, at most.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
@@ -131,7 +133,15 @@ def load_engine(
     )
     defaults = _defaults(path)
     grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
-    prompter = Prompter(tokenizer, info, vocabulary, defaults, ratio=ratio, grammars=grammars)
+    prompter = Prompter(
+        tokenizer,
+        info,
+        vocabulary,
+        defaults,
+        ratio=ratio,
+        grammars=grammars,
+        chat_tokens=chat_tokens,
+    )
     family = config["model_type"]
     return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
 

@@ -10,6 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import (
+    DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
     GenerationRequest,
     InvalidRequest,
@@ -47,6 +48,9 @@ class Prompter:
 
     The tokenizer is copied, because a tokenizer must not encode in one thread while another
     decodes with it.
+
+    Args:
+        chat_tokens: of a chat that sets no limit, at most.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Prompter:
         *,
         ratio: bool = False,
         grammars: Grammars | None = None,
+        chat_tokens: int = DEFAULT_CHAT_TOKENS,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._chat = Chat(self._tokenizer, info.model)
@@ -66,6 +71,7 @@ class Prompter:
         self._defaults = defaults
         self._ratio = ratio
         self._grammars = grammars
+        self._chat_tokens = chat_tokens
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -92,11 +98,12 @@ class Prompter:
             reply = self._chat.form(request, prompt)
             constraint = self._chat.constraint(request, reply)
         grammar = self._grammar(request, constraint)
+        default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
                 prompt=prompt,
-                max_tokens=min(request.max_completion_tokens or DEFAULT_MAX_TOKENS, room),
+                max_tokens=min(request.max_completion_tokens or default, room),
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,

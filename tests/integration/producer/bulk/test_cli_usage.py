@@ -38,6 +38,13 @@ def test_a_dry_run_finds_everything_and_enqueues_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_a_dry_run_counts_rows_without_a_limit_as_workers_do(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("hello\n")
+    for options, most in (((), 4096), (("--raw",), 256), (("--max-tokens", "7"), 7)):
+        done = run("run", "texts.txt", "--format", "text", "--dry-run", *options)
+        assert json.loads(done.stdout)["most_completion_tokens"] == most
+
+
 def test_an_output_that_has_rows_of_another_input_is_pointed_out(run: Run, tmp_path: Path) -> None:
     for name in ("one", "other"):
         write_jsonl(tmp_path / f"{name}.jsonl", ["no JSON"])

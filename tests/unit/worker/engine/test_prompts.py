@@ -55,6 +55,25 @@ def test_the_token_limit_is_cut_to_the_room_the_prompt_leaves(
     assert roomy.rows(ask(prompt="x"), "job")[0].max_tokens == DEFAULT_MAX_TOKENS
 
 
+def test_a_chat_without_a_limit_gets_the_rest_of_the_context_up_to_the_workers_limit(
+    qwen: Loaded,
+) -> None:
+    def most(context: int, **limits: Any) -> int:
+        info = ModelInfo(model="tiny", context_length=context, longest_token=1)
+        prompter = Prompter(qwen.tokenizer, info, 257, Sampling(), **limits)
+        fields = {"messages": [{"role": "user", "content": "hi"}]}
+        [row] = prompter.rows(ask(**fields), "job")
+        [own] = prompter.rows(ask(**fields, max_tokens=3), "job")
+        assert own.max_tokens == 3
+        return row.max_tokens
+
+    length = len("user: hi\nassistant: ")
+    assert most(1000) == 1000 - length
+    assert most(100_000) == 4096
+    assert most(100_000, chat_tokens=50) == 50
+    assert most(1000, chat_tokens=5000) == 1000 - length
+
+
 def test_choices_differ_in_seed_and_repeat_with_the_request_or_the_job(prompter: Prompter) -> None:
     def seeds(job: str, **fields: Any) -> list[int]:
         return [row.sampling.seed for row in prompter.rows(ask(prompt="a", n=3, **fields), job)]
