@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.hub import Hub, hub_server
 from tests.helpers.redis_server import RedisServer, redis_server
 
 # How fast examples run says something of the machine, not of what is tested.
@@ -66,4 +68,20 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 def private_server() -> Iterator[RedisServer]:
     """A server of the test's own, which it may stop, kill, pause and start again."""
     with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub of the test's own, and an empty cache of its files."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import progress_bar_states
+
+    with hub_server() as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setitem(progress_bar_states, "_global", False)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
         yield server

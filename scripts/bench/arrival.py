@@ -15,8 +15,9 @@ import statistics
 import time
 
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine.checkpoint import DEMO
 from omlx_worker.engine.interface import LONGEST_CHUNK
-from omlx_worker.engine.loader import DEMO, load_engine
+from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.row import Row
 from scripts.bench.in_process import InProcess
 

@@ -22,7 +22,8 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loader import load
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import layout

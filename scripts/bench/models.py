@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loader import load
 from scripts.bench.shapes import SHAPES, random_network, shape_of
 from scripts.grown_model.grow import SIZES, grow
 

@@ -23,8 +23,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
+from omlx_worker.engine.checkpoint import DEMO, resolve
 from omlx_worker.engine.drafts.mtp import with_head
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.loader import load
 from scripts.grown_model.check import compare
 from scripts.grown_model.layout import Layout, Map, grown_layers
 

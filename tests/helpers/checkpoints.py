@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.convert import convert
 from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -132,6 +135,31 @@ def _write_raw(path: Path, seed: int, config: dict[str, Any]) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     write_tokenizer(path)
     return path
+
+
+def shard(path: Path, shards: int = 3) -> Path:
+    """Split the weights of a checkpoint into files with an index, its head in the last one."""
+    file = path / "model.safetensors"
+    weights = mx.load(str(file))
+    mx.eval(weights)
+    file.unlink()
+    backbone = sorted(name for name in weights if "mtp." not in name)
+    parts = [backbone[i :: shards - 1] for i in range(shards - 1)]
+    parts.append([name for name in weights if "mtp." in name])
+    index: dict[str, str] = {}
+    for number, names in enumerate(parts, start=1):
+        name = f"model-{number:05}-of-{shards:05}.safetensors"
+        mx.save_safetensors(str(path / name), {n: weights[n] for n in names}, {"format": "pt"})
+        index |= dict.fromkeys(names, name)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return path
+
+
+def convert_without_head(path: Path, to: Path, bits: int | None = None) -> Path:
+    """What mlx-lm makes of a raw checkpoint: a copy whose head is lost."""
+    with redirect_stdout(io.StringIO()):
+        convert(str(path), str(to), quantize=bits is not None, q_bits=bits, q_group_size=32)
+    return to
 
 
 def fuse_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:

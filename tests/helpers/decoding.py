@@ -15,9 +15,10 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_worker.engine.checkpoint import DEMO, resolve
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.loader import load
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged import layout
 from omlx_worker.engine.ragged.decoder import RaggedDecoder

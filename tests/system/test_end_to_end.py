@@ -22,7 +22,7 @@ from rq.cli import main as rq_cli
 
 from omlx_producer import JobFailed, Producer
 from omlx_producer.protocol import DoneEvent, Priority, TokenEvent, TokensEvent, queue_name
-from omlx_worker.engine.loader import DEMO, resolve
+from omlx_worker.engine.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
 
 TOKENS = 24

@@ -60,6 +60,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         ModelNotLoaded: if the model does not exist or cannot be loaded.
     """
     from omlx_worker.engine import loader
+    from omlx_worker.engine.checkpoint import ModelError
 
     try:
         engine = loader.load_engine(
@@ -72,7 +73,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             prefixes=_prefixes(settings),
             chat_tokens=settings.default_max_tokens,
         )
-    except loader.ModelError as error:
+    except ModelError as error:
         raise ModelNotLoaded(str(error)) from error
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
         raise ModelNotLoaded(

@@ -14,15 +14,10 @@ from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide
 from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.engine.checkpoint import resolve
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
-from omlx_worker.engine.loader import (
-    context_length,
-    decoder_of,
-    load,
-    load_draft_model,
-    resolve,
-)
+from omlx_worker.engine.loader import context_length, decoder_of, load, load_draft_model
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 

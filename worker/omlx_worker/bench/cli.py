@@ -91,7 +91,7 @@ def bench(report: Path | None, model: str, tokens: int, laps: int, **options: An
     require_mlx()
     from omlx_worker.bench.benchmark import BenchError, Benchmark
     from omlx_worker.bench.laps import Plan
-    from omlx_worker.engine.loader import ModelError
+    from omlx_worker.engine.checkpoint import ModelError
 
     start_logging("warning")
     try:

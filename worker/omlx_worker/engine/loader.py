@@ -7,23 +7,21 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.protocol import DEFAULT_CHAT_TOKENS, ModelInfo
+from omlx_worker.engine.checkpoint import ModelError, resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.drafts.mtp import with_head
+from omlx_worker.engine.drafts.mtp import promises_head, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.identity import fingerprint_of, identity_of
@@ -39,18 +37,11 @@ from omlx_worker.engine.row import Sampling
 
 log = logging.getLogger(__name__)
 
-DEMO = "demo"
 DRAFT_MODEL = "--draft-model"
 DEFAULT_CONTEXT = 32_768
 
 SAME_TOKENS = 0.99
 """Share of a draft model's tokens that must have the same ids. Families grow by a few of them."""
-
-_FILES = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
-
-
-class ModelError(Exception):
-    """A model that cannot be loaded. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,33 +143,6 @@ def context_length(config: Mapping[str, Any]) -> int:
     return int(text_config.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
-def resolve(model: str, option: str = "--model") -> Path:
-    """The directory of a model's files, downloaded first if it is a repository.
-
-    Args:
-        option: that named it, for errors.
-    """
-    if model == DEMO:
-        with as_file(files("omlx_worker") / "demo_model") as path:
-            return path
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or model.startswith((".", "~")):
-        raise ModelError(f"{option} {model}: no such directory; give a directory or a repository")
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(_FILES)))
-    except HFValidationError:
-        raise ModelError(
-            f"{option} {model}: neither 'demo', a directory, nor a repository name like org/name"
-        ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelError(
-            f"{option} {model}: could not be downloaded ({reason}); check the name and the network"
-        ) from None
-
-
 def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
     """Load network, tokenizer and config from a directory; in float32 without a GPU."""
     if not compiles():
@@ -186,12 +150,16 @@ def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapp
     if not (path / "config.json").is_file():
         raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
     try:
-        network, config = load_model(path, get_model_classes=_classes_with_head)
+        network, config = load_model(path, get_model_classes=classes_with_head)
         tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"{option} {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
         ) from None
+    if fault := getattr(network, "head_fault", None):
+        log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", fault)
+    elif getattr(network, "mtp", True) is None and promises_head(network):
+        log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
     if mx.default_device() == mx.cpu:
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
@@ -229,7 +197,8 @@ def _defaults(path: Path) -> Sampling:
         raise ModelError(f"--model {path}: {wishes.name} is not JSON: {error}") from None
 
 
-def _classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+def classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+    """mlx-lm's classes of a model and its arguments; the model's keeps its MTP head."""
     model_type = config["model_type"]
     if model_type.startswith("qwen3_5"):
         # A checkpoint saved without its vision tower names the text model, which mlx-lm does not.

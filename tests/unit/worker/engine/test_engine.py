@@ -13,8 +13,9 @@ import pytest
 
 from omlx_producer.constraint import Constraint
 from omlx_producer.protocol import GenerationRequest
+from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.loader import ModelError, load_engine
+from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.row import Emission
 from tests.helpers.checkpoints import write_llama, write_qwen

@@ -1,4 +1,4 @@
-"""The MTP head of the Qwen3.5 family, which mlx-lm drops when it loads a checkpoint.
+"""The MTP head of the Qwen3.5 family, which mlx-lm drops when it loads or converts a checkpoint.
 
 The head predicts token ``t + 2`` from the backbone's hidden state at ``t``, taken AFTER its
 final norm (the tensor that the output projection scores), and the embedding of token ``t + 1``.
@@ -8,7 +8,6 @@ Source: the names and shapes of published checkpoints, and the two inputs' order
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,6 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
-
-log = logging.getLogger(__name__)
 
 Weights = dict[str, mx.array]
 
@@ -77,30 +74,29 @@ class _WithHead:
     """Mixed into mlx-lm's model classes: keeps the head's weights through `sanitize`.
 
     A head is kept if the checkpoint has all of its weights, whatever the config promises.
+
+    Attributes:
+        head_fault: why the checkpoint's head cannot be used, once it is loaded; None if it can
+            be, or if there is none.
     """
+
+    head_fault: str | None = None
 
     def __init__(self, args: Any) -> None:
         super().__init__(args)  # type: ignore[call-arg]
-        text = text_model(self)
-        self.mtp: MTPHead | None = MTPHead(text.args, type(text.layers[0]))
+        self.mtp: MTPHead | None = new_head(self)
 
     def sanitize(self, weights: Weights) -> Weights:
         head, backbone = _apart(weights)
         # mlx-lm's own test, for Qwen3.5, of whether a checkpoint is in Hugging Face's form.
         raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in backbone.items())
         converted: Weights = super().sanitize(backbone)  # type: ignore[misc]
-        head = fold_experts(head)
         assert self.mtp is not None
-        faults = _faults(self.mtp, head)
-        if not faults:
-            return converted | _shift_norms(head, raw)
-        if head:
-            listed = "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
-            log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", listed)
-        elif _promised(self.args):  # type: ignore[attr-defined]
-            log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
-        self.mtp = None
-        return converted
+        head, self.head_fault = as_weights_of(self.mtp, head, raw_backbone=raw)
+        if not head or self.head_fault:
+            self.mtp = None
+            return converted
+        return converted | head
 
 
 class Qwen35WithHead(_WithHead, Qwen35):
@@ -124,6 +120,44 @@ def with_head(model_class: type[nn.Module]) -> type[nn.Module]:
     """The class that keeps the MTP head, or the class itself if its family has none."""
     kept = {Qwen35: Qwen35WithHead, Qwen35Moe: Qwen35MoeWithHead, Qwen3Next: Qwen3NextWithHead}
     return kept.get(model_class, model_class)
+
+
+def new_head(model: Any) -> MTPHead:
+    """A head for a model, its weights not set."""
+    text = text_model(model)
+    return MTPHead(text.args, type(text.layers[0]))
+
+
+def is_of_head(name: str) -> bool:
+    """Whether this is the name of a tensor of the head."""
+    return _PREFIX.match(name) is not None
+
+
+def promises_head(model: nn.Module) -> bool:
+    """Whether the configuration of a loaded model speaks of a head, whatever its files have."""
+    text_config = getattr(model.args, "text_config", {})
+    return any(text_config.get(promise) for promise in _PROMISES)
+
+
+def as_weights_of(
+    head: MTPHead, weights: Weights, *, raw_backbone: bool
+) -> tuple[Weights, str | None]:
+    """A checkpoint's tensors of the head in the form that mlx-lm's are in, named ``mtp.*``.
+
+    Args:
+        weights: the tensors, whose names may have a prefix before ``mtp.``.
+        raw_backbone: whether the checkpoint's other tensors are in Hugging Face's form.
+
+    Returns:
+        The weights, and why they cannot be ``head``'s; None if they can, or if there are none.
+    """
+    weights, _ = _apart(weights)
+    weights = fold_experts(weights)
+    if not weights:
+        return {}, None
+    if faults := _faults(head, weights):
+        return {}, "; ".join(faults[:3]) + ("; ..." if len(faults) > 3 else "")
+    return _shift_norms(weights, raw_backbone), None
 
 
 def _apart(weights: Weights) -> tuple[Weights, Weights]:
@@ -178,11 +212,6 @@ def _faults(head: MTPHead, weights: Weights) -> list[str]:
         elif value.shape[: len(shape)] != shape:
             faults.append(f"{name} has shape {value.shape}")
     return faults
-
-
-def _promised(args: Any) -> bool:
-    text_config = getattr(args, "text_config", {})
-    return any(text_config.get(promise) for promise in _PROMISES)
 
 
 def _shift_norms(head: Weights, raw_backbone: bool) -> Weights:

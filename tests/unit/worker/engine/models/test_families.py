@@ -10,9 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from omlx_worker.engine.checkpoint import DEMO, resolve
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.device import unfused
-from omlx_worker.engine.loader import DEMO, load, resolve
+from omlx_worker.engine.loader import load
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
