@@ -1,8 +1,8 @@
 """The command ``omlx-submit``.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the job failed or was
-cancelled, 2 usage or an invalid request, 3 Redis unreachable, 4 `results` of a batch that has not
-ended, 130 interrupted, 141 the reader of stdout has gone.
+cancelled, 2 usage or an invalid request, 3 Redis unreachable, 4 `result --timeout` of a job or
+`results` of a batch that has not ended, 130 interrupted, 141 the reader of stdout has gone.
 """
 
 from __future__ import annotations

@@ -20,7 +20,14 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from omlx_producer.cli.common import INVALID, JOB_ENDED_BADLY, UNREACHABLE, fail, file_error
+from omlx_producer.cli.common import (
+    INVALID,
+    JOB_ENDED_BADLY,
+    NOT_ENDED,
+    UNREACHABLE,
+    fail,
+    file_error,
+)
 from omlx_producer.client import Producer
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV
@@ -28,6 +35,7 @@ from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
     JobFailed,
+    JobTimeout,
     OmlxQueueError,
     UnknownJob,
     UnsuitableRedis,
@@ -137,6 +145,8 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
         except (JobFailed, JobCancelled) as error:
             ending = "failed" if isinstance(error, JobFailed) else "cancelled"
             fail(JOB_ENDED_BADLY, f"job {error.job_id} {ending}: {error}")
+        except JobTimeout as error:
+            fail(NOT_ENDED, f"{error}; it goes on")
         except OmlxQueueError as error:
             fail(JOB_ENDED_BADLY, str(error))
         except BrokenPipeError:

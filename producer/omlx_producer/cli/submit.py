@@ -154,7 +154,8 @@ def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
 def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | None) -> None:
     """Wait for a job and print its text.
 
-    --json prints the response body.
+    --json prints the response body. Exit codes: 0 done, 1 the job failed or was cancelled, 2 usage,
+    3 Redis unreachable, 4 it has not ended within --timeout.
     """
     if is_batch_id(job_id):
         raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")

@@ -415,11 +415,20 @@ def test_a_job_without_text_prints_nothing(run: Run, job: JobHandle, worker: Fak
 
 
 def test_result_prints_the_text_or_the_body(run: Run, job: JobHandle, worker: FakeWorker) -> None:
-    assert run("result", job.id, "--timeout", "0").exit_code == 1
     worker.step("text")
     body = worker.finish()
     assert run("result", job.id).stdout == "text\n"
     assert json.loads(run("result", job.id, "--json").stdout) == body
+
+
+def test_a_result_that_does_not_come_in_time_has_a_code_of_its_own(
+    run: Run, job: JobHandle, worker: FakeWorker
+) -> None:
+    late = run("result", job.id, "--timeout", "0")
+    assert late.exit_code == 4
+    assert late.stderr == f"omlx-submit: job {job.id} did not finish within 0 s; it goes on\n"
+    worker.fail("out of memory")
+    assert run("result", job.id, "--timeout", "0").exit_code == 1
 
 
 def test_status_prints_what_a_job_does(run: Run, job: JobHandle, worker: FakeWorker) -> None:
