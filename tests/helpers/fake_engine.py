@@ -63,7 +63,7 @@ class FakeEngine:
         self.states: dict[str, _State] = {}
         self.changes = 0
         self.shares, self.pads = False, True
-        self.memory_budget = 1 << 40
+        self.memory_budget = 1 << 30
         self.kept_within: int | None = None
         self.weight_bytes = 0
         self.most_rows = 0

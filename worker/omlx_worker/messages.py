@@ -2,7 +2,6 @@
 
 The main thread claims jobs, the decode thread runs rows, the traffic thread writes tokens and
 endings. A job passes them once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`, `Drop`).
-It returns to main only if RQ's handlers must end it (`NeedsRQ`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from queue import SimpleQueue
 from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.ending import Ending
 
 # Reasons why a job leaves before it has finished.
 
@@ -103,15 +101,6 @@ class StopJob:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedsRQ:
-    """An ending that RQ's handlers must write. ``job`` is None if it did not start."""
-
-    claim: Claim
-    ending: Ending
-    job: ActiveJob | None
-
-
-@dataclass(frozen=True, slots=True)
 class Crashed:
     """A thread ended with an error."""
 
@@ -120,7 +109,7 @@ class Crashed:
 
 DecodeMessage = Admit | Drop | Drain | Stop
 TrafficMessage = Admit | Stepped | Drop | Stop
-MainMessage = Ring | StopJob | NeedsRQ | Crashed
+MainMessage = Ring | StopJob | Crashed
 
 DecodeMailbox = SimpleQueue[DecodeMessage]
 TrafficMailbox = SimpleQueue[TrafficMessage]

@@ -27,7 +27,7 @@ SECTIONS = {
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),
-        *("lease_seconds", "patience", "stream_ttl", "allow_webhooks"),
+        *("lease_seconds", "patience", "stream_ttl"),
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": ("name", "burst", "drain_timeout"),
@@ -35,7 +35,7 @@ SECTIONS = {
 }
 
 _METAVARS: dict[Any, str] = {
-    **{"redis_url": "URL", "allow_webhooks": "HOST"},
+    "redis_url": "URL",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import (
     ByteSize,
@@ -17,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.request import DEFAULT_CHAT_TOKENS, ModelAlias
@@ -124,9 +123,6 @@ class WorkerSettings(BaseSettings):
     prefix_dir_limit: ByteSize = Field(
         default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
     )
-    allow_webhooks: Annotated[frozenset[str], NoDecode] = Field(
-        default=frozenset(), description="A host that webhooks of jobs may call; repeatable."
-    )
     calibration: bool = Field(
         default=True, description="Measure step times while idle, for mode auto."
     )
@@ -142,12 +138,6 @@ class WorkerSettings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
-
-    @field_validator("allow_webhooks", mode="before")
-    @classmethod
-    def _split(cls, hosts: str | Iterable[str]) -> list[str]:
-        each = hosts.split(",") if isinstance(hosts, str) else hosts
-        return [host.strip().lower() for host in each]
 
     @field_validator("model")
     @classmethod

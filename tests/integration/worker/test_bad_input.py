@@ -199,7 +199,7 @@ def test_fields_of_the_job_hash_that_make_no_sense_do_no_harm(
     connection.delete("rq:job:gone")
     run_burst(redis_url)
     assert status(odd) == "finished"
-    assert connection.hget("rq:job:callback", "status") == b"finished"
+    assert connection.hget("rq:job:callback", "status") == b"failed"
 
 
 def test_an_unexpected_error_while_preparing_fails_that_job_alone(

@@ -61,23 +61,6 @@ def test_a_burst_serves_what_is_queued_and_exits_with_0(redis_url: str, connecti
     assert connection.hexists(MODELS_KEY, "fake")
 
 
-def test_the_hosts_of_webhooks_come_from_options_or_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[WorkerSettings] = []
-    monkeypatch.setattr(cli, "serve", lambda settings, _: seen.append(settings) or 0)
-    monkeypatch.setenv("OMLX_QUEUE_ALLOW_WEBHOOKS", "hooks.example, Other.example")
-    for options in ([], ["--allow-webhooks", "A.example", "--allow-webhooks", "b.example"]):
-        assert invoke("run", *options).exit_code == 0
-    monkeypatch.delenv("OMLX_QUEUE_ALLOW_WEBHOOKS")
-    assert invoke("run").exit_code == 0
-    assert [set(settings.allow_webhooks) for settings in seen] == [
-        {"hooks.example", "other.example"},
-        {"a.example", "b.example"},
-        set(),
-    ]
-
-
 def test_the_server_is_the_one_that_producers_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

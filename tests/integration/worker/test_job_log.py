@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from rq import Callback, Retry
+from rq import Retry
 
 from omlx_producer.cancel import cancel_job
 from omlx_worker.messages import Drop, Lost
-from tests.helpers.fake_engine import BREAKS_STEP
+from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.leases import claim, table
 from tests.helpers.traffic import Traffic
 from tests.helpers.workers import (
@@ -62,24 +62,13 @@ def test_a_finished_job_has_two_lines_with_its_figures(
     assert end["message"].startswith(f"job {job.id} finished: model fake, priority default, ")
 
 
-def test_a_job_with_a_callback_has_its_line_after_rq_has_ended_it(
+def test_a_job_that_is_retried_says_so(
     redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = enqueue(connection, max_completion_tokens=5, retry=Retry(max=1))
+    job = enqueue(connection, BREAKS_PREPARE, retry=Retry(max=1))
     run_burst(redis_url)
-    assert is_over(job)
-    end = ended(caplog, job.id)
-    assert (end["event"], end["prompt_tokens"]) == ("finished", 5)
-
-
-def test_a_success_callback_that_raises_is_logged_as_a_failure(
-    redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = enqueue(connection, max_completion_tokens=5, on_success=Callback("os.nothing"))
-    run_burst(redis_url)
-    end = ended(caplog, job.id)
-    assert end["event"] == "failed"
-    assert end["error"].startswith("the success callback failed: ")
+    outcomes = [line["event"] for line in said(caplog, job.id)]
+    assert outcomes == ["retried", "failed"]
 
 
 def test_an_invalid_job_fails_without_its_prompt_in_the_log(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rq.job import Job
 from omlx_producer import Producer
 from omlx_producer.protocol import DoneEvent, events_key, parse_event, tokens_channel
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.leases import claim, expire, roll_back, table, tokens
 from tests.helpers.traffic import Traffic
@@ -98,23 +99,25 @@ def test_a_job_whose_stream_ends_inside_an_event_fails(connection: Redis) -> Non
     assert "holds other tokens" in events(connection, job.id)[-1].error
 
 
-def test_tokens_that_redis_has_lost_are_there_when_rqs_handlers_end_a_job(
+def test_tokens_that_redis_has_lost_are_there_when_a_job_with_dependents_ends(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = enqueue(connection, max_completion_tokens=9)
-    enqueue(connection, depends_on=job.id)
+    dependent = enqueue(connection, depends_on=job.id)
     lost: list[str] = []
 
-    def lose(leases: LeaseTable, claimed: Claim, ending: Ending) -> None:
-        roll_back(connection, events_key(claimed.id), 1)
-        lost.append(claimed.id)
-        restore(leases, claimed, ending)
+    def lose(leases: LeaseTable, endings: Sequence[tuple[Claim, Ending]]) -> list[Commit]:
+        if job.id in [claimed.id for claimed, _ in endings] and not lost:
+            roll_back(connection, events_key(job.id), 1)
+            lost.append(job.id)
+        return commit(leases, endings)
 
-    restore = LeaseTable.restore
-    monkeypatch.setattr(LeaseTable, "restore", lose)
+    commit = LeaseTable.commit
+    monkeypatch.setattr(LeaseTable, "commit", lose)
     run_burst(redis_url)
     assert lost == [job.id]
     assert streamed_text(connection, job.id) == job.return_value()["choices"][0]["text"]
+    assert status(dependent) == "finished"
 
 
 @pytest.mark.parametrize("first", [0, 2])

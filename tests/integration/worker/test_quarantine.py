@@ -8,7 +8,7 @@ from rq.job import Job
 
 from omlx_producer.cancel import cancel_job
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.quarantine import QUARANTINE_SECONDS, RUN_FIELDS
+from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
 from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
 from tests.helpers.workers import enqueue, fetch, queue, status
 
@@ -200,7 +200,8 @@ def test_an_ending_forgets_the_deaths_before_it(connection: Redis) -> None:
     leases = table(connection)
     (suspect,) = claim(leases)
     commit(leases, suspect, failed(job.id))
-    assert connection.hmget(job.key, *RUN_FIELDS) == [None] * len(RUN_FIELDS)
+    fields = ("omlx_crashes", "omlx_lone", "omlx_alone")
+    assert connection.hmget(job.key, *fields) == [None] * 3
     job.refresh()
     job.requeue()
     (again,) = claim(leases)

@@ -27,7 +27,6 @@ from tests.helpers.workers import (
     status,
     wait_for,
 )
-from tests.integration.worker.test_rq_endings import named, remember_stop
 
 
 @pytest.fixture
@@ -88,19 +87,6 @@ def test_a_renewal_tells_of_a_job_that_waits_for_its_prompt_to_be_read(
     cancel_unheard(job)
     assert leases.renew() == leases.renew() == {}
     assert told == [claimed]
-
-
-def test_the_stopped_callback_runs_on_the_worker_that_ends_it(
-    redis_url: str, connection: Redis, cancel_unheard: Callable[[Job], None]
-) -> None:
-    job = enqueue(connection, on_stopped=named(remember_stop))
-    dead = table(connection, "dead")
-    claim(dead)
-    cancel_unheard(job)
-    expire(connection, dead)
-    run_burst(redis_url)
-    assert status(job) == "stopped"
-    assert connection.get("remembered") == b"stopped"
 
 
 def test_a_cancelled_job_is_not_retried(

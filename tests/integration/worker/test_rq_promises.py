@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import pytest
 from click.testing import CliRunner
 from redis import Redis
-from rq import Callback, Queue, Repeat, Retry
+from rq import Queue, Retry
 from rq.cli import main as rq_cli
-from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.exceptions import NoSuchJobError
 from rq.group import Group
 from rq.job import Dependency, Job
@@ -33,7 +29,6 @@ from tests.helpers.workers import (
     status,
     wait_for,
 )
-from tests.integration.worker.test_rq_endings import named, remember_failure
 
 SERIALIZER = "rq.serializers.JSONSerializer"
 
@@ -42,15 +37,6 @@ def rq_command(url: str, *arguments: str) -> str:
     result = CliRunner().invoke(rq_cli, [arguments[0], "--url", url, *arguments[1:]])
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def count_up(job: Any, connection: Redis, *_: Any) -> None:
-    connection.incr("counted")
-
-
-def wait_for_ever(job: Any, connection: Redis, *_: Any) -> None:
-    for _ in range(6000):
-        time.sleep(0.01)
 
 
 # Groups
@@ -85,28 +71,6 @@ def test_a_failure_is_kept_for_its_ttl(redis_url: str, connection: Redis) -> Non
     assert 0 < connection.ttl(events_key(short.id)) <= 50
     assert connection.ttl(long.key) == -1
     assert queue(connection).failed_job_registry.count == 2
-
-
-def test_a_failure_through_rqs_handlers_is_kept_for_its_ttl(
-    redis_url: str, connection: Redis
-) -> None:
-    job = enqueue(connection, n="two", failure_ttl=50, on_failure=named(remember_failure))
-    run_burst(redis_url)
-    assert 0 < connection.ttl(job.key) <= 50
-
-
-def test_a_result_through_rqs_handlers_is_kept_for_its_ttl(
-    redis_url: str, connection: Redis
-) -> None:
-    job = enqueue(
-        connection,
-        result_ttl=50,
-        on_success=Callback(f"{__name__}.count_up"),
-        max_completion_tokens=5,
-    )
-    run_burst(redis_url)
-    for key in (job.key, f"{RQ}:results:{job.id}", events_key(job.id)):
-        assert 0 < connection.ttl(key) <= 50
 
 
 def test_a_job_that_waits_longer_than_its_ttl_never_runs(redis_url: str, connection: Redis) -> None:
@@ -174,62 +138,17 @@ def test_a_cancelled_parent_can_let_its_dependents_go_on(redis_url: str, connect
     assert (status(parent), status(child)) == ("canceled", "finished")
 
 
-# Callbacks
+# Jobs that kill their workers
 
 
-def test_a_callback_runs_once_although_the_worker_died_before(
-    redis_url: str, connection: Redis
-) -> None:
-    job = enqueue(connection, on_success=Callback(f"{__name__}.count_up"))
-    dead = table(connection, "dead")
-    claim(dead)
-    expire(connection, dead)
-    run_burst(redis_url)
-    assert (status(job), connection.get("counted")) == ("finished", b"1")
-
-
-def test_a_callback_that_hangs_is_cut_off_at_its_timeout(redis_url: str, connection: Redis) -> None:
-    hanging = Callback(f"{__name__}.wait_for_ever", timeout=1)
-    job = enqueue(connection, on_success=hanging, max_completion_tokens=5)
-    run_burst(redis_url)
-    assert status(job) == "failed"
-    assert "JobTimeoutException" in job.latest_result().exc_string
-
-
-def test_a_failure_callback_is_told_of_a_timeout(redis_url: str, connection: Redis) -> None:
-    job = enqueue(
-        connection, max_completion_tokens=5000, job_timeout=1, on_failure=named(remember_failure)
-    )
-    run_burst(redis_url, step_seconds=0.01)
-    assert status(job) == "failed"
-    assert b"timeout of 1 s" in connection.get("remembered")
-
-
-def test_a_failure_callback_is_told_of_a_job_that_kills_its_workers(
-    redis_url: str, connection: Redis
-) -> None:
-    job = enqueue(connection, on_failure=named(remember_failure), retry=Retry(max=5))
+def test_a_job_that_kills_its_workers_is_not_retried(redis_url: str, connection: Redis) -> None:
+    job = enqueue(connection, retry=Retry(max=5))
     connection.hset(job.key, mapping={"omlx_crashes": 5, "omlx_lone": 3})
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "failed"
-    assert b"worker died 5 times while it ran, 3 times with no other job" in connection.get(
-        "remembered"
-    )
+    said = "worker died 5 times while it ran, 3 times with no other job"
+    assert said in job.latest_result().exc_string
     assert connection.hmget(job.key, "omlx_crashes", "omlx_lone") == [None, None]
-
-
-# Repeats
-
-
-def test_every_run_of_a_repeat_calls_back(redis_url: str, connection: Redis) -> None:
-    job = enqueue(
-        connection,
-        repeat=Repeat(times=2),
-        on_success=Callback(f"{__name__}.count_up"),
-        max_completion_tokens=5,
-    )
-    run_burst(redis_url)
-    assert (len(job.results()), connection.get("counted")) == (3, b"3")
 
 
 # Commands of `rq`

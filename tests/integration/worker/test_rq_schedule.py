@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from redis import Redis
-from rq import Repeat, Retry
+from rq import Retry
 from rq.job import Job
 from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
@@ -85,18 +85,6 @@ def test_a_retry_that_asks_for_the_front_gets_it(redis_url: str, connection: Red
     make_due(connection, job)
     assert move(connection) == [job.id]
     assert queue(connection).job_ids == [job.id, waiting.id]
-
-
-def test_a_repeat_waits_for_its_interval(redis_url: str, connection: Redis) -> None:
-    job = enqueue(connection, repeat=Repeat(times=2, interval=[60, 60]), max_completion_tokens=5)
-    for runs in (1, 2, 3):
-        run_burst(redis_url)
-        assert len(job.results()) == runs
-        if runs < 3:
-            assert status(job) == "scheduled"
-            make_due(connection, job)
-    assert status(job) == "finished"
-    assert [event.type for event in events(connection, job.id)].count("done") == 1
 
 
 def test_a_moved_job_reads_as_rqs_scheduler_leaves_it(connection: Redis) -> None:

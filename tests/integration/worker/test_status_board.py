@@ -191,14 +191,21 @@ def test_workers_whose_limits_exceed_their_machine_are_told_once(
     board: StatusBoard, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = board._connection
-    ours = board.figures("busy")
     connection.hset(MODELS_KEY, "other", INFO.model_dump_json())
-    for name, host in (("mac-2", ours.host), ("mac-3", "another-mac")):
-        others = ours.model_copy(update={"name": name, "host": host})
-        write_figures(connection, "other", others)
+    here, elsewhere = board.figures("busy").host, "another-mac"
+
+    def write(name: str, host: str) -> None:
+        figures = board.figures("busy").model_copy(update={"name": name, "host": host})
+        write_figures(connection, "other", figures)
+
+    write("dead", here)
+    write("dead-too", here)
+    board.announce(INFO)
+    write("mac-2", here)
+    write("mac-3", elsewhere)
     board.announce(INFO)
     assert not caplog.messages, "16 GiB of 20 here, and 8 on another machine"
-    write_figures(connection, "other", ours.model_copy(update={"name": "mac-4"}))
+    write("mac-4", here)
     for _ in range(2):
         board.announce(INFO)
     [warning] = caplog.messages

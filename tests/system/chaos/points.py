@@ -2,8 +2,7 @@
 
 They are wrapped around the worker from outside, in its process; the worker knows nothing of them.
 A point named ``...-sent`` lies between the sending of a call and the reading of its answer: the
-server may have carried it out or not. ``in-rq-ending`` is passed at every answer that RQ's own
-handlers wait for.
+server may have carried it out or not.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
-from omlx_worker.control import rq_endings
-from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
 
 KILL, STOP, CUT = "kill", "stop", "cut"
@@ -34,7 +31,6 @@ POINTS = (
     "before-commit",
     "commit-sent",
     "after-commit",
-    "in-rq-ending",
     "sweep-sent",
     "after-sweep",
     "give-back-sent",
@@ -87,13 +83,13 @@ def reach(point: str, connection: Any = None) -> None:
 
 
 @contextmanager
-def _waiting_at(point: str | None, every: bool = False) -> Iterator[None]:
-    outer = getattr(_here, "point", None), getattr(_here, "every", False)
-    _here.point, _here.every = point, every
+def _waiting_at(point: str) -> Iterator[None]:
+    outer = getattr(_here, "point", None)
+    _here.point = point
     try:
         yield
     finally:
-        _here.point, _here.every = outer
+        _here.point = outer
 
 
 def _wrap_answers() -> None:
@@ -103,8 +99,7 @@ def _wrap_answers() -> None:
     def read_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         point = getattr(_here, "point", None)
         if point is not None:
-            if not _here.every:
-                _here.point = None
+            _here.point = None
             reach(point, self)
         return read(self, *args, **kwargs)
 
@@ -114,7 +109,6 @@ def _wrap_answers() -> None:
 def _wrap_calls() -> None:
     claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
     sweep, give_back, renew = LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew
-    end_through_rq = rq_endings.end_through_rq
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
         waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self._queues)
@@ -134,10 +128,10 @@ def _wrap_calls() -> None:
         reach("between-appends")
         return refused
 
-    def commits(self: LeaseTable, endings: Any, **kwargs: Any) -> Any:
+    def commits(self: LeaseTable, endings: Any) -> Any:
         reach("before-commit")
         with _waiting_at("commit-sent"):
-            verdicts = commit(self, endings, **kwargs)
+            verdicts = commit(self, endings)
         reach("after-commit")
         return verdicts
 
@@ -155,18 +149,11 @@ def _wrap_calls() -> None:
             return give_back(self, jobs)
 
     def renews(self: LeaseTable, jobs: Any = None) -> Any:
-        if getattr(_here, "point", None) == "in-rq-ending":
-            return renew(self, jobs)
         with _waiting_at("renew-sent"):
             return renew(self, jobs)
 
-    def ends(worker: GenerationWorker, *args: Any) -> Any:
-        with _waiting_at("in-rq-ending", every=True):
-            return end_through_rq(worker, *args)
-
     LeaseTable.claim, LeaseTable.append, LeaseTable.commit = claims, appends, commits  # type: ignore[method-assign, assignment]
     LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
-    rq_endings.end_through_rq = ends
 
 
 def _expired(leases: LeaseTable) -> bool:

@@ -58,7 +58,6 @@ def tiers(points: list[tuple[str, int]]) -> list[Any]:
             ("commit-sent", 1),
             ("commit-sent", 3),
             ("after-commit", 1),
-            *[("in-rq-ending", count) for count in (2, 4, 6, 8)],
         ]
     ),
 )
@@ -82,7 +81,6 @@ def test_a_worker_killed_at(point: str, count: int, nursery: Nursery, tmp_path: 
         ("renew-sent", 1),
         ("commit-sent", 1),
         ("commit-sent", 2),
-        *[("in-rq-ending", count) for count in (1, 3, 5, 7)],
     ],
 )
 def test_a_worker_whose_connection_is_cut_at(

@@ -68,7 +68,7 @@ def planned(key: str, priority: Priority, fields: dict[str, Any]) -> tuple[str, 
 
 
 def submit_after(connection: Redis, first: Accepted, prompt: str) -> Accepted:
-    """A job that depends on another: the first one must then be ended by RQ's own handlers."""
+    """A job that depends on another: the commit of the first one enqueues it."""
     key = uuid4().hex
     fields = {"model": ALIAS, "prompt": prompt}
     waiting = Accepted(*planned(key, "default", fields), after=(first.id,))

@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FILES = [
     *(f"tests/integration/worker/test_{name}.py" for name in ("lease", "lease_writing")),
-    *(f"tests/integration/worker/test_{name}.py" for name in ("callbacks", "rate_limits")),
     *(
         f"tests/integration/worker/test_rq_{name}.py"
         for name in ("cancel", "commands", "endings", "promises", "schedule", "worker")

@@ -84,7 +84,7 @@ class Admission:
     def fail_overdue(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
-            if not claim.ending and (sentence := claim.overdue):
+            if sentence := claim.overdue:
                 self._submit(Drop(claim, Failed(sentence)))
 
     def sweep(self) -> None:
@@ -102,9 +102,6 @@ class Admission:
     def take(self) -> bool:
         """Claim as many jobs as there is room for; returns whether there were any."""
         held = self._leases.jobs()
-        if sum(claim.ending for claim in held) > self._max_rows:
-            # Callbacks are slower than decoding; their results would fill the memory.
-            return False
         room = self._max_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
         planned = self._order.plan(room, bulk + min(room, 0), held)
@@ -140,7 +137,7 @@ class Admission:
             return True
         held = [other for other in self._leases.jobs() if other is not claim]
         # Without refused jobs and later ones of the same claim: they have no sizes.
-        others = [other for other in held if other.sizes and not other.ending]
+        others = [other for other in held if other.sizes]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
         # The others have read their prompts, or will before this job does.

@@ -34,6 +34,10 @@ log = logging.getLogger("omlx_worker.control.intake")
 
 # A compressed payload of this size may unpack to the longest that is read.
 LARGE_BYTES = 32 * 2**10
+UNSUPPORTED = (
+    "{}: workers of omlx-queue call no callbacks and webhooks, repeat no jobs and keep no rate "
+    "limits; leave it out, and follow the job's result instead"
+)
 CONVICTED = (
     f"the job's worker died {{}} times while it ran, {MAX_LONE_CRASHES} times with no other job; "
     "the job is taken for the cause and does not run again"
@@ -63,6 +67,8 @@ class Intake:
         """Make a job ready to run, or say why it cannot."""
         if claim.treatment == "stop":
             return Stopped(CANCELLED_WHILE_IT_RAN)
+        if claim.unsupported:
+            return Failed(UNSUPPORTED.format(claim.unsupported), retry=False)
         if claim.treatment == "fail":
             return Failed(CONVICTED.format(claim.crashes), retry=False)
         try:

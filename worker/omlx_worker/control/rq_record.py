@@ -9,18 +9,14 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from random import SystemRandom
 from typing import Any
 from uuid import uuid4
 
 from redis import Redis
-from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Worker
-from rq.executions import Execution
-from rq.job import Job
 from rq.rate_limit import RateLimitRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcparse
@@ -32,7 +28,6 @@ from omlx_worker.control.extras import Extras
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
-from omlx_worker.queue.quarantine import RUN_FIELDS
 
 log = logging.getLogger("omlx_worker.worker")
 
@@ -74,10 +69,6 @@ class RecordedWorker(Worker):
             # A description holds the prompt.
             log_job_description=False,
         )
-        # Called with the pipeline in which RQ's handlers end a job.
-        self.on_ending: Callable[[Pipeline], None] | None = None
-        # Called with the pipeline before its transaction begins; see `rq_endings`.
-        self.fence: Callable[[Pipeline], None] | None = None
         self.extras = Extras()
         self._bell = bell
         self._mailbox = mailbox
@@ -229,28 +220,12 @@ class RecordedWorker(Worker):
         return True
 
     def enqueue_due(self) -> None:
-        """Enqueue due jobs of ``enqueue_in``, ``Retry`` and ``Repeat``, and ready dependents."""
+        """Enqueue due jobs of ``enqueue_in`` and ``Retry``, and ready dependents."""
         if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
             return
         for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
             log.info("job %s is due", job_id.decode(errors="replace"))
         self._scheduled_at = time.monotonic()
-
-    # RQ's handlers and maintenance
-
-    def cleanup_execution(
-        self, job: Job, pipeline: Pipeline, execution: Execution | None = None
-    ) -> None:
-        """Write events in the transaction that ends a job; RQ calls this in it."""
-        if self.fence is not None and not pipeline.explicit_transaction:
-            staged, pipeline.command_stack = pipeline.command_stack, []
-            self.fence(pipeline)
-            pipeline.multi()
-            pipeline.command_stack = staged
-        super().cleanup_execution(job, pipeline, execution)
-        pipeline.hdel(job.key, *RUN_FIELDS)
-        if self.on_ending is not None:
-            self.on_ending(pipeline)
 
     def clean_registries(self) -> None:
         """RQ's maintenance without started jobs: it would fail abandoned ones, which sweeps put

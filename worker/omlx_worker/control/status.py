@@ -77,6 +77,7 @@ class StatusBoard:
         )
         self._warned_of: set[str | None] = set()
         self._warned_beside = {name}
+        self._first_announced_at: float | None = None
 
     def announce(self, info: ModelInfo, *, served: bool = True) -> None:
         """Make the model known to producers, or tell them that it is still served, or no longer."""
@@ -84,7 +85,8 @@ class StatusBoard:
             now = server_time(self._connection) if served else 0.0
             if served:
                 self._compare(info)
-                self._compare_claims()
+                self._first_announced_at = self._first_announced_at or now
+                self._compare_claims(self._first_announced_at)
             told = info.model_copy(update={"announced_at": now})
             self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
@@ -103,13 +105,20 @@ class StatusBoard:
                 *(self._model_alias, other.model, theirs, info.model, ours),
             )
 
-    def _compare_claims(self) -> None:
-        """Warn if the workers of this machine may take more than it has; once for each new one."""
+    def _compare_claims(self, since: float) -> None:
+        """Warn if the workers of this machine may take more than it has; once for each new one.
+
+        Args:
+            since: when this worker announced its model first, on the server's clock.
+        """
         limits = {self._name: self._budget.limit} | {
             worker.name: worker.memory_limit
             for alias in read_models(self._connection)
             for worker in read_workers(self._connection, alias)
-            if worker.host == socket.gethostname() and worker.name != self._name
+            # A worker that has not been heard of since this one's start may be dead.
+            if worker.host == socket.gethostname()
+            and worker.at > since
+            and worker.name != self._name
         }
         together = sum(limits.values())
         if together <= self._machine_memory or limits.keys() <= self._warned_beside:

@@ -22,9 +22,7 @@ from omlx_producer.protocol import PRIORITIES, queue_name, wake_channel
 from omlx_producer.signals import StopSignals
 from omlx_producer.wording import counted
 from omlx_worker.control.admission import Admission
-from omlx_worker.control.callbacks import LIMIT_SECONDS
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.rq_endings import RQEndings
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
@@ -39,7 +37,6 @@ from omlx_worker.messages import (
     Drain,
     MainMailbox,
     MainMessage,
-    NeedsRQ,
     Ring,
     Stop,
     StopJob,
@@ -104,9 +101,6 @@ class GenerationWorker(RecordedWorker):
         )
         self._publisher = Publisher(
             self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
-        )
-        self._endings = RQEndings(
-            self, self._leases, settings.allow_webhooks, lambda: self._mailbox.put(Ring())
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
@@ -211,8 +205,7 @@ class GenerationWorker(RecordedWorker):
         return goes_on
 
     def _serve(self, burst: bool) -> bool:
-        """End and take jobs; returns whether to go on."""
-        self._endings.advance()
+        """Take jobs; returns whether to go on."""
         if self._drain_ends is not None:
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
@@ -241,8 +234,6 @@ class GenerationWorker(RecordedWorker):
                 pass
             case StopJob(job_id):
                 self._admission.stop(job_id)
-            case NeedsRQ():
-                self._endings.add(message)
             case Crashed(error):
                 self._error = unfit(error) or error
 
@@ -274,7 +265,6 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            self._endings.close(0.5 if at_once else LIMIT_SECONDS)
             held = self._leases.jobs()
             if self._error is None or isinstance(self._error, RedisError | EngineBroken):
                 self._leases.give_back(held)

@@ -27,7 +27,7 @@ def log_end(claim: Claim, job: ActiveJob | None, outcome: str, error: str = "") 
 
     Args:
         job: None if it did not start, or if its figures are gone.
-        outcome: finished, failed, stopped, given back, lost, or refused (by Redis).
+        outcome: finished, failed, stopped, retried, given back, lost, or refused (by Redis).
     """
     seconds = max(time.monotonic() - claim.claimed_at, 0.001)
     figures: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def log_end(claim: Claim, job: ActiveJob | None, outcome: str, error: str = "") 
     figures["run_seconds"] = round(seconds, 3)
     if error:
         figures["error"] = error
-    bad = outcome in ("failed", "lost", "refused")
+    bad = outcome in ("failed", "retried", "lost", "refused")
     _log(logging.WARNING if bad else _level(claim), claim, outcome, figures)
 
 

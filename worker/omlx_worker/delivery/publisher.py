@@ -31,7 +31,6 @@ from omlx_worker.messages import (
     GivenBack,
     Lost,
     MainMailbox,
-    NeedsRQ,
     Stepped,
     Stop,
     Stopped,
@@ -254,12 +253,11 @@ class Publisher:
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
         verdicts = self._insist(lambda: self._leases.commit(held)) if held else []
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
-            if verdict is Commit.NEEDS_RQ:
-                self._main.put(NeedsRQ(claim, ending, self._jobs.get(claim)))
-            elif verdict is Commit.BEHIND:
+            if verdict is Commit.BEHIND:
                 self._finish_again(claim, ending)
-            elif verdict is Commit.DONE:
-                log_end(claim, self._jobs.get(claim), ending.status, ending.sentence)
+            elif verdict in (Commit.DONE, Commit.RETRIED):
+                status = "retried" if verdict is Commit.RETRIED else ending.status
+                log_end(claim, self._jobs.get(claim), status, ending.sentence)
             else:
                 log_end(claim, self._jobs.get(claim), verdict.name.lower(), "its result is dropped")
         for claim, _ in endings:

@@ -24,7 +24,7 @@ def finished(job: ActiveJob) -> Ending:
         tool_calls=completion.tool_calls,
         usage=usage,
     )
-    return Ending("finished", event, body, published=job.sent, events_after=job.events_after)
+    return Ending("finished", event, body, published=job.sent)
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What a running job leaves behind when RQ's cancel or delete takes it from its worker.
-
-Its stream has no end, and RQ keeps its rate limit until its execution is over.
-"""
+"""The stream of a running job that RQ's cancel takes from its worker: it has no end yet."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ import logging
 from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ResponseError
-from rq.executions import ExecutionRegistry
 from rq.job import Job
-from rq.rate_limit import RateLimitRegistry
 
 from omlx_producer.outage import passes
 from omlx_producer.outcome import read_stream_end, write_stream_end
@@ -27,14 +22,12 @@ CANCELED = b"canceled"
 
 
 def clear_up(connection: Redis, job: Claim, keep_for: int) -> None:
-    """Free the slot and end the stream of a job whose lease is gone, if nobody else has it.
+    """End the stream of a job that was cancelled while it ran.
 
     Args:
         keep_for: seconds until the stream expires.
     """
     try:
-        if job.needs_rq:
-            _release_slot(connection, job)
         # Another worker may be writing to the stream, and a transaction would wait for a pause.
         if connection.hget(Job.key_for(job.id), "status") == CANCELED:
             _end_stream(connection, job.id, keep_for)
@@ -42,14 +35,6 @@ def clear_up(connection: Redis, job: Claim, keep_for: int) -> None:
         if passes(error):
             raise
         log.warning("cannot clear up after job %s: %s", job.id, error)
-
-
-def _release_slot(connection: Redis, job: Claim) -> None:
-    """Release the rate limit of a job, unless it is queued or runs elsewhere."""
-    connection.zrem(ExecutionRegistry(job.id, connection).key, job.execution)
-    # A deleted job no longer says which limit it had.
-    for limit in RateLimitRegistry.all(connection):
-        limit.release_stale_and_enqueue(job.id)
 
 
 def _end_stream(connection: Redis, job_id: str, keep_for: int) -> None:

@@ -25,14 +25,12 @@ class Claim:
         streamed: tokens that an interrupted run left in the job's stream.
         data: RQ's stored payload, neither decoded nor trusted. Empty if it is too long.
         timeout: seconds that the job may run, None without a limit.
-        needs_rq: RQ's handlers must end it: it has callbacks, retries, repeats, webhooks
-            or a rate limit.
+        unsupported: a field of RQ's job hash that no worker here serves; empty without one.
         data_bytes: length of the stored payload.
         crashes: number of workers that died while they held the job.
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
-        ending: its rows are done, and RQ's handlers are to end it.
         sizes: of its rows, once it is ready to run; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
         expires_in: seconds from the claim to the end of the completion window, None without one.
@@ -46,12 +44,11 @@ class Claim:
     streamed: int
     data: bytes
     timeout: float | None
-    needs_rq: bool
+    unsupported: str = ""
     data_bytes: int = 0
     crashes: int = 0
     treatment: Treatment = "run"
     urgent: bool = False
-    ending: bool = False
     sizes: tuple[Size, ...] = ()
     expires_in: float | None = None
     enqueued_at: float | None = None
@@ -61,7 +58,7 @@ class Claim:
     def from_reply(cls, fields: list[Any]) -> Self:
         """Parse one job of claim.lua's reply."""
         job_id, execution, queue, started_at, streamed, data, size, timeout, *rest = fields
-        needs_rq, crashes, treatment, enqueued_at = rest
+        unsupported, crashes, treatment, enqueued_at = rest
         return cls(
             id=job_id.decode(),
             execution=execution.decode(),
@@ -71,7 +68,7 @@ class Claim:
             data=data,
             data_bytes=size,
             timeout=_seconds(timeout),
-            needs_rq=bool(needs_rq),
+            unsupported=unsupported.decode(),
             crashes=crashes,
             treatment=treatment.decode(),
             enqueued_at=_since_1970(enqueued_at),
@@ -99,7 +96,7 @@ class Claim:
     @property
     def rows(self) -> int:
         """The number of its rows that run or wait; one until that is known."""
-        return 0 if self.ending else len(self.sizes) or 1
+        return len(self.sizes) or 1
 
     @property
     def overdue(self) -> str | None:

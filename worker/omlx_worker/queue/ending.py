@@ -6,7 +6,6 @@ import json
 import logging
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
@@ -14,7 +13,7 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.outage import passes
-from omlx_producer.protocol import TerminalEvent, TokensEvent, ended_stream
+from omlx_producer.protocol import TerminalEvent, ended_stream
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -32,7 +31,6 @@ class Ending:
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
         published: tokens that the stream must hold.
-        events_after: makes the events after the n-th token again.
     """
 
     status: str
@@ -40,7 +38,6 @@ class Ending:
     result: dict[str, Any] | None = None
     retry: bool = True
     published: int = 0
-    events_after: Callable[[int], Sequence[TokensEvent]] = lambda _: ()
 
     @property
     def sentence(self) -> str:
@@ -58,7 +55,7 @@ class Ending:
         """The arguments of commit.lua after the lease."""
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
-            self.status,
+            "retry" if self.status == "failed" and self.retry else self.status,
             self.payload,
             ttl,
             self.event.stream_id,
@@ -73,10 +70,10 @@ class Commit(IntEnum):
 
     LOST = 0
     DONE = 1
-    NEEDS_RQ = 2
+    BEHIND = 2
+    RETRIED = 3
     # Not commit.lua's: Redis refuses the call because of this job's keys.
-    REFUSED = 3
-    BEHIND = 4
+    REFUSED = 4
 
     @classmethod
     def of(cls, reply: Any) -> Self:

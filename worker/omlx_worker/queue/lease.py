@@ -15,7 +15,6 @@ from typing import Any
 
 from redis import Redis
 
-from omlx_producer.outcome import read_stream_end
 from omlx_producer.protocol import ENDED_SECONDS, TokensEvent, events_key, tokens_channel
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
@@ -157,42 +156,29 @@ class LeaseTable:
             args += [*job.lease, *place, text]
         return self._lost(self._append(args=args), [job for job, _ in events])
 
-    def commit(
-        self, endings: Sequence[tuple[Claim, Ending]], *, force: bool = False
-    ) -> list[Commit]:
+    def commit(self, endings: Sequence[tuple[Claim, Ending]]) -> list[Commit]:
         """End jobs whose leases hold, each independently, and drop them from the table.
 
         A call that raised may be repeated; nothing is done twice.
-
-        Args:
-            force: end them even if they have dependents or callbacks that RQ should serve.
         """
-        here = [(job, ending) for job, ending in endings if force or not job.needs_rq]
-        verdicts = {}
-        if here:
-            args: list[str | int] = [
-                self.worker_name,
-                self.stream_ttl,
-                int(force),
-                events_key(""),
-                tokens_channel(""),
-                ENDED_SECONDS,
-            ]
-            for job, ending in here:
-                args += [*job.lease, *ending.fields]
-            for (job, _), reply in zip(here, self._commit(args=args), strict=True):
-                verdict = verdicts[job] = Commit.of(reply)
-                if verdict is Commit.LOST:
-                    self.lose(job)
-                elif verdict not in (Commit.NEEDS_RQ, Commit.BEHIND):
-                    self.forget(job)
-        return [verdicts.get(job, Commit.NEEDS_RQ) for job, _ in endings]
-
-    def restore(self, job: Claim, ending: Ending) -> None:
-        """Write the tokens of a finished job again that the server has lost."""
-        tokens, _ = read_stream_end(self.connection, job.id)
-        if tokens < ending.published:
-            self.append([(job, event) for event in ending.events_after(tokens)])
+        args: list[str | int] = [
+            self.worker_name,
+            self.stream_ttl,
+            events_key(""),
+            tokens_channel(""),
+            ENDED_SECONDS,
+        ]
+        for job, ending in endings:
+            args += [*job.lease, *ending.fields]
+        verdicts = []
+        for (job, _), reply in zip(endings, self._commit(args=args), strict=True):
+            verdict = Commit.of(reply)
+            if verdict is Commit.LOST:
+                self.lose(job)
+            elif verdict is not Commit.BEHIND:
+                self.forget(job)
+            verdicts.append(verdict)
+        return verdicts
 
     def lose(self, job: Claim) -> None:
         """Drop a job whose lease is gone."""

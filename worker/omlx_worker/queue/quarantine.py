@@ -31,8 +31,6 @@ from dataclasses import dataclass
 
 from omlx_worker.queue.claim import Claim
 
-# Fields of RQ's job hash that the scripts write.
-RUN_FIELDS = ("omlx_crashes", "omlx_lone", "omlx_alone")
 SUSPECT_CRASHES = 2
 MAX_LONE_CRASHES = 3
 QUARANTINE_SECONDS = 30.0

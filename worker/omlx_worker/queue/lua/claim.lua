@@ -30,7 +30,7 @@
 -- Returns nil while workers are suspended, else
 --   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    needs RQ, crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
+--    a field that is not supported or '', crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -65,12 +65,22 @@ local function remember(queue, job, execution)
   redis.call('RPUSH', last_claim, queue, job, execution)
 end
 
-local function filled(value) return value and value ~= '' and value ~= '0' and value ~= '[]' end
+-- RQ's features that would make a worker call code or hosts of a producer's choice, or run a job
+-- more than once for one submission. `read` returns their fields last.
+local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
+  'webhooks', 'repeats_left', 'rate_limit_key'}
+
+local function unsupported(fields)
+  for i, name in ipairs(UNSUPPORTED) do
+    local value = fields[8 + i]
+    if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
+  end
+  return ''
+end
 
 local function read(job)
-  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP,
-    'success_callback_name', 'failure_callback_name', 'stopped_callback_name',
-    'webhooks', 'retries_left', 'repeats_left', 'rate_limit_key', 'data', 'enqueued_at', 'meta')
+  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP, 'data',
+    'enqueued_at', 'meta', unpack(UNSUPPORTED))
 end
 
 -- The key that names the owner of a job's beginning; nil for a job that names none.
@@ -123,7 +133,7 @@ end
 local function start(queue, job, fields)
   local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
   remember(queue, job, execution)
-  local data, how = fields[13] or '', treatment(fields)
+  local data, how = fields[6] or '', treatment(fields)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
@@ -134,17 +144,15 @@ local function start(queue, job, fields)
   redis.call('HSET', execution_key(job, execution), 'id', execution,
     'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
   extend(queue, job, execution, time, lease, grace)
-  local needs_rq = filled(fields[6]) or filled(fields[7]) or filled(fields[8])
-    or filled(fields[9]) or filled(fields[10]) or filled(fields[11]) or filled(fields[12])
   claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', needs_rq and 1 or 0, as_count(fields[3]), how, fields[14] or ''}
+    fields[2] or '', unsupported(fields), as_count(fields[3]), how, fields[7] or ''}
 end
 
 local function take(queue, job, fields, index)
   start(queue, job, fields)
   if index == 0 then redis.call('LPOP', queue_key(queue))
   else redis.call('LREM', queue_key(queue), 1, job) end
-  local key = owner_key(queue, fields[15])
+  local key = owner_key(queue, fields[8])
   if key and (write('GET', key) or worker) == worker then
     redis.call('SET', key, worker, 'EX', OWNED_SECONDS)
   end
@@ -165,7 +173,7 @@ end
 
 -- The job behind the one at `index` that the worker should take in its place; nil if there is none.
 local function better(queue, job, fields, index)
-  local key = owner_key(queue, fields[15])
+  local key = owner_key(queue, fields[8])
   local owner = key and write('GET', key)
   if not owner or owner == worker then return nil end
   local passed = as_count(redis.call('HGET', job_key(job), PASSED))

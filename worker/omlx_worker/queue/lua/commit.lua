@@ -2,23 +2,22 @@
 --
 -- ARGV[1]     worker name
 -- ARGV[2]     seconds until the stream of a job without a result expires, at most
--- ARGV[3]     '1': end jobs with dependents too (RQ's handlers have failed on these jobs)
--- ARGV[4]     prefix of event streams
--- ARGV[5]     prefix of token channels
--- ARGV[6]     seconds until the stream of a bulk run's ended jobs expires
--- ARGV[7..]   for each job: queue, job, execution,
---             'finished', 'failed' or 'stopped',
+-- ARGV[3]     prefix of event streams
+-- ARGV[4]     prefix of token channels
+-- ARGV[5]     seconds until the stream of a bulk run's ended jobs expires
+-- ARGV[6..]   for each job: queue, job, execution,
+--             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
 --             id of the terminal event, the terminal event, tokens published,
 --             stream of its bulk run's ended jobs, or ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
--- gone; 2 if the job has dependents (nothing is written, RQ's handlers must end it); 4 if the server
--- has lost tokens of the job (nothing is written); or the error of the command that Redis refused.
+-- gone; 2 if the server has lost tokens of the job (nothing is written); 3 if the job is retried; or
+-- the error of the command that Redis refused.
 
-local worker, longest, forced = ARGV[1], ARGV[2], ARGV[3] == '1'
-local events, channels, run_ttl = ARGV[4], ARGV[5], ARGV[6]
+local worker, longest = ARGV[1], ARGV[2]
+local events, channels, run_ttl = ARGV[3], ARGV[4], ARGV[5]
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -61,8 +60,62 @@ local function announce(job, id, event, run, succeeded, ttl)
   end
 end
 
+-- The seconds before the next try, as RQ's `Job.get_retry_interval` counts them.
+local function retry_interval(intervals, left)
+  local read, list = pcall(cjson.decode, intervals or '')
+  if not read or type(list) ~= 'table' then return 0 end
+  return tonumber(list[math.max(#list - left, 0) + 1]) or 0
+end
+
+-- Give a failed job another try. Returns false if it has none left.
+local function retry(queue, job, execution)
+  local fields = redis.call('HMGET', job_key(job), 'retries_left', 'retry_intervals',
+    'enqueue_at_front_on_retry')
+  local left = tonumber(fields[1] or '') or 0
+  if left < 1 then return false end
+  local wait = retry_interval(fields[2], left)
+  if wait > 0 then
+    if not try('ZADD', RQ .. 'scheduled:' .. queue, math.floor(time + wait), job) then return false end
+    redis.call('HSET', job_key(job), 'status', 'scheduled')
+  elseif not enqueue(queue, job, fields[3] == '1', date) then
+    return false
+  end
+  redis.call('HSET', job_key(job), 'retries_left', left - 1, 'started_at', '', 'worker_name', '',
+    'ended_at', date)
+  redis.call('HDEL', job_key(job), CRASHES, LONE, ALONE)
+  drop_execution(queue, job, execution)
+  return true
+end
+
+-- Enqueue the jobs that wait for this one and for no other, as RQ's `dependencies_are_met` decides.
+local function release_dependents(job, ending)
+  local dependents = job_key(job) .. ':dependents'
+  for _, dependent in ipairs(redis.pcall('SMEMBERS', dependents)) do
+    local fields = redis.pcall('HMGET', job_key(dependent), 'status', 'origin',
+      'allow_dependency_failures', 'enqueue_at_front')
+    local allowed = {finished = true, failed = fields[3] == '1'}
+    local met = fields[1] == 'deferred' and fields[2] and allowed[ending]
+    -- RQ writes two colons.
+    for _, other in ipairs(redis.pcall('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies')) do
+      local state = other ~= job and status(other)
+      met = met and (not state or state == 'deleted' or allowed[state])
+    end
+    if met and enqueue(fields[2], dependent, fields[4] == '1', date) then
+      try('ZREM', RQ .. 'deferred:' .. fields[2], dependent)
+      redis.call('SREM', dependents, dependent)
+    end
+  end
+end
+
 local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published, run)
   if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
+  if ending == 'retry' then
+    if retry(queue, job, execution) then
+      failed_count = failed_count + 1
+      return 3
+    end
+    ending = 'failed'
+  end
   local key, dependents = job_key(job), job_key(job) .. ':dependents'
   -- RQ writes two colons.
   local dependencies = RQ .. 'job::' .. job .. ':dependencies'
@@ -73,8 +126,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     drop_execution(queue, job, execution)
     return 0
   end
-  if not forced and is_behind(events .. job, published) then return 4 end
-  if not forced and redis.call('EXISTS', dependents) == 1 then return 2 end
+  if is_behind(events .. job, published) then return 2 end
 
   local ttl = tonumber(fields[1])
   if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(default_ttl) end
@@ -84,6 +136,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
 
+  release_dependents(job, ending)
   if ttl == 0 then
     redis.call('DEL', key, dependents, dependencies, executions_key(job))
     if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
@@ -109,7 +162,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 7, #ARGV, 10 do
+for i = 6, #ARGV, 10 do
   local ran, reply = pcall(commit, unpack(ARGV, i, i + 9))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply
