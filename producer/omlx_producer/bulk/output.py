@@ -12,9 +12,9 @@ from typing import IO, Any, NamedTuple
 
 from omlx_producer.bulk.journal import Journal, remove_drafts, replacing
 from omlx_producer.bulk.plan import RowIndex
-from omlx_producer.bulk.records import MAX_LINE_BYTES, import_pyarrow
+from omlx_producer.bulk.records import MAX_LINE_BYTES, Record, import_pyarrow, values_of
 from omlx_producer.bulk.row import RowResult, job_of_line, may_be_ours, read_line, write_line
-from omlx_producer.bulk.table import is_table, write_table
+from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.protocol import bulk_job_id
 
@@ -127,8 +127,8 @@ class OutputFiles:
         *,
         ordered: bool,
         whole: bool = True,
-        with_body: bool = False,
-        properties: Sequence[str] = (),
+        form: TableForm = PLAIN,
+        source: Iterable[Record] = (),
     ) -> None:
         """Write the table, drop replaced lines, order the others. Call at the end of the input.
 
@@ -137,19 +137,16 @@ class OutputFiles:
         Args:
             whole: whether the input was read to its end; else errors of lines that it has not
                 shown stay.
-            with_body, properties: see `write_table`.
+            form: of the table.
+            source: the records of the whole input, if its columns are kept. The table is then in
+                the order of the input.
         """
         if whole:
             self._index.forget_absent_lines()
         if is_table(self._output):
             remove_drafts(self._output)
-            write_table(
-                self._current(ordered),
-                self._output,
-                like=self._results.path,
-                with_body=with_body,
-                properties=properties,
-            )
+            rows = self._current(ordered or bool(form.kept), iter(source))
+            write_table(rows, self._output, form, like=self._results.path)
         totals = self._index.totals()
         for ok, journal in ((True, self._results), (False, self._errors)):
             foreign = [line.offset for line in self.foreign.get(journal.path, ())]
@@ -169,8 +166,14 @@ class OutputFiles:
         finally:
             self._errors.close()
 
-    def _current(self, ordered: bool) -> Iterator[dict[str, Any]]:
-        """The output lines that count, one for each row: a result with the error of a later try."""
+    def _current(
+        self, ordered: bool, source: Iterator[Record]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The output lines that count, one for each row: a result with the error of a later try.
+
+        Each comes with the values of its row in the input, if there is a source.
+        """
+        record = next(source, None)
         with self._results.path.open("rb") as good, self._errors.path.open("rb") as bad:
             for place in self._index.places(in_input_order=ordered):
                 found = [
@@ -178,8 +181,11 @@ class OutputFiles:
                     for stream, offset in ((good, place.result), (bad, place.error))
                     if offset is not None
                 ]
+                while record and place.line and record.line < place.line:
+                    record = next(source, None)
+                values = values_of(record) if record and record.line == place.line else {}
                 self._table_rows += 1
-                yield found[0] | {"error": found[-1]["error"]}
+                yield found[0] | {"error": found[-1]["error"]}, values
 
     def _load(self, journal: Journal) -> int:
         """Read a file into the index; returns how many lines it has."""
@@ -255,13 +261,11 @@ def _not_of_batch(place: str) -> InvalidRequest:
     )
 
 
-def write_results(
-    lines: Iterable[bytes], output: Path, *, with_body: bool, properties: Sequence[str] = ()
-) -> dict[Path, int]:
+def write_results(lines: Iterable[bytes], output: Path, form: TableForm) -> dict[Path, int]:
     """Write the output lines of a batch into the files that a run on this machine has.
 
     Args:
-        with_body, properties: see `write_table`.
+        form: of a table.
 
     Returns:
         How many rows are in each file.
@@ -273,16 +277,16 @@ def write_results(
     rows: Counter[Path] = Counter()
     with replacing(results, like=output) as good, replacing(errors, like=results) as bad:
 
-        def kept() -> Iterator[dict[str, Any]]:
+        def kept() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             for line in lines:
                 written = read_line(line)
                 ok = written is not None and written.ok
                 (good if ok else bad).write(line)
                 rows[results if ok else errors] += 1
-                yield json.loads(line)
+                yield json.loads(line), {}
 
         if is_table(output):
-            write_table(kept(), output, like=results, with_body=with_body, properties=properties)
+            write_table(kept(), output, form, like=results)
             rows[output] = rows.total()
         else:
             for _ in kept():

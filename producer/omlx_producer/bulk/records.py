@@ -1,4 +1,4 @@
-"""Reads the records of an input: JSONL, plain text, CSV or Parquet.
+"""Reads the records of an input: JSONL, plain text, CSV or Parquet, also compressed with gzip.
 
 Lines are counted from 1, blank ones included. A line that cannot be read becomes a record with a
 problem, and reading continues after it.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import itertools
 import json
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, get_args
+from typing import IO, Any, Literal, NoReturn, cast, get_args
 
 from omlx_producer.errors import InvalidRequest
 
@@ -27,6 +29,7 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "jsonl",
     ".txt": "text",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
 }
 # The longest prompt of the protocol fits, with each character escaped.
@@ -52,7 +55,7 @@ def format_of(name: str) -> Format:
     """
     if name == "-":
         return "jsonl"
-    suffix = Path(name).suffix.lower()
+    suffix = Path(_unzipped(name)).suffix
     if suffix not in _SUFFIXES:
         raise InvalidRequest(
             f"{name}: the suffix does not name a format; give --format {'|'.join(FORMATS)}"
@@ -60,21 +63,66 @@ def format_of(name: str) -> Format:
     return _SUFFIXES[suffix]
 
 
-def read_records(stream: IO[bytes], kind: Format) -> Iterator[Record]:
+def delimiter_of(name: str) -> str:
+    """What separates the cells of a CSV of this name."""
+    return "\t" if Path(_unzipped(name)).suffix == ".tsv" else ","
+
+
+def _unzipped(name: str) -> str:
+    return name.lower().removesuffix(".gz")
+
+
+def read_records(stream: IO[bytes], kind: Format, delimiter: str = ",") -> Iterator[Record]:
     """The records of an open input.
 
     Raises, while iterating:
         InvalidRequest: if the whole input is not of this format.
     """
-    readers = {"jsonl": _read_jsonl, "text": _read_text, "csv": _read_csv, "parquet": _read_parquet}
-    return readers[kind](stream)
+    with _gzip_errors():
+        if kind == "csv":
+            yield from _read_csv(stream, delimiter)
+        else:
+            readers = {"jsonl": _read_jsonl, "text": _read_text, "parquet": _read_parquet}
+            yield from readers[kind](stream)
 
 
-def estimate_rows(path: Path, kind: Format) -> int:
-    """The number of rows of a file; an estimate where lines may be blank."""
+def input_columns(stream: IO[bytes], kind: Format, delimiter: str = ",") -> dict[str, Any]:
+    """The columns of an open input, with those types of Arrow that a table can take over.
+
+    Plain text has one, ``prompt``. Objects of JSONL have all names that occur.
+
+    Raises:
+        InvalidRequest: if the whole input is not of this format.
+    """
     if kind == "parquet":
-        return int(_open_parquet(path).metadata.num_rows)
-    with path.open("rb") as stream:
+        arrow, _ = import_pyarrow()
+        fields = _open_parquet(stream).schema_arrow
+        plain = arrow.types.is_primitive
+        return {each.name: each.type if plain(each.type) else None for each in fields}
+    columns: dict[str, Any] = {}
+    for record in read_records(stream, kind, delimiter):
+        columns |= dict.fromkeys(values_of(record))
+        if columns and kind != "jsonl":
+            break
+    return columns
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """The values of a record by column; empty for one with a problem."""
+    if isinstance(record.value, str):
+        return {"prompt": record.value}
+    return record.value or {}
+
+
+def estimate_rows(name: str, kind: Format) -> int:
+    """The number of rows of a file; an estimate where lines may be blank.
+
+    Raises:
+        InvalidRequest: if it is no Parquet or gzip file although it is said to be one.
+    """
+    with _gzip_errors(), open_input(name) as stream:
+        if kind == "parquet":
+            return int(_open_parquet(stream).metadata.num_rows)
         lines = last = quotes = 0
         while block := stream.read(COUNT_BYTES):
             # In CSV, a line break between quotes is part of a cell.
@@ -87,8 +135,18 @@ def estimate_rows(path: Path, kind: Format) -> int:
 
 
 @contextlib.contextmanager
+def _gzip_errors() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidRequest(
+            f"the input is no whole gzip file ({error}); compress it again"
+        ) from None
+
+
+@contextlib.contextmanager
 def open_input(name: str) -> Iterator[IO[bytes]]:
-    """Open an input as bytes. ``-`` is stdin, which stays open.
+    """Open an input as bytes, unzipped by its name. ``-`` is stdin, which stays open.
 
     Raises:
         InvalidRequest: if stdin is closed.
@@ -99,7 +157,11 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     with Path(name).open("rb") as stream:
-        yield stream
+        if not name.lower().endswith(".gz"):
+            yield stream
+            return
+        with gzip.open(stream) as unzipped:
+            yield cast(IO[bytes], unzipped)
 
 
 def import_pyarrow() -> tuple[Any, Any]:
@@ -174,20 +236,20 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _read_csv(stream: IO[bytes]) -> Iterator[Record]:
+def _read_csv(stream: IO[bytes], delimiter: str) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
     # A byte that is not UTF-8 becomes a lone surrogate, so it spoils its own row only.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     try:
-        yield from _read_csv_text(text)
+        yield from _read_csv_text(text, delimiter)
     finally:
         # Else the wrapper would close what is not its own.
         if not stream.closed:
             text.detach()
 
 
-def _read_csv_text(text: IO[str]) -> Iterator[Record]:
-    reader = csv.reader(text, strict=True)
+def _read_csv_text(text: IO[str], delimiter: str) -> Iterator[Record]:
+    reader = csv.reader(text, strict=True, delimiter=delimiter)
     try:
         columns = next(reader, None)
     except csv.Error as error:

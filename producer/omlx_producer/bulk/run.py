@@ -34,15 +34,17 @@ from omlx_producer.bulk.progress import BadRowReporter, Style, ignored_text, mak
 from omlx_producer.bulk.records import (
     Format,
     Record,
+    delimiter_of,
     estimate_rows,
     format_of,
+    input_columns,
     open_input,
     read_records,
 )
 from omlx_producer.bulk.row import REFUSED, RowResult
 from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
 from omlx_producer.bulk.shape import RowMaker, Shape
-from omlx_producer.bulk.table import properties_of
+from omlx_producer.bulk.table import TableForm, is_table, properties_of
 from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
@@ -65,6 +67,9 @@ class RunOptions:
     Attributes:
         input: a path, or ``-`` for stdin.
         with_body: add the whole response to a table.
+        keep: add the columns of the input to a table.
+        csv_safe: see `omlx_producer.bulk.table.TableForm`.
+        delimiter: of the cells of a CSV; by default what the name of the input says.
         limit: take only so many rows from the beginning of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
     """
@@ -79,6 +84,9 @@ class RunOptions:
     job_timeout: int = JOB_SECONDS
     require_known_model: bool = True
     with_body: bool = False
+    keep: bool = False
+    csv_safe: bool = True
+    delimiter: str | None = None
     limit: int | None = None
     default_model: str | None = None
 
@@ -91,6 +99,9 @@ class RunOptions:
         """
         kind = kind or format_of(name)
         require_input(name, kind)
+        delimiter = options.get("delimiter")
+        if delimiter is not None:
+            options["delimiter"] = _delimiter(delimiter, kind)
         return cls(name, kind, shape, **options)
 
     @property
@@ -137,9 +148,45 @@ class RunOptions:
             default_model=self.default_model,
         )
 
+    def read(self, stream: IO[bytes]) -> Iterator[Record]:
+        """All records of an open input."""
+        return read_records(stream, self.kind, self.delimiter or delimiter_of(self.input))
+
     def records(self, stream: IO[bytes], maker: RowMaker) -> Iterator[Record]:
         """The records to run, of an open input; see `RowMaker.checked` for the errors."""
-        return maker.checked(itertools.islice(read_records(stream, self.kind), self.limit))
+        return maker.checked(itertools.islice(self.read(stream), self.limit))
+
+    def table_form(self) -> TableForm:
+        """The form of a table of this run.
+
+        Raises:
+            InvalidRequest: if the columns of the input cannot be read.
+        """
+        kept: dict[str, Any] = {}
+        if self.keep:
+            with open_input(self.input) as stream:
+                delimiter = self.delimiter or delimiter_of(self.input)
+                kept = input_columns(stream, self.kind, delimiter)
+        return TableForm(
+            self.with_body,
+            properties_of(self.shape.sampling.get("response_format")),
+            kept,
+            self.csv_safe,
+        )
+
+
+def _delimiter(given: str, kind: Format) -> str:
+    """The character that an option for the delimiter means.
+
+    Raises:
+        InvalidRequest: if it is none, or the input has no cells.
+    """
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(given.lower(), given)
+    if kind != "csv":
+        raise InvalidRequest(f"--delimiter: got {given!r}, and the input is no CSV; leave it out")
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise InvalidRequest(f"--delimiter: got {given!r}; give one character, as in ; or tab")
+    return delimiter
 
 
 _OPTIONS = TypeAdapter(RunOptions)
@@ -196,6 +243,11 @@ def run_here(
     """
     output = real_path(output)
     _require_distinct(options, output)
+    if options.keep and (options.input == "-" or not is_table(output)):
+        raise InvalidRequest(
+            f"--keep: adds the columns of a file to a table; give an input other than -, and an "
+            f"output in .csv or .parquet in place of {output}"
+        )
     require_output(output)
     require_own_table(output)
     producer.require_suitable()
@@ -264,12 +316,7 @@ def run_here(
                     if only_failures:
                         _require_failed(options, output, seen, index)
                         run_file.remember(settings)
-                    files.finish(
-                        ordered=ordered,
-                        whole=options.limit is None,
-                        with_body=options.with_body,
-                        properties=properties_of(options.shape.sampling.get("response_format")),
-                    )
+                    _finish(files, options, ordered, index, models)
                     if whole:
                         _sweep(feed)
                     _say_if_empty(options, seen)
@@ -310,6 +357,29 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
     if maker.ignored:
         write(ignored_text(maker.ignored) + "\n", err=True)
     return batch
+
+
+def _finish(
+    files: OutputFiles,
+    options: RunOptions,
+    ordered: bool,
+    index: RowIndex,
+    models: Mapping[str, ModelInfo],
+) -> None:
+    """Write the files as they are at the end of a run."""
+    form, whole = options.table_form(), options.limit is None
+    if not options.keep:
+        files.finish(ordered=ordered, whole=whole, form=form)
+        return
+    if not whole:
+        # Rows beyond the limit, of an earlier run, have their columns too.
+        unlimited = replace(options, limit=None)
+        with open_input(options.input) as stream:
+            maker = unlimited.row_maker(models)
+            for _ in plan_rows(unlimited.read(stream), maker.make, index, Seen()):
+                pass
+    with open_input(options.input) as stream:
+        files.finish(ordered=ordered, whole=whole, form=form, source=options.read(stream))
 
 
 def _say_if_moved(options: RunOptions, earlier: RunOptions, output: Path) -> None:
@@ -392,5 +462,5 @@ def _estimate(options: RunOptions, index: RowIndex, only_failures: bool) -> int 
         return sum(n for code, n in index.failures().items() if code not in REFUSED)
     if options.input == "-":
         return options.limit
-    rows = estimate_rows(Path(options.input), options.kind)
+    rows = estimate_rows(options.input, options.kind)
     return rows if options.limit is None else min(rows, options.limit)

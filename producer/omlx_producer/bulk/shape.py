@@ -21,7 +21,7 @@ from omlx_producer.models import (
     require_template,
     takes_chats,
 )
-from omlx_producer.openai_fields import ignored_fields
+from omlx_producer.openai_fields import REFUSED, ignored_fields
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_producer.request import text_fields
 
@@ -31,6 +31,9 @@ _FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt"}
 # Columns of the custom_id, unless --id-field names another.
 ID_COLUMNS = ("custom_id", "id")
 MAX_ID_CHARACTERS = 512
+MESSAGES = "messages"
+# Fields that count in a row with messages of its own, or that are refused there by name.
+REQUEST_FIELDS = frozenset(GenerationRequest.model_fields) | REFUSED.keys() | {"max_tokens"}
 # A column that none of the first rows has is a mistake in the options.
 FIRST_ROWS = 100
 
@@ -40,7 +43,8 @@ class Shape:
     """The options that say how records become requests.
 
     Attributes:
-        template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines.
+        template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines, and any
+            row may have messages of its own.
         id_field: the field of an object that holds its custom_id; by default ``custom_id``, else
             ``id``, else the row has its number.
         model: the model of all rows, whatever they name.
@@ -148,6 +152,7 @@ class RowMaker:
                 "no worker has announced a model yet; start one with omlx-worker run, or pass "
                 "--queue-anyway"
             )
+        self._kind = kind
         self._shape = shape
         self._models = models
         self._default_model = default_model
@@ -188,11 +193,13 @@ class RowMaker:
             raise InvalidRequest(
                 f"--id-field: got {shape.id_field!r}, a column that the input lacks; it has {known}"
             )
+        if shape.template is None and MESSAGES in columns:
+            return
         if self._batch_lines:
             if "body" not in columns:
                 raise InvalidRequest(
-                    f"the input holds no OpenAI Batch lines: it has {known}, not body; for objects "
-                    "of your own give --template"
+                    f"the input holds no OpenAI Batch lines: it has {known}, not body or messages; "
+                    "for objects of your own give --template"
                 )
             return
         for column in self._template.columns:
@@ -231,14 +238,15 @@ class RowMaker:
         if isinstance(record.value, str):
             return default
         values, name = record.value or {}, self._shape.id_field
-        if name is None and self._batch_lines:
+        batch_line = self._batch_lines and not self._has_messages(values)
+        if name is None and batch_line:
             name = "custom_id"
         if name is None:
             name = next((name for name in ID_COLUMNS if values.get(name) is not None), None)
             if name is None:
                 return default
         given = values.get(name)
-        if isinstance(given, int) and not isinstance(given, bool) and not self._batch_lines:
+        if isinstance(given, int) and not isinstance(given, bool) and not batch_line:
             given = str(given)
         if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID_CHARACTERS:
             raise InvalidRequest(
@@ -254,7 +262,9 @@ class RowMaker:
     def _fields(self, record: Record) -> dict[str, Any]:
         shape, values = self._shape, record.value
         model = shape.model
-        if isinstance(values, dict) and self._batch_lines:
+        if isinstance(values, dict) and self._has_messages(values):
+            fields = self._own_request(values)
+        elif isinstance(values, dict) and self._batch_lines:
             fields = _batch_body(values)
             self.ignored.update(ignored_fields(fields))
         else:
@@ -273,6 +283,28 @@ class RowMaker:
             fields["model"] = self._only_model()
         return fields
 
+    def _has_messages(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row has messages of its own to run."""
+        own = values.get(MESSAGES) is not None and "body" not in values
+        return own and self._shape.template is None
+
+    def _own_request(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The request of a row with messages of its own. In JSONL other fields count too."""
+        fields = {MESSAGES: values[MESSAGES]}
+        if self._kind == "jsonl":
+            fields = {name: value for name, value in values.items() if name in REQUEST_FIELDS}
+        elif isinstance(fields[MESSAGES], str):
+            try:
+                fields[MESSAGES] = json.loads(fields[MESSAGES])
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(
+                    f"{MESSAGES}: not JSON ({error}); give a list of messages"
+                ) from None
+        messages, system = fields[MESSAGES], self._shape.system
+        if system and isinstance(messages, list) and messages and not _has_system(messages[0]):
+            fields[MESSAGES] = [{"role": "system", "content": system}, *messages]
+        return fields
+
     def _only_model(self) -> str:
         return self._default_model or only_model(self._models)
 
@@ -288,6 +320,10 @@ class RowMaker:
         require_template(request, self._models)
         require_fit(request, self._models)
         return request
+
+
+def _has_system(first: Any) -> bool:
+    return isinstance(first, dict) and first.get("role") == "system"
 
 
 def _batch_body(line: dict[str, Any]) -> dict[str, Any]:

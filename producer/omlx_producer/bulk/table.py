@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
+import decimal
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
@@ -22,66 +26,164 @@ from omlx_producer.json_schema import resolve
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 COLUMNS = ("custom_id", "text", "finish_reason", *TOKEN_COLUMNS, "error")
 BODY = "response"
-ANSWER = "answer."
+ANSWER, INPUT = "answer.", "input."
 ROW_GROUP = 512
+MAX_LEVELS = 8
+LARGEST_INTEGER = 2**63 - 1
+
+# The kinds of cells. A list of one of them has the suffix LIST. Anything else is JSON.
+TEXT, INTEGER, NUMBER, BOOLEAN, JSON, LIST = "text", "integer", "number", "boolean", "json", "[]"
+_KINDS = {"string": TEXT, "integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN}
+
+# What makes a spreadsheet take a text for a formula, and the mark, so that it can be undone.
+_FORMULA = re.compile(r"[=+\-@\t\r\n']")
+_PLAIN_NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)*([eE][+-]?[0-9]+)?")
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        type: of Arrow, of values that have it already; else the kind says which.
+    """
+
+    name: str
+    kind: str
+    type: Any = None
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """What a table has besides its fixed columns.
+
+    Attributes:
+        with_body: the whole response as JSON, in the column `BODY`.
+        properties: the properties of answers in JSON with their kinds, a column each. Each has the
+            prefix `ANSWER` as long as another column has its name.
+        kept: the columns of the input with their Arrow types, None for text. They come first. One
+            with the name of a fixed column has the prefix `INPUT`.
+        csv_safe: whether a CSV has no cell that a spreadsheet runs as a formula; see `safe_cell`.
+    """
+
+    with_body: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    csv_safe: bool = True
+
+
+PLAIN = TableForm()
 
 
 def is_table(output: Path) -> bool:
     return output.suffix.lower() in {".csv", ".parquet"}
 
 
-def properties_of(response_format: Mapping[str, Any] | None) -> list[str]:
-    """The properties at the top of answers in this format, through a local ``$ref`` at the top."""
+def properties_of(response_format: Mapping[str, Any] | None) -> dict[str, str]:
+    """The properties at the top of answers in this format with their kinds, through a local
+    ``$ref`` at the top."""
     named = (response_format or {}).get("json_schema") or {}
     schema = named.get("schema", {})
-    tops, reference = [schema], schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        with contextlib.suppress(LookupError):
-            tops.append(resolve(reference, schema))
+    tops = [schema]
+    with contextlib.suppress(LookupError):
+        tops.append(_followed(schema, schema))
     found: dict[str, Any] = {}
     for top in tops:
         properties = top.get("properties") if isinstance(top, dict) else None
         if isinstance(properties, dict):
             found |= properties
-    return list(found)
+    return {name: _kind(inner, schema) for name, inner in found.items()}
+
+
+def _followed(schema: Any, root: Any) -> Any:
+    """What a schema's local ``$ref`` names; the schema itself without one.
+
+    Raises:
+        LookupError: if nothing has that name.
+    """
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(reference, str) and reference.startswith("#/"):
+        return resolve(reference, root)
+    return schema
+
+
+def _kind(schema: Any, root: Any, levels: int = MAX_LEVELS) -> str:
+    """The kind of the values that match a schema, null aside."""
+    with contextlib.suppress(LookupError):
+        schema = _followed(schema, root)
+    if not isinstance(schema, dict) or not levels:
+        return JSON
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(choices := schema.get(name), list):
+            others = [choice for choice in choices if choice != {"type": "null"}]
+            return _common(_kind(choice, root, levels - 1) for choice in others)
+    given = schema.get("type")
+    if given == "array":
+        inner = _kind(schema["items"], root, levels - 1) if "items" in schema else JSON
+        return JSON if inner == JSON or "prefixItems" in schema else inner + LIST
+    if given is not None:
+        names = given if isinstance(given, list) else [given]
+        return _common(_KINDS.get(str(name), JSON) for name in names if name != "null")
+    values = schema.get("enum", [schema.get("const")])
+    if not isinstance(values, list):
+        return JSON
+    kinds = {str: TEXT, int: INTEGER, float: NUMBER, bool: BOOLEAN}
+    return _common(kinds.get(type(value), JSON) for value in values if value is not None)
+
+
+def _common(kinds: Iterable[str]) -> str:
+    found: set[str] = set()
+    for kind in kinds:
+        # At once: a recursive schema may have more branches than there is time for.
+        if kind == JSON:
+            return JSON
+        found.add(kind)
+    if found == {INTEGER, NUMBER}:
+        return NUMBER
+    return found.pop() if len(found) == 1 else JSON
 
 
 def write_table(
-    documents: Iterable[Mapping[str, Any]],
+    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]],
     output: Path,
+    form: TableForm,
     *,
     like: Path,
-    with_body: bool,
-    properties: Sequence[str] = (),
 ) -> None:
     """Write the table of output lines, results and errors. A result with an error failed after it.
 
     Args:
+        rows: output lines, each with the values of its row in the input.
         like: a new table gets the permissions of this file.
-        with_body: add the whole response body as JSON, in the column `BODY`.
-        properties: of answers in JSON. Each gets a column, with the prefix `ANSWER` as long as
-            another column has its name.
 
     Raises:
         InvalidRequest: if Parquet is asked for without pyarrow.
         OSError: if the file cannot be written.
     """
-    columns = [*COLUMNS, BODY] if with_body else [*COLUMNS]
-    named: dict[str, str] = {}
-    for name in properties:
+    own = [*COLUMNS, BODY] if form.with_body else [*COLUMNS]
+    kept = {(f"{INPUT}{name}" if name in own else name): name for name in form.kept}
+    columns = [Column(column, TEXT, form.kept[name]) for column, name in kept.items()]
+    columns += [Column(name, INTEGER if name in TOKEN_COLUMNS else TEXT) for name in own]
+    answers: dict[str, str] = {}
+    for name, kind in form.properties.items():
         column = name
-        while column in columns:
+        while column in {other.name for other in columns}:
             column = f"{ANSWER}{column}"
-        columns.append(column)
-        named[column] = name
-    rows = (_in_utf8(row) for each in documents for row in _rows(each, with_body, named))
-    write = _write_parquet if output.suffix.lower() == ".parquet" else _write_csv
+        columns.append(Column(column, kind))
+        answers[column] = name
+    lines = (
+        {column: values.get(name) for column, name in kept.items()} | cells
+        for document, values in rows
+        for cells in _lines(document, form.with_body, answers)
+    )
     with replacing(output, like=like) as stream:
-        write(rows, columns, stream)
+        if output.suffix.lower() == ".parquet":
+            _write_parquet(lines, columns, stream)
+        else:
+            _write_csv(lines, columns, stream, safe=form.csv_safe)
 
 
-def _rows(
-    document: Mapping[str, Any], with_body: bool, named: Mapping[str, str]
+def _lines(
+    document: Mapping[str, Any], with_body: bool, answers: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     row = {"custom_id": document["custom_id"]}
     once: dict[str, Any] = {}
@@ -96,46 +198,99 @@ def _rows(
         once[BODY] = json.dumps(body, ensure_ascii=False)
     for choice in body["choices"]:
         text = answer_text(choice)
-        cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, named)}
+        cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, answers)}
         yield row | cells | once
         once = {}
 
 
-def _in_utf8(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with lone surrogates, which UTF-8 lacks, escaped."""
-    return {
-        name: cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
-        for name, cell in row.items()
-    }
-
-
-def _cells(text: str, named: Mapping[str, str]) -> dict[str, str]:
-    """The properties of an answer by column: texts as they are, other values as JSON."""
+def _cells(text: str, answers: Mapping[str, str]) -> dict[str, Any]:
+    """The properties of an answer by column."""
     try:
-        answer = json.loads(text) if named else None
+        answer = json.loads(text) if answers else None
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         return {}
-    return {
-        column: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for column, name in named.items()
-        if (value := answer.get(name)) is not None
-    }
+    return {column: answer.get(name) for column, name in answers.items()}
 
 
-def _write_csv(rows: Iterator[dict[str, Any]], columns: list[str], stream: IO[bytes]) -> None:
+def _as_text(value: Any) -> str | None:
+    """A text as it is, another value as JSON. Lone surrogates, which UTF-8 lacks, are escaped."""
+    if value is None:
+        return None
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
+        value = str(value)
+    elif not isinstance(value, str):
+        value = json.dumps(value, default=str, ensure_ascii=False)
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def safe_cell(cell: str) -> str:
+    """A text with ``'`` in front if a spreadsheet could take it for a formula.
+
+    Texts that begin with ``'`` get another one, so removing one from each text that begins with it
+    gives back all texts. Plain numbers stay.
+    """
+    if _FORMULA.match(cell) and not _PLAIN_NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return cell
+
+
+def _write_csv(
+    rows: Iterator[dict[str, Any]], columns: list[Column], stream: IO[bytes], *, safe: bool
+) -> None:
     text = io.TextIOWrapper(stream, "utf-8", newline="")
-    writer = csv.DictWriter(text, columns)
+    writer = csv.DictWriter(text, [column.name for column in columns])
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        cells = {name: _as_text(value) for name, value in row.items()}
+        if safe:
+            cells = {name: cell and safe_cell(cell) for name, cell in cells.items()}
+        writer.writerow(cells)
     text.detach()
 
 
-def _write_parquet(rows: Iterator[dict[str, Any]], columns: list[str], stream: IO[bytes]) -> None:
+def _write_parquet(
+    rows: Iterator[dict[str, Any]], columns: list[Column], stream: IO[bytes]
+) -> None:
     arrow, parquet = import_pyarrow()
-    types = {name: arrow.int64() if name in TOKEN_COLUMNS else arrow.string() for name in columns}
-    schema = arrow.schema(list(types.items()))
+    scalars = {INTEGER: arrow.int64(), NUMBER: arrow.float64(), BOOLEAN: arrow.bool_()}
+
+    def type_of(kind: str) -> Any:
+        if kind.endswith(LIST):
+            return arrow.list_(type_of(kind.removesuffix(LIST)))
+        return scalars.get(kind, arrow.string())
+
+    schema = arrow.schema([(each.name, each.type or type_of(each.kind)) for each in columns])
     with parquet.ParquetWriter(stream, schema) as writer:
         while chunk := list(itertools.islice(rows, ROW_GROUP)):
-            writer.write_table(arrow.Table.from_pylist(chunk, schema=schema))
+            cells = [
+                {
+                    each.name: row.get(each.name)
+                    if each.type
+                    else _typed(row.get(each.name), each.kind)
+                    for each in columns
+                }
+                for row in chunk
+            ]
+            writer.write_table(arrow.Table.from_pylist(cells, schema=schema))
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """A value as one of its kind; None if it is of another."""
+    if kind.endswith(LIST):
+        inner = kind.removesuffix(LIST)
+        return [_typed(each, inner) for each in value] if isinstance(value, list) else None
+    if kind in (TEXT, JSON):
+        return _as_text(value)
+    if kind == BOOLEAN or isinstance(value, bool):
+        return value if kind == BOOLEAN and isinstance(value, bool) else None
+    if not isinstance(value, int | float):
+        return None
+    if kind == INTEGER:
+        whole = value == value // 1 and abs(value) <= LARGEST_INTEGER
+        return int(value) if whole else None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

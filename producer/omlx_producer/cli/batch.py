@@ -27,12 +27,13 @@ from omlx_producer.bulk.output import (
 )
 from omlx_producer.bulk.progress import Style, make_display, written_text
 from omlx_producer.bulk.runfile import run_path
-from omlx_producer.bulk.table import properties_of
+from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
     NOT_ENDED,
+    csv_safe_option,
     fail,
     local_time,
     output_option,
@@ -62,6 +63,7 @@ batch_argument = click.argument("batch_id")
 @option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
 @with_body_option
+@csv_safe_option
 @json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
 @redis_option
 def results(
@@ -70,6 +72,7 @@ def results(
     wait: bool,
     partial: bool,
     with_body: bool,
+    csv_safe: bool,
     response_format: dict[str, Any] | None,
     redis_url: str | None,
 ) -> None:
@@ -92,12 +95,8 @@ def results(
             for line in batch.results(state.rows):
                 write(line.decode("utf-8", "replace"))
         else:
-            files = write_results(
-                batch.results(state.rows),
-                output,
-                with_body=with_body,
-                properties=properties_of(response_format),
-            )
+            form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
+            files = write_results(batch.results(state.rows), output, form)
             write(written_text(files) + "\n", err=True)
     if state.ok + state.failed < state.rows or not state.over:
         tell_how_far(state)

@@ -29,6 +29,7 @@ from omlx_producer.cli.common import (
     INVALID,
     JOB_ENDED_BADLY,
     REDIS_OPTION,
+    csv_safe_option,
     fail,
     file_error,
     output_option,
@@ -74,6 +75,7 @@ ordered_option = option(
     type=click.Choice(FORMATS),
     help="The format of INPUT; by default its suffix.",
 )
+@_input("--delimiter", metavar="TEXT", help="Between cells of a CSV, as in ; or tab.")
 @_input("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
 @model_option("Run all rows on this model, whatever they name.")
 @_request("--raw", is_flag=True, help="Send texts as bare prompts, not as user messages.")
@@ -97,6 +99,8 @@ ordered_option = option(
 @output_option
 @ordered_option
 @with_body_option
+@option("--keep", section="Output", is_flag=True, help="Add the input's columns to a table.")
+@csv_safe_option
 @progress_option
 @redis_option
 def run(
@@ -118,15 +122,18 @@ def run(
     queue_anyway: bool,
     replace_results: bool,
     with_body: bool,
+    keep: bool,
+    csv_safe: bool,
+    delimiter: str | None,
     progress: Style,
     redis_url: str | None,
     **sampling: Any,
 ) -> None:
     """Run the requests of INPUT ("-" is stdin), or resume.
 
-    INPUT is OpenAI Batch JSONL; or JSONL objects, CSV or Parquet for --template; or plain text, one
-    prompt per line. Sampling options apply to rows that do not set them. Errors go to
-    OUTPUT.errors.jsonl.
+    INPUT is OpenAI Batch JSONL; or JSONL objects, CSV, TSV or Parquet for --template or with
+    messages; or plain text, one prompt per line. Names that end in .gz are unzipped. Sampling
+    options apply to rows that do not set them. Errors go to OUTPUT.errors.jsonl.
 
     Exit codes: 0 all rows are done, 1 some failed, 2 usage, 3 Redis unreachable, 130 interrupted.
     """
@@ -138,6 +145,10 @@ def run(
             "--output does not go with --detach; leave it out, and fetch the results with "
             "omlx-submit results BATCH_ID -o FILE."
         )
+    if keep and (detached or input == "-"):
+        raise click.UsageError(
+            "--keep needs a file as input, and an output; it reads the input again at the end."
+        )
     with open_producer(redis_url) as producer:
         options = RunOptions.of(
             input,
@@ -148,6 +159,9 @@ def run(
             job_timeout=job_timeout,
             require_known_model=not queue_anyway,
             with_body=with_body,
+            keep=keep,
+            csv_safe=csv_safe,
+            delimiter=delimiter,
             limit=limit,
         )
         if dry_run:

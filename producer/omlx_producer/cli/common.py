@@ -50,6 +50,12 @@ output_option = option(
 with_body_option = option(
     "--with-body", section="Output", is_flag=True, help="Add whole responses to a CSV or Parquet."
 )
+csv_safe_option = option(
+    "--csv-safe/--no-csv-safe",
+    section="Output",
+    default=True,
+    help="Put ' before cells of a CSV that look like formulas.",
+)
 
 
 def fail(exit_code: int, message: str) -> NoReturn:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -475,3 +477,82 @@ def test_an_entry_of_something_else_in_a_runs_stream_is_ignored_and_told(
     assert sorted(ids(tmp_path / "out.jsonl")) == ["r0", "r1"]
     assert caplog.text.count("names no job of this run; ignored") == 3
     assert connection.exists(neighbour.key)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_kept_columns_stand_beside_their_answers_also_beyond_a_limit_and_in_a_retry(
+    run: Run, tmp_path: Path, suffix: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = "".join(f"{name}\t{n}\t{name} asks\n" for n, name in enumerate("cab"))
+    (tmp_path / "rows.tsv.gz").write_bytes(gzip.compress(f"key\tn\ttext\n{rows}".encode()))
+    out = tmp_path / f"out{suffix}"
+    command = ("run", "rows.tsv.gz", "-o", out.name, "--template", "{text}", "--id-field", "key")
+    command = (*command, "--keep", "--progress", "none")
+
+    def table() -> list[dict[str, Any]]:
+        if suffix == ".parquet":
+            return list(parquet.read_table(out).to_pylist())
+        with out.open(newline="") as stream:
+            return list(csv.DictReader(stream))
+
+    for arguments in (command, (*command, "--limit", "1"), ("retry", out.name)):
+        assert run(*arguments).exit_code == 0
+        kept = [(row["key"], row["n"], row["input.text"], row["custom_id"]) for row in table()]
+        assert kept == [
+            ("c", "0", "c asks", "c"),
+            ("a", "1", "a asks", "a"),
+            ("b", "2", "b asks", "b"),
+        ]
+        assert list(table()[0])[:4] == ["key", "n", "input.text", "custom_id"]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["-o", "out.jsonl", "--keep"], "--keep: adds the columns of a file to a table"),
+        (["--detach", "--keep"], "--keep needs a file as input, and an output"),
+        (["-o", "out.csv", "--delimiter", ";;"], "--delimiter: got ';;'; give one character"),
+        (["-o", "out.csv", "--delimiter", '"'], "--delimiter: got '\"'; give one character"),
+    ],
+)
+def test_options_of_tables_that_cannot_be_are_told(
+    run: Run, tmp_path: Path, args: list[str], reason: str
+) -> None:
+    (tmp_path / "rows.csv").write_text("prompt\nhello\n")
+    done = run("run", "rows.csv", *args)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert reason in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_a_delimiter_is_for_a_csv_alone(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    done = run("run", "rows.jsonl", "--dry-run", "--delimiter", "tab")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--delimiter: got 'tab', and the input is no CSV; leave it out" in done.stderr
+
+
+@pytest.mark.usefixtures("worker")
+def test_formulas_are_marked_in_a_csv_unless_told_otherwise(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id;prompt\n=1;hello\n")
+    command = ("run", "rows.csv", "-o", "out.csv", "--delimiter", ";", "--progress", "none")
+    for more, shown in (((), "'=1"), (("--no-csv-safe",), "=1"), ((), "'=1")):
+        assert run(*command, *more).exit_code == 0
+        assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith(f"{shown},")
+    # A retry does as the last run did.
+    assert run("retry", "out.csv").exit_code == 0
+    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("'=1,")
+
+
+def test_a_broken_zipped_input_is_told_before_anything_runs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt.gz").write_bytes(gzip.compress(b"hello\n" * 1000)[:-9])
+    for more in (["--dry-run"], ["--detach"], ["-o", "out.jsonl"]):
+        done = run("run", "rows.txt.gz", *more)
+        assert isinstance(done.exception, SystemExit)
+        assert done.exit_code == 2
+        assert done.stderr.splitlines()[-1].startswith(
+            "omlx-submit: the input is no whole gzip file ("
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import gzip
 import io
 import json
 from pathlib import Path
@@ -11,7 +13,15 @@ import pytest
 
 from omlx_producer import InvalidRequest
 from omlx_producer.bulk import records as records_module
-from omlx_producer.bulk.records import Record, estimate_rows, format_of, open_input, read_records
+from omlx_producer.bulk.records import (
+    Record,
+    delimiter_of,
+    estimate_rows,
+    format_of,
+    input_columns,
+    open_input,
+    read_records,
+)
 
 
 def read(text: str | bytes, kind: Any = "jsonl") -> list[Record]:
@@ -115,7 +125,7 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot be read .* give a whole Parquet file"):
         read(path.read_bytes(), "parquet")
     with pytest.raises(InvalidRequest, match="give a whole Parquet file"):
-        estimate_rows(path, "parquet")
+        estimate_rows(str(path), "parquet")
 
 
 def test_parquet_that_is_broken_inside_is_refused_behind_its_good_rows(tmp_path: Path) -> None:
@@ -172,7 +182,7 @@ def test_parquet_rows_come_in_order(tmp_path: Path) -> None:
         records = list(read_records(stream, "parquet"))
     assert [record.line for record in records] == list(range(1, 601))
     assert records[599].value == {"text": "t599", "n": 599}
-    assert estimate_rows(path, "parquet") == 600
+    assert estimate_rows(str(path), "parquet") == 600
 
 
 @pytest.mark.parametrize(
@@ -205,7 +215,7 @@ def test_rows_are_estimated_from_lines(
     monkeypatch.setattr("omlx_producer.bulk.records.COUNT_BYTES", block)
     path = tmp_path / "rows"
     path.write_text(text)
-    assert estimate_rows(path, kind) == rows
+    assert estimate_rows(str(path), kind) == rows
 
 
 def test_reading_does_not_run_ahead_of_its_reader() -> None:
@@ -219,3 +229,63 @@ def test_a_closed_stdin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InvalidRequest, match=r"^-: stdin is closed; give a file"), open_input("-"):
         pytest.fail("it reads")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "delimiter"),
+    [
+        ("a.tsv", "csv", "\t"),
+        ("a.TSV.gz", "csv", "\t"),
+        ("a.csv.gz", "csv", ","),
+        ("a.jsonl.gz", "jsonl", ","),
+        ("a.txt.GZ", "text", ","),
+    ],
+)
+def test_names_tell_the_format_also_of_zipped_files(name: str, kind: str, delimiter: str) -> None:
+    assert (format_of(name), delimiter_of(name)) == (kind, delimiter)
+
+
+def test_cells_may_have_another_delimiter() -> None:
+    stream = io.BytesIO(b'a;b\n1,5;"x;y"\n')
+    (record,) = read_records(stream, "csv", ";")
+    assert record.value == {"a": "1,5", "b": "x;y"}
+
+
+def test_a_zipped_file_is_read_as_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv.gz"
+    path.write_bytes(gzip.compress(b'a\tb\n1\t"2\n3"\n4\t5\n'))
+    with open_input(str(path)) as stream:
+        records = list(read_records(stream, "csv", "\t"))
+    assert [record.value for record in records] == [{"a": "1", "b": "2\n3"}, {"a": "4", "b": "5"}]
+    assert estimate_rows(str(path), "csv") == 2
+
+
+@pytest.mark.parametrize("broken", ["cut", "other", "spoilt"])
+def test_a_broken_zipped_file_is_told(tmp_path: Path, broken: str) -> None:
+    path, whole = tmp_path / "rows.txt.gz", gzip.compress(b"line\n" * 1000)
+    spoilt = whole[:20] + b"\xff" * 20 + whole[40:]
+    path.write_bytes({"cut": whole[:-9], "other": b"hello", "spoilt": spoilt}[broken])
+    with pytest.raises(InvalidRequest, match="is no whole gzip file"), open_input(str(path)) as s:
+        list(read_records(s, "text"))
+    with pytest.raises(InvalidRequest, match="is no whole gzip file"):
+        estimate_rows(str(path), "text")
+
+
+def test_the_columns_of_an_input_are_known_in_their_order() -> None:
+    def columns(text: str, kind: Any) -> list[str]:
+        return list(input_columns(io.BytesIO(text.encode()), kind))
+
+    assert columns("b,a\n1,2,3\n1,2\n", "csv") == ["b", "a"]
+    assert columns('nonsense\n{"b": 1}\n{"a": 1, "b": 2}\n', "jsonl") == ["b", "a"]
+    assert columns("hello\n", "text") == ["prompt"]
+    assert columns("b,a\n", "csv") == []
+
+
+def test_plain_columns_of_parquet_keep_their_types() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"s": ["x"], "n": [1], "d": [datetime.date(2026, 1, 2)], "l": [[1]]})
+    stream = io.BytesIO()
+    parquet.write_table(table, stream)
+    types = {name: str(type_) for name, type_ in input_columns(stream, "parquet").items()}
+    assert types == {"s": "None", "n": "int64", "d": "date32[day]", "l": "None"}

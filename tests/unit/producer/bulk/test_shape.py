@@ -117,7 +117,7 @@ def test_a_column_that_the_input_lacks_is_told_before_anything_runs(
 
 
 def test_objects_without_a_template_are_told_of_it_before_anything_runs() -> None:
-    with pytest.raises(InvalidRequest, match="holds no OpenAI Batch lines: it has text, not body"):
+    with pytest.raises(InvalidRequest, match="it has text, not body or messages; for objects of"):
         checked({"text": "hello"})
 
 
@@ -303,3 +303,57 @@ def test_the_digest_follows_from_id_and_request_and_nothing_else() -> None:
     assert one.digest == moved.digest == respelt.digest
     others = [batch_line("b"), batch_line("a", "other"), batch_line("a", seed=1)]
     assert len({one.digest, *(row(other).digest for other in others)}) == 4
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages"),
+    [("jsonl", MESSAGES), ("parquet", MESSAGES), ("csv", '[{"role": "user", "content": "hi"}]')],
+)
+def test_a_row_with_messages_of_its_own_is_a_chat(kind: Any, messages: Any) -> None:
+    value = {"id": 7, "label": "x", "messages": messages}
+    (record,) = checked(value, kind=kind)
+    made = make(record.value, kind)
+    assert isinstance(made, Row), made
+    assert made.custom_id == "7"
+    assert made.request.to_wire() == {"model": "fake", "messages": MESSAGES}
+
+
+def test_in_jsonl_the_fields_of_a_request_count_beside_messages() -> None:
+    value = {"messages": MESSAGES, "max_tokens": 5, "seed": 3, "top_k": None, "label": "x"}
+    made = row(value, sampling={"seed": 4, "top_k": 2})
+    wire = {"model": "fake", "messages": MESSAGES, "max_completion_tokens": 5}
+    assert made.request.to_wire() == wire | {"seed": 3, "top_k": 2}
+    refused = make(value | {"functions": [{}]})
+    assert isinstance(refused, BadRow)
+    assert refused.reason.startswith("line 1: functions: ")
+
+
+def test_elsewhere_columns_beside_messages_are_data() -> None:
+    made = row({"messages": MESSAGES, "seed": 3, "audio": "a.wav"}, "parquet")
+    assert made.request.to_wire() == {"model": "fake", "messages": MESSAGES}
+
+
+def test_a_system_message_goes_before_messages_that_have_none() -> None:
+    system = {"role": "system", "content": "be brief"}
+    for given in (MESSAGES, [system, *MESSAGES]):
+        made = row({"messages": given}, "parquet", system="be brief")
+        assert made.request.to_wire()["messages"] == [system, *MESSAGES]
+
+
+@pytest.mark.parametrize("messages", ["hello", "[" * 100_000, "5", "[]", [5], 5])
+@pytest.mark.parametrize("system", [None, "be brief"])
+def test_messages_that_are_none_are_told(messages: Any, system: str | None) -> None:
+    bad = make({"messages": messages}, "csv", system=system)
+    assert isinstance(bad, BadRow)
+    assert bad.code == "invalid_request"
+    assert "messages" in bad.reason
+
+
+def test_a_template_is_used_although_there_are_messages() -> None:
+    made = row({"messages": MESSAGES, "text": "x"}, template="{text}")
+    assert "hi" not in str(made.request.to_wire())
+    line = batch_line("a") | {"messages": MESSAGES}
+    assert row(line).request.prompt == "hello"
