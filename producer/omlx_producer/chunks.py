@@ -20,6 +20,8 @@ class ChatChunks:
 
     Args:
         model: the alias that the chunks name.
+        include_usage: as in OpenAI's ``stream_options``: one more chunk, without choices, tells
+            the usage at the end.
 
     >>> job = producer.submit(messages=[{"role": "user", "content": "Reverse a list."}])
     >>> chunks = ChatChunks(job.id, "demo")
@@ -29,18 +31,21 @@ class ChatChunks:
     {'role': 'assistant', 'content': ''}
     """
 
-    def __init__(self, job_id: str, model: str) -> None:
+    def __init__(self, job_id: str, model: str, *, include_usage: bool = False) -> None:
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{job_id}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,
         }
+        self._include_usage = include_usage
+        if include_usage:
+            self._head["usage"] = None
         self._markup = Markup()
         self._choices: dict[int, _Choice] = {}
 
     def take(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
-        """The chunks that one event adds; one choice each."""
+        """The chunks that one event adds; one choice each, but for the usage."""
         if isinstance(event, TokensEvent):
             self._markup = event.markup or self._markup
             if event.system_fingerprint:
@@ -59,6 +64,8 @@ class ChatChunks:
                     told = [{"index": at, **call.model_dump()} for at, call in enumerate(calls)]
                     yield self._chunk(index, {"tool_calls": told})
                 yield self._chunk(index, {}, reason)
+            if self._include_usage:
+                yield {**self._head, "choices": [], "usage": event.usage.model_dump()}
 
     def _begun(self, index: int) -> Iterator[dict[str, Any]]:
         if index not in self._choices:

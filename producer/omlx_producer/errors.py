@@ -132,12 +132,19 @@ class JobError(OmlxQueueError):
 class JobFailed(JobError):
     """The job failed; the message says why.
 
+    Attributes:
+        code: ``invalid_request`` if another try would fail too, else ``failed``.
+
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:
     ...     text = job.result().text
     ... except JobFailed as error:
-    ...     text = str(error)
+    ...     text = f"{error.code}: {error}"
     """
+
+    def __init__(self, job_id: str, message: str, code: str = "failed") -> None:
+        super().__init__(job_id, message)
+        self.code = code
 
 
 class JobCancelled(JobError):

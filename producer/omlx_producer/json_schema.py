@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
-from omlx_producer.request_part import json_text
+from omlx_producer.request_part import json_text, levels
 
 MAX_CONSTRAINT_CHARACTERS = 100_000
 MAX_SCHEMA_LEVELS = 64
@@ -36,26 +36,15 @@ def require_schema(field: str, schema: dict[str, Any]) -> str:
             f"{field}: got a schema of {len(text)} characters; give at most "
             f"{MAX_CONSTRAINT_CHARACTERS}"
         )
-    if (levels := _levels(schema)) > MAX_SCHEMA_LEVELS:
+    if (depth := levels(schema)) > MAX_SCHEMA_LEVELS:
         raise ValueError(
-            f"{field}: got a schema of {levels} levels; give at most {MAX_SCHEMA_LEVELS}, as with "
+            f"{field}: got a schema of {depth} levels; give at most {MAX_SCHEMA_LEVELS}, as with "
             "$defs and $ref"
         )
     for path, problem in _problems(schema, field, schema):
         shown = path if len(path) <= MAX_PATH else f"{path[:MAX_PATH]}..."
         raise ValueError(f"{shown}: {problem}")
     return text
-
-
-def _levels(value: Any) -> int:
-    deepest, waiting = 0, [(value, 1)]
-    while waiting:
-        inner, level = waiting.pop()
-        if isinstance(inner, dict | list):
-            deepest = max(deepest, level)
-            held = inner.values() if isinstance(inner, dict) else inner
-            waiting += [(item, level + 1) for item in held]
-    return deepest
 
 
 def _problems(schema: Any, path: str, root: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ from omlx_producer.protocol import (
     CancelledEvent,
     DoneEvent,
     FailedEvent,
+    GenerationRequest,
     TerminalEvent,
     ended_stream,
     events_key,
     tokens_channel,
 )
+from omlx_producer.request_part import MAX_LEVELS, levels
 
 Ending = Literal["finished", "failed", "cancelled"]
 Status = Literal["queued", "started", Ending]
@@ -48,11 +51,25 @@ ENDINGS: dict[str, Ending] = {
     "stopped": "cancelled",
     "canceled": "cancelled",
 }
+_DEEP = "nested too deeply"
 _NO_REASON: dict[Ending, str] = {
     "finished": "",
     "failed": "the job failed without a reason",
     "cancelled": "the job was cancelled",
 }
+
+
+# How a worker's refusal of a request begins: with the field.
+_FIELD = re.compile(r"([a-z_]+)[:.\[]")
+
+
+def failure_code(reason: str) -> str:
+    """The code of a failed job, from the sentence that says why; see `JobFailed`."""
+    field = _FIELD.match(reason)
+    refused = field is not None and field[1] in {*GenerationRequest.model_fields, "request"}
+    if refused or reason.startswith("the job's payload "):
+        return "invalid_request"
+    return "failed"
 
 
 def unknown_job(job_id: str) -> UnknownJob:
@@ -93,7 +110,7 @@ class Outcome:
             MalformedResult: if its result is not a response body.
         """
         if self.ending == "failed":
-            raise JobFailed(self.job_id, self.error)
+            raise JobFailed(self.job_id, self.error, failure_code(self.error))
         if self.ending == "cancelled":
             raise JobCancelled(self.job_id, self.error)
         try:
@@ -171,8 +188,12 @@ def read_outcome(job_id: str, ending: Ending, entry: ResultEntry | None) -> Outc
         result = restore(job_id, entry_id.decode(), payload, None, serializer=JSONSerializer)
     except ValueError:
         raise _malformed(job_id, "not JSON") from None
+    except RecursionError:
+        raise _malformed(job_id, _DEEP) from None
     except (KeyError, zlib.error):
         raise _malformed(job_id, "not written by RQ") from None
+    if levels(result.return_value) > MAX_LEVELS:
+        raise _malformed(job_id, _DEEP)
     lines = (result.exc_string or "").strip().splitlines() or [_NO_REASON[ending]]
     return Outcome(job_id, ending, body=result.return_value, error=lines[-1])
 

@@ -11,7 +11,7 @@ from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest, describe
 from omlx_producer.messages import Message
 from omlx_producer.openai_fields import fold_request
-from omlx_producer.request_part import RequestPart, json_text
+from omlx_producer.request_part import MAX_LEVELS, RequestPart, json_text, levels
 from omlx_producer.structure import ResponseFormat, StructuredOutputs
 from omlx_producer.tools import (
     MAX_TOOLS,
@@ -171,8 +171,12 @@ class GenerationRequest(RequestPart):
     def _fold_openai(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        if isinstance(data.get("chat_template_kwargs"), dict):
-            json_text("chat_template_kwargs", data["chat_template_kwargs"])
+        if isinstance(kwargs := data.get("chat_template_kwargs"), dict):
+            if (depth := levels(kwargs)) > MAX_LEVELS:
+                raise ValueError(
+                    f"chat_template_kwargs: got {depth} levels; give at most {MAX_LEVELS}"
+                )
+            json_text("chat_template_kwargs", kwargs)
         return fold_request(data)
 
     @model_validator(mode="after")

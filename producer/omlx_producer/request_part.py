@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_LEVELS = 100
+"""Lists and objects inside each other in one field of a request, and in a result."""
+
 
 class RequestPart(BaseModel):
     """The base of what users write. Every field's description completes "give ..."."""
@@ -30,3 +33,15 @@ def json_text(name: str, value: Any) -> str:
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{name}: cannot be sent as JSON ({error}); change it") from None
     return text
+
+
+def levels(value: Any) -> int:
+    """How deep a value of JSON is nested: 0 for a number or a text, 1 for a list of them."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        inner, level = waiting.pop()
+        if isinstance(inner, dict | list):
+            deepest = max(deepest, level)
+            held = inner.values() if isinstance(inner, dict) else inner
+            waiting += [(item, level + 1) for item in held]
+    return deepest

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from omlx_producer.errors import JobError, MalformedResult
+from omlx_producer.errors import JobError, JobFailed, MalformedResult
 from omlx_producer.outcome import Outcome
 from omlx_producer.protocol import GenerationRequest
 
@@ -28,8 +28,6 @@ NO_MODEL = "model_not_found"
 """The code of rows whose model no worker has announced yet."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
-# A worker's refusal of a request begins with the field.
-_FIELD = re.compile(r"[a-z_]+(?=[:.\[])")
 _BEGINNING = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
 _ANY_BEGINNING = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 
@@ -116,11 +114,10 @@ class RowResult:
             return cls(row, outcome.job_id, body=outcome.unwrap())
         except MalformedResult as error:
             code, reason = "no_response", str(error)
+        except JobFailed as error:
+            code, reason = error.code, str(error)
         except JobError as error:
             code, reason = outcome.ending, str(error)
-            field = _FIELD.match(reason)
-            if field and field[0] in GenerationRequest.model_fields:
-                code = "invalid_request"
         return cls(row, outcome.job_id, code=code, reason=reason)
 
     @classmethod

@@ -28,6 +28,7 @@ from omlx_producer.client import Producer
 from omlx_producer.completion import answer_text
 from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.models import only_model, takes_chats
+from omlx_producer.outcome import failure_code
 from omlx_producer.protocol import (
     PRIORITIES,
     CancelledEvent,
@@ -234,7 +235,7 @@ def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
             writer.write_body(producer.result(job_id))
         writer.end()
     if isinstance(event, FailedEvent):
-        raise JobFailed(job_id, event.error)
+        raise JobFailed(job_id, event.error, failure_code(event.error))
     if isinstance(event, CancelledEvent):
         raise JobCancelled(job_id, event.error)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 from rq import Queue
 from rq.results import Result
 
@@ -23,6 +24,7 @@ from omlx_producer import (
     Producer,
     UnknownJob,
 )
+from omlx_producer.cli.main import cli
 from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.redis_server import RedisServer
@@ -163,6 +165,49 @@ def test_a_pickled_result_is_never_read(connection: redis.Redis, producer: Produ
         producer.result(job.id)
 
 
+DEEP = "nested too deeply"
+
+
+def nested(levels: int) -> bytes:
+    """A result that ends in lists inside each other."""
+    return base64.b64encode(b'{"choices": [], "x": ' + b"[" * levels + b"]" * levels + b"}")
+
+
+@pytest.mark.parametrize("command", ["result", "watch"])
+def test_the_command_line_says_of_a_deep_result_what_is_wrong(
+    redis_url: str, connection: redis.Redis, job: JobHandle, worker: FakeWorker, command: str
+) -> None:
+    worker.finish(event=False)
+    connection.xadd(results_key(job.id), {"type": "1", "return_value": nested(100_000)})
+    done = CliRunner().invoke(cli, [command, job.id, "--redis-url", redis_url])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert DEEP in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code"),
+    [
+        ("prompt: 9 tokens do not fit the context of demo", "invalid_request"),
+        ("structured_outputs.regex: unopened group", "invalid_request"),
+        ("request: nested too deeply; flatten it", "invalid_request"),
+        ("the job's payload is 99999999 bytes long; at most 9 are read", "invalid_request"),
+        ("the engine failed on this job: out of memory", "failed"),
+        ("the job ran longer than its timeout of 5 s", "failed"),
+    ],
+)
+async def test_a_failure_has_a_code_that_says_whether_another_try_may_help(
+    redis_url: str, job: JobHandle, worker: FakeWorker, sentence: str, code: str
+) -> None:
+    worker.fail(sentence)
+    with pytest.raises(JobFailed) as caught:
+        job.result()
+    assert (caught.value.code, str(caught.value)) == (code, sentence)
+    async with AsyncProducer(redis_url) as producer:
+        with pytest.raises(JobFailed) as caught:
+            await producer.result(job.id)
+    assert caught.value.code == code
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
@@ -171,6 +216,7 @@ def test_a_pickled_result_is_never_read(connection: redis.Redis, producer: Produ
         ({"type": "1", "return_value": base64.b64encode(b'{"choices": 1}')}, "choices: "),
         ({"return_value": base64.b64encode(b"{}")}, "not written by RQ"),
         ({"type": "2", "exc_string": base64.b64encode(b"?")}, "not written by RQ"),
+        *(({"type": "1", "return_value": nested(levels)}, DEEP) for levels in (200, 960, 100_000)),
     ],
 )
 def test_a_malformed_result_is_a_sentence(

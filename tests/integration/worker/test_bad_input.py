@@ -19,6 +19,7 @@ from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
 from omlx_producer.errors import one_line
+from omlx_producer.outcome import failure_code
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
 from omlx_worker.control.status import StatusBoard
@@ -159,6 +160,20 @@ def test_a_request_that_is_nested_too_deeply_is_told_so(
     body = f'["{JOB_FUNCTION}", null, [], {{"request": {{"model": "fake", "x": {value}}}}}]'
     with pytest.raises(InvalidRequest, match="nested too deeply; flatten it"):
         decode_request(body.encode(), "fake")
+
+
+@pytest.mark.parametrize("levels", [100, 101, 150, 240])
+def test_a_deep_field_is_taken_or_refused_alike_by_producers_and_workers(levels: int) -> None:
+    value = json.loads('{"a":' * levels + "1" + "}" * levels)
+    fields = {"model": "fake", "prompt": "x", "chat_template_kwargs": value}
+    body = json.dumps([JOB_FUNCTION, None, [], {"request": fields}]).encode()
+    if levels == 100:
+        assert decode_request(body, "fake") == GenerationRequest.parse(fields)
+        return
+    for read in (lambda: decode_request(body, "fake"), lambda: GenerationRequest.parse(fields)):
+        with pytest.raises(InvalidRequest) as caught:
+            read()
+        assert failure_code(str(caught.value)) == "invalid_request"
 
 
 @given(

@@ -128,3 +128,18 @@ def test_log_probabilities_come_with_the_text_of_their_choice_or_with_its_end() 
     assert answer.logprobs.content[0].top_logprobs[0].token == "x"
     assert made[0]["choices"][0]["logprobs"] is None
     assert made[-1]["choices"][0]["logprobs"]["content"][0]["bytes"] == list(b"t4")
+
+
+def test_the_usage_comes_in_a_last_chunk_of_its_own_if_it_was_asked_for() -> None:
+    chunks = ChatChunks("j1", "demo", include_usage=True)
+    delta = ChoiceDelta(index=0, text="a", tokens=[1])
+    made = list(chunks.take(TokensEvent(job_id="j1", n=1, choices=[delta])))
+    made += chunks.take(DoneEvent(job_id="j1", n=1, finish_reasons=["stop"], usage=USAGE))
+    *others, last = made
+    assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in others)
+    assert (last["choices"], last["usage"]) == ([], USAGE.model_dump())
+    state = ChatCompletionStreamState()
+    for chunk in made:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    assert state.get_final_completion().usage.total_tokens == 3
+    assert all("usage" not in chunk for chunk in streamed(["a"]))

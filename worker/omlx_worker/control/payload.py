@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from omlx_producer.errors import shown
 from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
+from omlx_producer.request_part import MAX_LEVELS
 from omlx_worker.queue.claim import MAX_BODY_BYTES
 
 MAX_VALUES = 100_000
-MAX_LEVELS = 100
+_DEEP = "request: nested too deeply; flatten it"
 TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
 
 
@@ -41,7 +42,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
     try:
         request = GenerationRequest.parse(kwargs["request"])
     except RecursionError:
-        raise InvalidRequest("the request is nested too deeply; flatten it") from None
+        raise InvalidRequest(_DEEP) from None
     if request.model != model_alias:
         raise InvalidRequest(
             f"model: got {shown(request.model)}; this worker serves {model_alias!r}"
@@ -108,8 +109,9 @@ def _require_few_values(request: Any) -> None:
     waiting = [(request, 0)]
     while waiting:
         value, level = waiting.pop()
-        if level > MAX_LEVELS:
-            raise InvalidRequest("the request is nested too deeply; flatten it")
+        # The innermost may be a number or a text.
+        if level > MAX_LEVELS + 1:
+            raise InvalidRequest(_DEEP)
         if isinstance(value, dict):
             found: list[Any] = [item for key, item in value.items() if key != "prompt"]
         else:
@@ -117,7 +119,7 @@ def _require_few_values(request: Any) -> None:
         left -= len(found)
         if left < 0:
             raise InvalidRequest(
-                f"the request holds more than {MAX_VALUES} values beside its prompt; shorten it"
+                f"request: holds more than {MAX_VALUES} values beside its prompt; shorten it"
             )
         waiting += [(item, level + 1) for item in found]
 

@@ -56,6 +56,17 @@ def test_nobody_listens_to_tokens_so_none_are_streamed() -> None:
     assert row(batch_line("a", stream=True)).request.stream is None
 
 
+DEEP = "invalid_request", "levels; give at most 100"
+
+
+def nested(levels: int) -> Any:
+    """Objects inside each other."""
+    value: Any = "x"
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("change", "code", "reason"),
     [
@@ -71,6 +82,10 @@ def test_nobody_listens_to_tokens_so_none_are_streamed() -> None:
         ({"body": {"prompt": "x", "model": "other"}}, "model_not_found", "no worker has announced"),
         ({"body": {"prompt": "x" * 1001}}, "invalid_request", "give at most the 1000 tokens"),
         ({"body": {"prompt": "\ud800"}}, "invalid_request", "prompt"),
+        *(
+            ({"body": {"prompt": "x", "chat_template_kwargs": nested(levels)}}, *DEEP)
+            for levels in (101, 170, 240, 900)
+        ),
     ],
 )
 def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
