@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from omlx_producer.events import DoneEvent, TokenEvent, TokensEvent
@@ -54,7 +54,7 @@ class ChatChunks:
                 yield from self._begun(delta.index)
                 choice = self._choices[delta.index]
                 choice.logprobs += [entry.in_chat for entry in delta.logprobs or ()]
-                yield from self._of_text(delta.index, choice.feed(delta.text))
+                yield from self._of_text(delta.index, choice.feed(delta.text, delta.marks or ()))
         elif isinstance(event, DoneEvent):
             for index, reason in enumerate(event.finish_reasons):
                 calls = event.tool_calls[index] if event.tool_calls else []
@@ -104,14 +104,16 @@ class _Choice:
         self._splitter = Splitter(markup)
         self._told = Reply()
         self._pieces: list[str] = []
+        self._marks: list[int] = []
 
-    def feed(self, text: str) -> Iterator[tuple[Part, str]]:
+    def feed(self, text: str, marks: Collection[int]) -> Iterator[tuple[Part, str]]:
         self._pieces.append(text)
-        for span in self._splitter.feed(text):
+        self._marks += marks
+        for span in self._splitter.feed(text, marks):
             if span.part == "call" or not self._told.calls:
                 yield span.part, self._told.add(span)
 
     def end(self, *, calls: bool) -> Iterator[tuple[Part, str]]:
-        whole = read("".join(self._pieces), self._markup, calls=calls)
+        whole = read("".join(self._pieces), self._markup, self._marks, calls=calls)
         yield "reasoning", whole.reasoning[len(self._told.reasoning) :]
         yield "content", whole.content[len(self._told.content) :]

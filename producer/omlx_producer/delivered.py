@@ -19,6 +19,7 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -73,6 +74,7 @@ class Delivered:
         for delta in event.choices:
             self._choices[delta.index].tokens += delta.tokens
             self._choices[delta.index].pieces.append(delta.text)
+            self._choices[delta.index].marks += delta.marks or ()
 
     def _rest(self, again: dict[int, _Choice]) -> list[ChoiceDelta] | None:
         """What the stream holds beyond what was delivered; None while it holds less."""
@@ -89,6 +91,7 @@ class Delivered:
                 text=now.text[len(text) :],
                 tokens=now.tokens[tokens:],
                 logprobs=now.logprobs[tokens:] or None,
+                marks=[mark for mark in now.marks if mark not in had.marks] or None,
             )
             if delta.text or delta.tokens:
                 rest.append(delta)
@@ -107,4 +110,5 @@ def _fold(events: Iterable[TokensEvent]) -> dict[int, _Choice]:
             choice.tokens += delta.tokens
             choice.pieces.append(delta.text)
             choice.logprobs += delta.logprobs or ()
+            choice.marks += delta.marks or ()
     return choices

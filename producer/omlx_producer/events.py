@@ -69,6 +69,8 @@ class ChoiceDelta(Wire):
     Attributes:
         drafted: the parts of ``text`` that accepted drafts wrote, as starts and ends. Left out if
             there are none, of jobs that do not stream, and of events that are written again.
+        marks: where in the choice's whole text that of each token among these begins which may
+            write a marker of `Markup.by_token`.
 
     >>> ChoiceDelta(index=0, text="def", tokens=[750]).text
     'def'
@@ -79,6 +81,7 @@ class ChoiceDelta(Wire):
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
     drafted: list[tuple[int, int]] | None = None
+    marks: list[int] | None = None
 
 
 class FunctionCall(Wire):

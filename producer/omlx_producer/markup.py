@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,8 @@ class Markup(BaseModel):
     Attributes:
         thinks: whether the prompt has opened the thinking, so that the text begins inside it.
         bare: whether content that begins with a brace is a call up to the end of the text.
+        by_token: markers that count only where a token writes them, not where other tokens spell
+            them. Each with the place in it where that token's text begins.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -32,6 +34,7 @@ class Markup(BaseModel):
     call_end: str = ""
     thinks: bool = False
     bare: bool = False
+    by_token: dict[str, int] = {}
 
     def after(self, part: Part) -> dict[str, Part]:
         """The markers that end a part, each with the part that it begins."""
@@ -63,14 +66,22 @@ class Splitter:
         # White space that belongs to what follows it, and after it what may begin a marker.
         self._gap: list[str] = []
         self._held = ""
+        # Characters before those held back, and the marks so far.
+        self._before = 0
+        self._marks: set[int] = set()
         self._part: Part = "reasoning" if markup.thinks else "content"
         self._opens = self._after_marker = False
         self._may_be_bare = markup.bare
         self._edges = markup.after(self._part)
         self._marker = _pattern(self._edges)
 
-    def feed(self, text: str) -> Iterator[Span]:
-        """The spans that are certain with this further text."""
+    def feed(self, text: str, marks: Collection[int] = ()) -> Iterator[Span]:
+        """The spans that are certain with this further text.
+
+        Args:
+            marks: see `omlx_producer.events.ChoiceDelta`.
+        """
+        self._marks.update(marks)
         text, at = self._held + text, 0
         while True:
             if self._after_marker:
@@ -82,14 +93,26 @@ class Splitter:
                 if text.startswith("{", begun):
                     self._enter("call")
                     self._after_marker = False
-            found = self._marker.search(text, at) if self._marker else None
+            found = self._found(text, at)
             if found is None:
                 break
             before = self._from_gap(text[at : found.start()])
             yield from self._span(before.rstrip("\n"))
             at = found.end()
             self._enter(self._edges[found[0]])
+        self._before += at
         yield from self._certain(text[at:])
+
+    def _found(self, text: str, at: int) -> re.Match[str] | None:
+        """The next marker that counts."""
+        found = self._marker.search(text, at) if self._marker else None
+        while found and self._marker and not self._counts(found):
+            found = self._marker.search(text, found.start() + 1)
+        return found
+
+    def _counts(self, found: re.Match[str]) -> bool:
+        place = self._markup.by_token.get(found[0])
+        return place is None or self._before + found.start() + place in self._marks
 
     def end(self) -> Iterator[Span]:
         """What was held back: the text ends here."""
@@ -100,6 +123,7 @@ class Splitter:
         """Hold back the end of a text without a whole marker; the rest is certain."""
         begun = len(text) - max((_begun(text, marker) for marker in self._edges), default=0)
         text, self._held = text[:begun], text[begun:]
+        self._before += begun
         certain = text.rstrip("\n") if self._edges else text
         if self._may_be_bare and self._part == "content":
             certain = ""
@@ -172,15 +196,16 @@ class Reply:
         return added
 
 
-def read(text: str, markup: Markup, *, calls: bool = True) -> Reply:
+def read(text: str, markup: Markup, marks: Collection[int] = (), *, calls: bool = True) -> Reply:
     """The parts of a whole text.
 
     Args:
+        marks: see `omlx_producer.events.ChoiceDelta`.
         calls: False takes calls for content.
     """
     if not calls:
         markup = markup.model_copy(update={"call_start": "", "call_end": "", "bare": False})
     splitter, reply = Splitter(markup), Reply()
-    for span in (*splitter.feed(text), *splitter.end()):
+    for span in (*splitter.feed(text, marks), *splitter.end()):
         reply.add(span)
     return reply

@@ -25,7 +25,7 @@ that finishes has published all or none. A Redis server that was killed may lose
 the worker writes them again, or another worker writes the same tokens in other events. The
 ``text`` of a choice, concatenated over all events, is exactly the text in the result. If the first
 event has a ``markup``, `omlx_producer.markup.read` splits that text into the parts of the result's
-message.
+message, with the ``marks`` of all events of the choice.
 
 A terminal event appears with, or before, the change of the job's status and the result. Other tools
 end jobs without an event; then status and result stand for it.

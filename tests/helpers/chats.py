@@ -88,8 +88,8 @@ def syntax(family: str) -> Syntax:
     return found
 
 
-def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
-    """A call as a model of the family writes it."""
+def pieces_of(syntax: Syntax, name: str, arguments: dict[str, Any]) -> list[tuple[str, bool]]:
+    """A call as a model of the family writes it: texts, and whether each is of the syntax."""
     pairs = syntax.pairs
 
     def value(given: Any) -> str:
@@ -97,12 +97,27 @@ def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
             return given
         return json.dumps(given, ensure_ascii=False)
 
+    inner: list[tuple[str, bool]] = []
     if pairs is None:
-        inner = value(arguments)
+        inner.append((value(arguments), False))
     else:
-        inner = pairs.between.join(
-            f"{pairs.before.replace('{key}', key)}{value(given)}{pairs.after}"
-            for key, given in arguments.items()
-        )
+        for key, given in arguments.items():
+            before = pairs.before.replace("{key}", key)
+            inner += [(pairs.between, True)] if inner else []
+            inner += [(before, True), (value(given), False), (pairs.after, True)]
     before = syntax.before.replace("{name}", name)
-    return f"{syntax.start}{before}{inner}{syntax.after}{syntax.end}"
+    return [(syntax.start + before, True), *inner, (syntax.after + syntax.end, True)]
+
+
+def written(syntax: Syntax, name: str, arguments: dict[str, Any]) -> str:
+    """A call as a model of the family writes it."""
+    return "".join(text for text, _ in pieces_of(syntax, name, arguments))
+
+
+def spelled(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    """The tokens of a text, none of them an added one."""
+    return [
+        token
+        for character in text
+        for token in tokenizer.encode(character, add_special_tokens=False)
+    ]

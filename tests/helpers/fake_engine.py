@@ -21,7 +21,7 @@ from omlx_producer.protocol import (
     ModelInfo,
 )
 from omlx_worker.engine.reply import ReplyForm
-from omlx_worker.engine.row import Emission, Known, Row, Sampling
+from omlx_worker.engine.row import Emission, Known, Row, Said, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024
@@ -98,8 +98,8 @@ class FakeEngine:
     def slots(self) -> int:
         return len(self._present)
 
-    def text_of(self, row: Row) -> str:
-        return expected(row)[1][: self._said(row)]
+    def text_of(self, row: Row) -> Said:
+        return Said(expected(row)[1][: self._said(row)])
 
     def _said(self, row: Row) -> int:
         """Characters that are final once a row's generated tokens are fed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.engine.row import Emission, Row
+from omlx_worker.engine.row import Emission, Mark, Row, Said
 from omlx_worker.queue.claim import Claim
 
 CHECKPOINT_SECONDS = 5.0
@@ -35,6 +36,7 @@ class Choice:
 
     Attributes:
         heard_tokens: how many of the row's tokens emissions have told.
+        marks: of its tokens.
         sent_tokens, sent_text: tokens and characters in events so far.
         unsent_drafts: the parts of ``unsent_text`` that accepted drafts wrote.
     """
@@ -43,6 +45,7 @@ class Choice:
     heard_tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     sent_tokens: int = 0
     sent_text: int = 0
@@ -67,6 +70,7 @@ class Choice:
         self.unsent_text += fresh
         self.repeats = max(0, self.repeats - len(emission.text))
         self.logprobs += emission.logprobs or ()
+        self.marks += emission.marks
         self.finish_reason = emission.finish_reason or self.finish_reason
 
     def take_over(self, delta: ChoiceDelta) -> None:
@@ -77,16 +81,17 @@ class Choice:
         self.sent_text += len(delta.text)
         self.logprobs += delta.logprobs or ()
 
-    def go_on(self, text_of: Callable[[Row], str]) -> None:
+    def go_on(self, text_of: Callable[[Row], Said]) -> None:
         """Let the row go on from the tokens that were taken over.
 
         Raises:
             ValueError: if the text that was published is not theirs.
         """
-        said, final = self.text, text_of(self.row.resumed)
+        said, (final, marks) = self.text, text_of(self.row.resumed)
         if not (said.startswith(final) or final.startswith(said)):
             raise ValueError("the text of the stream is not that of its tokens")
         self.pieces = [max(said, final, key=len)]
+        self.marks = list(marks)
         self.unsent_text = final[len(said) :]
         self.repeats = max(0, len(said) - len(final))
 
@@ -113,8 +118,10 @@ class Choice:
             return None
         logprobs = self.logprobs[since:until] if with_logprobs else None
         tokens = self.row.tokens[since:until]
+        begun, ended = (bisect_left(self.marks, (token,)) for token in (since, until))
+        marks = [mark.place for mark in self.marks[begun:ended]] or None
         return ChoiceDelta(
-            index=index, text=text, tokens=tokens, logprobs=logprobs, drafted=drafted
+            index=index, text=text, tokens=tokens, logprobs=logprobs, drafted=drafted, marks=marks
         )
 
 
@@ -213,11 +220,11 @@ class ActiveJob:
         """Whether every row's last emission has been taken in."""
         return all(choice.finish_reason for choice in self.choices)
 
-    def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], str]) -> None:
+    def resume(self, events: Iterable[TokensEvent], text_of: Callable[[Row], Said]) -> None:
         """Go on from where an interrupted run's events end.
 
         Args:
-            text_of: the text that a row's `Row.generated` tokens have made final.
+            text_of: what a row's `Row.generated` tokens say.
 
         Raises:
             ValueError: if the events are not those of a run of this job.

@@ -16,6 +16,7 @@ from omlx_producer.markup import Markup, Part, Reply, Splitter, read
 MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
 BARE = Markup(think_start="<think>", think_end="</think>", bare=True)
 OPENED = MARKS.model_copy(update={"thinks": True})
+BY_TOKEN = MARKS.model_copy(update={"by_token": {"<think>": 0, "</think>": 2, "<call>": 0}})
 
 
 @pytest.mark.parametrize(
@@ -57,16 +58,23 @@ def test_calls_are_taken_for_content_on_demand() -> None:
 PIECES = ["a", "{", " ", "\n", "<think>", "</think>", "<call>", "</call>", "<", "<th", "</"]
 
 
-def split_simply(text: str, markup: Markup) -> list[tuple[Part, str]]:
+def split_simply(text: str, markup: Markup, marks: set[int]) -> list[tuple[Part, str]]:
     """The parts of a whole text by their definition."""
     part: Part = "reasoning" if markup.thinks else "content"
     parts: list[tuple[Part, str]] = []
+    length = len(text)
+
+    def counts(found: re.Match[str]) -> bool:
+        place = markup.by_token.get(found[0])
+        return place is None or length - len(text) + found.start() + place in marks
+
     while True:
         edges = markup.after(part)
         first = part == "content" and (not parts or parts[-1][0] == "reasoning")
         if markup.bare and first and text.lstrip().startswith("{"):
             return [*parts, ("call", text)]
-        marker = re.search("|".join(map(re.escape, edges)), text) if edges else None
+        found = re.finditer("|".join(map(re.escape, edges)), text) if edges else ()
+        marker = next(filter(counts, found), None)
         if marker is None:
             return [*parts, (part, text)]
         parts.append((part, text[: marker.start()].rstrip("\n")))
@@ -80,20 +88,21 @@ def joined(parts: list[str]) -> str:
 @given(
     st.lists(st.sampled_from(PIECES)),
     st.data(),
-    st.sampled_from([MARKS, OPENED, BARE, Markup(call_start="<call>"), Markup()]),
+    st.sampled_from([MARKS, OPENED, BARE, BY_TOKEN, Markup(call_start="<call>"), Markup()]),
 )
 def test_the_parts_do_not_depend_on_how_the_text_comes(
     pieces: list[str], data: st.DataObject, markup: Markup
 ) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    marks = data.draw(st.sets(st.sampled_from(range(len(text))))) if text else set()
     splitter, reply = Splitter(markup), Reply()
     for start, end in itertools.pairwise(cuts):
-        for span in splitter.feed(text[start:end]):
+        for span in splitter.feed(text[start:end], [at for at in marks if start <= at < end]):
             reply.add(span)
     for span in splitter.end():
         reply.add(span)
-    whole, parts = read(text, markup), split_simply(text, markup)
+    whole, parts = read(text, markup, marks), split_simply(text, markup, marks)
     assert (reply.content, reply.reasoning, reply.calls) == (
         whole.content,
         whole.reasoning,

@@ -19,7 +19,7 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.reply import ReplyForm
-from omlx_worker.engine.row import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Said, Sampling
 from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob, OtherModel
 from omlx_worker.queue.claim import Claim
 
@@ -126,9 +126,9 @@ def test_an_ending_without_text_makes_no_event() -> None:
     assert job.finished
 
 
-def final_text(texts: dict[int, str]) -> Callable[[Row], str]:
+def final_text(texts: dict[int, str]) -> Callable[[Row], Said]:
     """An engine's word on what tokens have made final, by the first of them."""
-    return lambda row: texts[row.generated[0]] if row.generated else ""
+    return lambda row: Said(texts[row.generated[0]] if row.generated else "")
 
 
 def test_a_second_run_goes_on_from_the_tokens_of_the_first() -> None:
@@ -165,7 +165,7 @@ def test_events_can_be_made_again_as_they_were() -> None:
     feed(first, Emission("j:1", [1, 2], "BC", entries[1:]))
     made.append(taken(first))
     assert first.events_after(0) == made
-    second.resume(made, lambda row: "ABC"[: len(row.generated)] if row.row_id == "j:1" else "")
+    second.resume(made, lambda row: Said("ABC"[: len(row.generated) * (row.row_id == "j:1")]))
     feed(second, Emission("j:0", [1], "ab", entries[1:2]))
     made.append(taken(second))
     feed(second, Emission("j:0", [], "c", [], "stop"))
@@ -373,7 +373,7 @@ def test_the_first_event_of_a_chat_has_the_markup_of_its_texts() -> None:
     assert (first.markup, second.markup) == (FORM.markup, None)
     assert job.events_after(0) == [first, second]
     again = active(reply=FORM, **CHAT)
-    again.resume([first, second], lambda _: "ab")
+    again.resume([first, second], lambda _: Said("ab"))
     emit(again, "c", 3)
     assert taken(again).markup is None
     assert again.events_after(0)[:2] == [first, second]

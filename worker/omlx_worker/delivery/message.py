@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 from omlx_producer.markup import read
@@ -11,7 +12,12 @@ from omlx_worker.engine.reply import ReplyForm
 
 
 def message_of(
-    text: str, form: ReplyForm | None, row_id: str, *, cut: bool = False
+    text: str,
+    form: ReplyForm | None,
+    row_id: str,
+    *,
+    marks: Collection[int] = (),
+    cut: bool = False,
 ) -> dict[str, Any]:
     """The assistant's message for a whole text.
 
@@ -20,20 +26,21 @@ def message_of(
     there is no text beside calls.
 
     Args:
+        marks: where in the text tokens that may write markers begin.
         cut: whether the text had to end. A call without its end marker is not read then, as what
             is left of it may look whole.
         row_id: names the calls, so a retry gives them the same ids.
     """
     if form is None:
         return {"role": "assistant", "content": text}
-    reply = read(text, form.markup)
+    reply = read(text, form.markup, marks)
     written = reply.calls
     if cut and reply.in_call and form.markup.call_end:
         written = written[:-1]
     calls = [call for each in written if form.read_call for call in form.read_call(each)]
     calls = calls if form.parallel else calls[:1]
     if reply.calls and not calls:
-        reply = read(text, form.markup, calls=False)
+        reply = read(text, form.markup, marks, calls=False)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning

@@ -18,6 +18,7 @@ from omlx_producer.protocol import (
     Markup,
     Message,
 )
+from omlx_worker.engine.lark import Spelling
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.engine.tokens import in_common
 from omlx_worker.engine.tools.grammar import CallGrammar
@@ -44,6 +45,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._model = model
         self._syntax = syntax_of(tokenizer)
+        self._spelling = Spelling(tokenizer.get_added_vocab())
         arguments = inspect.signature(tokenizer._tokenizer.apply_chat_template).parameters
         self._reserved = arguments.keys() - _VARIABLES
         # The last system message asked about, and its tokens: chats of a file often share one.
@@ -113,10 +115,15 @@ class Chat:
             markers["bare"] = True
         if not markers:
             return None
+        by_token, tokens = dict[str, int](), dict[int, str]()
+        for marker in filter(lambda marker: isinstance(marker, str), markers.values()):
+            if found := self._spelling.token(marker):
+                by_token[marker], token, tokens[token] = found
+        markup = Markup(**markers, by_token=by_token)
         if calling is None:
-            return ReplyForm(Markup(**markers))
+            return ReplyForm(markup, tokens=tokens)
         read = CallReader(tokenizer, calling.functions).read
-        return ReplyForm(Markup(**markers), read, calling.parallel)
+        return ReplyForm(markup, read, calling.parallel, tokens)
 
     def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

@@ -17,7 +17,7 @@ from omlx_worker.engine.interface import Rows
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.row import Emission, Known, Row
+from omlx_worker.engine.row import Emission, Known, Row, Said
 from omlx_worker.engine.text import RowText, bytes_of_tokens, decode_faithfully
 
 log = logging.getLogger(__name__)
@@ -115,9 +115,10 @@ class DecodingEngine:
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         return self._prompter.rows(request, job_id)
 
-    def text_of(self, row: Row) -> str:
+    def text_of(self, row: Row) -> Said:
         text = RowText(row, self._tokenizer)
-        return "".join(text.feed(token).text for token in row.generated)
+        said = "".join(text.feed(token).text for token in row.generated)
+        return Said(said, text.marks)
 
     @property
     def slots(self) -> int:
@@ -193,6 +194,7 @@ class DecodingEngine:
 
     def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
         pieces: list[str] = []
+        marked = len(text.marks)
         kept: list[Sampled] = []
         finish_reason = None
         for sampled in step.tokens:
@@ -215,6 +217,7 @@ class DecodingEngine:
             tokens=[sampled.token for sampled in kept],
             text="".join(pieces),
             logprobs=self._describe(row, kept),
+            marks=text.marks[marked:],
             finish_reason=finish_reason,
             drafted_text=sum(map(len, pieces[: step.accepted])),
             **step.draft_fields,

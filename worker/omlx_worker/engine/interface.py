@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo
-from omlx_worker.engine.row import Emission, Known, Row
+from omlx_worker.engine.row import Emission, Known, Row, Said
 
 LONGEST_CHUNK = 2048
 """Tokens of a row that one `Rows.prefill` reads, at most."""
@@ -162,7 +162,7 @@ class Engine(Rows, Protocol):
         """
         ...
 
-    def text_of(self, row: Row) -> str:
+    def text_of(self, row: Row) -> Said:
         """The text that a row's ``generated`` tokens have made final. From any thread."""
         ...
 

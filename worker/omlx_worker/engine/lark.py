@@ -25,6 +25,11 @@ class Spelling:
         found = self._tokens.search(text)
         return None if found is None else found.start()
 
+    def token(self, text: str) -> tuple[int, int, str] | None:
+        """Of the first added token in a text: its place, id and text; None without one."""
+        found = self._tokens.search(text)
+        return found and (found.start(), self._added[found[0]], found[0])
+
     def literal(self, text: str) -> str:
         """A text with added tokens by their ids, the rest in quotes."""
         written, at = [], 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from omlx_producer.protocol import FunctionCall, Markup
 
@@ -16,8 +16,10 @@ class ReplyForm:
         read_call: the calls in a text between the markers of a call, none if it cannot be read;
             None if the request has no tools. From any thread.
         parallel: whether the message may have several calls.
+        tokens: the texts of the tokens that write `Markup.by_token`, by their ids.
     """
 
     markup: Markup
     read_call: Callable[[str], list[FunctionCall]] | None = None
     parallel: bool = True
+    tokens: Mapping[int, str] = field(default_factory=dict)

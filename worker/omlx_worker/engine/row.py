@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from omlx_producer.protocol import FinishReason, TokenLogprob
 from omlx_worker.engine.reply import ReplyForm
@@ -105,6 +106,25 @@ class Row:
         return len(self.prompt) + self.max_tokens
 
 
+class Mark(NamedTuple):
+    """A token of a row that may write a marker.
+
+    Attributes:
+        token: its index among the row's generated tokens.
+        place: where its text begins in the row's text.
+    """
+
+    token: int
+    place: int
+
+
+class Said(NamedTuple):
+    """The text that some tokens of a row have made final, and those of them that are marks."""
+
+    text: str
+    marks: Sequence[Mark] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What one step added to one row.
@@ -122,6 +142,7 @@ class Emission:
         foretold: whether the first draft looked up was right, judged or not; None if none was
             looked for.
         found: whether the drafts of the step after it are looked up; None without a search.
+        marks: those of the tokens; their text may come later.
     """
 
     row_id: str
@@ -136,6 +157,7 @@ class Emission:
     looked_up: bool = False
     foretold: bool | None = None
     found: bool | None = None
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import (
 )
 
 from omlx_producer.protocol import FinishReason
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.row import Mark, Row
 
 
 class _Exact(StreamingDetokenizer):
@@ -142,6 +142,9 @@ class RowText:
 
     A stop string ends the row with the text before it. A stop token ends it and is not part of
     it. At the token limit all text that was held back is released, except half a character.
+
+    Attributes:
+        marks: those of the tokens so far.
     """
 
     def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:
@@ -152,6 +155,8 @@ class RowText:
             self._detokenizer.trim_space = False
         edges = [(text, None) for text in row.stop_strings]
         self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
+        self._markers = row.reply.tokens if row.reply else {}
+        self.marks: list[Mark] = []
 
     def feed(self, token: int) -> Piece:
         """Take the row's next token."""
@@ -161,6 +166,9 @@ class RowText:
             text, _ = self._release(self._drain_detokenizer(), final=True)
             return Piece(text, "stop", keeps_token=False)
         self._detokenizer.add_token(token)
+        if marker := self._markers.get(token):
+            place = self._detokenizer.text.rfind(marker)
+            self.marks += [Mark(self._tokens - 1, place)] if place >= 0 else []
         last = self._tokens == self._row.max_tokens
         fresh = self._drain_detokenizer() if last else self._detokenizer.last_segment
         text, stopped = self._release(fresh, final=last)

@@ -11,6 +11,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.protocol import FunctionCall, FunctionDefinition
+from omlx_worker.engine.tools.objects import ObjectReader
 from omlx_worker.engine.tools.pairs import PairReader
 from omlx_worker.engine.tools.parameters import Parameter, parameters_of, simplified
 from omlx_worker.engine.tools.syntax import family_of, syntax_of
@@ -49,8 +50,11 @@ class CallReader:
     ) -> None:
         self._family = family_of(tokenizer) or ""
         syntax = syntax_of(tokenizer)
-        raw = syntax is not None and syntax.pairs is not None and syntax.pairs.raw
-        self._exact = PairReader(syntax, functions) if syntax and raw else None
+        self._exact: PairReader | ObjectReader | None = None
+        if syntax and syntax.pairs and syntax.pairs.raw:
+            self._exact = PairReader(syntax, functions)
+        elif syntax and not (syntax.pairs or syntax.bare):
+            self._exact = ObjectReader(syntax, functions)
         # Where a call has no end marker, the next one's start ends it.
         self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
@@ -88,7 +92,7 @@ class CallReader:
         if self._exact is not None:
             with suppress(ValueError):
                 return self._exact.read(text)
-            if self._exact.is_cut(text):
+            if isinstance(self._exact, PairReader) and self._exact.is_cut(text):
                 raise ValueError("an argument has no end")
         if self._takes_long(text):
             raise ValueError("it takes too long to read")
