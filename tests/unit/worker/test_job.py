@@ -288,7 +288,7 @@ def test_text_that_an_interrupted_run_has_said_is_in_no_drafted_part() -> None:
     first = active(prompt="hi")
     emit(first, "abcd", 1, 2)
     job = active(prompt="hi")
-    job.resume([taken(first)], lambda _: "ab")
+    job.resume([taken(first)], lambda _: Said("ab"))
     step(job, "cdef", 3)
     event = taken(job).choices[0]
     assert (event.text, event.drafted) == ("ef", [(0, 1)])
