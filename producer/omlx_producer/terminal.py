@@ -17,6 +17,11 @@ def write(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     if stream.isatty():
         text = text.translate(_IN_TEXT)
+        if err:
+            # Not into the buffer: a live display takes the stream's place and writes above itself.
+            stream.write(text)
+            stream.flush()
+            return
     stream.flush()
     stream.buffer.write(text.encode("utf-8", "backslashreplace"))
     stream.buffer.flush()

@@ -8,6 +8,7 @@ import redis
 from redis.utils import str_if_bytes
 from rq import Queue
 from rq.job import Job
+from rq.registry import StartedJobRegistry
 from rq.utils import str_to_date
 
 from omlx_producer.protocol import PRIORITIES, Priority, queue_name, read_queue_name
@@ -36,6 +37,15 @@ def queued_models(connection: redis.Redis) -> set[str]:
     keys = map(str_if_bytes, connection.smembers(Queue.redis_queues_keys))
     names = (key.removeprefix(Queue.redis_queue_namespace_prefix) for key in keys)
     return {found[0] for found in map(read_queue_name, names) if found is not None}
+
+
+def read_started(connection: redis.Redis, model: str) -> list[bytes]:
+    """The jobs of a model that workers hold; each entry begins with a job's id."""
+    with connection.pipeline(transaction=False) as pipe:
+        for priority in PRIORITIES:
+            queue = queue_name(model, priority)
+            pipe.zrange(StartedJobRegistry(queue, connection=connection).key, 0, -1)
+        return [entry for entries in pipe.execute() for entry in entries]
 
 
 def read_waiting(connection: redis.Redis, model: str, now: float) -> Waiting:

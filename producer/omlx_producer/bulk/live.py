@@ -10,43 +10,56 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.protocol import bulk_job_id
 from omlx_producer.terminal import write
+from omlx_producer.waiting import read_started
 from omlx_producer.workers import read_workers
 
 FIGURES_SECONDS = 2.0
 
 
 class WorkerWatch:
-    """Reads the figures of the workers of some models every `FIGURES_SECONDS`.
+    """Reads what the workers of some models do for a run every `FIGURES_SECONDS`.
 
     It says on stderr, once, that nobody serves a model whose rows wait.
+
+    Args:
+        run: the id of the run.
     """
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, run: str) -> None:
         self._connection = connection
+        self._own = bulk_job_id(run, "").encode()
         self._looked_at = float("-inf")
         self._unserved: set[str] = set()
         self._told: set[str] = set()
 
     def look(self, models: Iterable[str], meter: Meter, in_flight: int) -> None:
-        """Tell the meter what runs. Workers may hold jobs of other clients too.
+        """Tell the meter what runs.
+
+        Rows of a batch advance together, so the run's tokens a second are its share of the rows.
 
         Args:
-            in_flight: rows in Redis; no more of them can run.
+            in_flight: rows in Redis.
         """
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
         # The feed meets an outage.
         with contextlib.suppress(RedisError):
-            by_model = {model: read_workers(self._connection, model) for model in models}
-            workers = [worker for found in by_model.values() for worker in found]
-            meter.now = Speed(
-                running=min(in_flight, sum(worker.jobs for worker in workers)),
-                tokens_in=sum(worker.prompt_tokens_per_second for worker in workers),
-                tokens_out=sum(worker.tokens_per_second for worker in workers),
-            )
-            self._tell({name for name, found in by_model.items() if in_flight and not found})
+            running, tokens_in, tokens_out, unserved = 0, 0.0, 0.0, set()
+            for model in models:
+                workers = read_workers(self._connection, model)
+                if not workers and in_flight:
+                    unserved.add(model)
+                started = read_started(self._connection, model)
+                own = sum(job.startswith(self._own) for job in started)
+                share = own / max(1, len(started))
+                running += own
+                tokens_in += share * sum(worker.prompt_tokens_per_second for worker in workers)
+                tokens_out += share * sum(worker.tokens_per_second for worker in workers)
+            meter.now = Speed(running, tokens_in, tokens_out)
+            self._tell(unserved)
 
     def _tell(self, unserved: set[str]) -> None:
         """Name the models that two looks in a row have found without a worker."""

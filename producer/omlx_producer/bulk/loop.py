@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import click
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, Feeder
@@ -43,9 +42,9 @@ def drive(
         if signals.asked and not stopping:
             stopping = True
             feed.stop()
-            click.echo(
+            write(
                 f"\nstopping; waiting for the rows that run, of {feed.in_flight} in Redis. "
-                "Interrupt again to leave at once",
+                "Interrupt again to leave at once\n",
                 err=True,
             )
         try:

@@ -18,11 +18,11 @@ RATE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Speed:
-    """What the workers of a run do at one moment.
+    """What workers do for a run at one moment.
 
     Attributes:
-        running: rows that they hold.
-        tokens_in: prompt tokens a second, for all their clients; so is ``tokens_out``.
+        running: rows of the run that they hold.
+        tokens_in: prompt tokens a second for the run; ``tokens_out`` likewise.
     """
 
     running: int

@@ -11,7 +11,9 @@ from typing import Literal, Protocol, get_args
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.row import BadRow, RowResult
@@ -22,6 +24,9 @@ Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
+LEAST_BAR, MOST_BAR = 8, 40
+# Room at the end of the bar's line for the ^C that a terminal echoes.
+ECHO_COLUMNS = 3
 SHOWN_BAD_ROWS = 20
 CUT_ADVICE = "with the finish reason length; raise it with --max-completion-tokens"
 
@@ -79,17 +84,9 @@ class Bar:
     """A progress bar, and a summary in sentences."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task("rows", total=None, figures="")
+        self._live = Live(console=Console(stderr=True), auto_refresh=False)
         self._shown_at = float("-inf")
-        self._progress.start()
+        self._live.start()
 
     def update(self, meter: Meter) -> None:
         if time.monotonic() - self._shown_at >= BAR_SECONDS:
@@ -97,18 +94,31 @@ class Bar:
 
     def end(self, meter: Meter) -> None:
         self._show(meter)
-        self._progress.stop()
+        self._live.stop()
         write(summary_text(meter) + "\n", err=True)
 
     def _show(self, meter: Meter) -> None:
         self._shown_at = time.monotonic()
-        self._progress.update(
-            self._task,
-            total=meter.total,
-            completed=meter.before + meter.done,
-            figures=figures(meter),
-        )
-        self._progress.refresh()
+        self._live.update(bar_line(meter, self._live.console.width - ECHO_COLUMNS), refresh=True)
+
+
+def bar_line(meter: Meter, width: int) -> Table:
+    """The rows so far, a bar, and as many figures as fit."""
+    done = meter.before + meter.done
+    rows = f"{done:,} rows" if meter.total is None else f"{done:,}/{meter.total:,}"
+    room = max(0, width - len(rows) - LEAST_BAR - 2)
+    known = figures(meter)
+    while len(shown := ", ".join(known)) > room:
+        known.pop()
+    bar = ProgressBar(
+        meter.total,
+        done,
+        width=min(MOST_BAR, LEAST_BAR + room - len(shown)),
+        pulse=meter.total is None,
+    )
+    line = Table.grid(padding=(0, 1))
+    line.add_row(rows, bar, shown)
+    return line
 
 
 class BadRowReporter:
@@ -126,13 +136,15 @@ class BadRowReporter:
             if self._count <= SHOWN_BAD_ROWS:
                 write(row.reason + "\n", err=True)
             elif self._count == SHOWN_BAD_ROWS + 1:
-                click.echo(f"more bad lines are in {self._errors}", err=True)
+                write(f"more bad lines are in {self._errors}\n", err=True)
 
 
-def figures(meter: Meter) -> str:
-    """The figures beside the bar."""
+def figures(meter: Meter) -> list[str]:
+    """The figures beside the bar, the most needed first."""
     tokens_in, tokens_out = meter.token_rates()
-    parts = [duration(meter.seconds)]
+    parts = []
+    if (eta := meter.eta()) is not None:
+        parts.append(f"{duration(eta)} left")
     if meter.failed:
         parts.append(f"{meter.failed} failed")
     if meter.now is not None:
@@ -140,9 +152,8 @@ def figures(meter: Meter) -> str:
     parts.append(f"{tokens_in:.0f} tok/s in, {tokens_out:.0f} out")
     if meter.acceptance is not None:
         parts.append(f"{meter.acceptance:.0%} accepted")
-    if (eta := meter.eta()) is not None:
-        parts.append(f"{duration(eta)} left")
-    return ", ".join(parts)
+    parts.append(f"after {duration(meter.seconds)}")
+    return parts
 
 
 def summary_text(meter: Meter) -> str:

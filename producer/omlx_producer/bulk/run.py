@@ -307,8 +307,8 @@ def run_here(
             on_results=count,
             rerun_failures=only_failures,
         )
-        signals, watch = StopSignals(), WorkerWatch(producer.connection)
-        whole = options.limit is None and not only_failures
+        signals, watch = StopSignals(), WorkerWatch(producer.connection, run_file.run)
+        whole, finished = options.limit is None and not only_failures, False
         try:
             with signals.caught():
                 finished = drive(feed, signals, show)
@@ -321,7 +321,9 @@ def run_here(
                         _sweep(feed)
                     _say_if_empty(options, seen)
         finally:
-            meter.before, meter.total = seen.done, None if only_failures else seen.rows
+            meter.before = seen.done
+            if finished:
+                meter.total = None if only_failures else seen.rows
             meter.failed_before = 0 if only_failures else seen.failed
             meter.now = None
             with contextlib.suppress(OSError):
@@ -430,7 +432,7 @@ def _sweep(feed: Feed) -> None:
 
 def _say_if_empty(options: RunOptions, seen: Seen) -> None:
     if not seen.rows:
-        click.echo(f"{options.input}: holds no rows", err=True)
+        write(f"{options.input}: holds no rows\n", err=True)
 
 
 def _require_failed(options: RunOptions, output: Path, seen: Seen, index: RowIndex) -> None:

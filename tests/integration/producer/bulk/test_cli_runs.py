@@ -15,10 +15,10 @@ import redis
 
 from omlx_producer.bulk import live
 from omlx_producer.bulk.live import WorkerWatch
-from omlx_producer.bulk.meter import Meter
+from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.runfile import read_settings
-from omlx_producer.protocol import MODELS_KEY, bulk_job_id, ended_stream
-from omlx_producer.workers import WorkerFigures, server_time, workers_key, write_figures
+from omlx_producer.protocol import MODELS_KEY, bulk_job_id, ended_stream, queue_name
+from omlx_producer.workers import workers_key
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
     batch_line,
@@ -249,31 +249,36 @@ def test_fields_without_effect_are_named_at_the_end(run: Run, tmp_path: Path) ->
     assert "rows with ignored fields: user 1, store 1" in detached.stderr.splitlines()
 
 
-def test_what_runs_is_known_from_the_workers(connection: redis.Redis) -> None:
-    figures = WorkerFigures.model_construct(
-        name="w",
-        at=server_time(connection),
-        **dict.fromkeys(("state", "mode", "reason"), "x"),
-        **dict.fromkeys(("uptime", "tokens_per_second", "prompt_tokens_per_second"), 40.0),
-        **dict.fromkeys(("rows", "max_rows", "waiting", "depth", "tokens", "pauses"), 1),
-        **dict.fromkeys(("cache_bytes", "weight_bytes", "memory_limit"), 1),
-        jobs=12,
-        acceptance=None,
-    )
-    write_figures(connection, ALIAS, figures)
-    meter = Meter()
-    WorkerWatch(connection).look({ALIAS, "another"}, meter, in_flight=100)
-    assert meter.now is not None
-    assert (meter.now.running, *meter.token_rates()) == (12, 40, 40)
-    WorkerWatch(connection).look({ALIAS}, meter, in_flight=3)
-    assert meter.now.running == 3
+def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
+    connection: redis.Redis,
+) -> None:
+    sign_on(connection, "mac-1", ALIAS)
+    sign_on(connection, "mac-2", ALIAS)
+    for run, rows in (("aa", 6), ("bb", 2)):
+        for row in range(rows):
+            job = bulk_job_id(run, f"{row:x}")
+            connection.zadd(f"rq:wip:{queue_name(ALIAS, 'bulk')}", {f"{job}:execution": 1e12})
+    connection.zadd(f"rq:wip:{queue_name(ALIAS, 'high')}", {"somebody-else:execution": 1e12})
+
+    def shown(run: str) -> Speed | None:
+        meter = Meter()
+        WorkerWatch(connection, run).look({ALIAS, "another"}, meter, in_flight=100)
+        return meter.now
+
+    both = 2 * 123.4
+    assert shown("aa") == Speed(running=6, tokens_in=0, tokens_out=pytest.approx(both * 6 / 9))
+    assert shown("bb") == Speed(running=2, tokens_in=0, tokens_out=pytest.approx(both * 2 / 9))
+    assert shown("cc") == Speed(running=0, tokens_in=0, tokens_out=0)
 
 
 def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(live, "FIGURES_SECONDS", 0.0)
-    watch, said = WorkerWatch(connection), f"no worker serves {ALIAS}; its rows wait for one\n"
+    watch, said = (
+        WorkerWatch(connection, "aa"),
+        f"no worker serves {ALIAS}; its rows wait for one\n",
+    )
 
     def told(*, in_flight: int = 1) -> str:
         watch.look({ALIAS}, Meter(), in_flight=in_flight)
