@@ -16,6 +16,7 @@ class Hub(ThreadingHTTPServer):
     """
     Attributes:
         repositories: the folder of each repository, by its name ``org/name``.
+        requests: how many there were.
         served: the files whose contents were asked for, and from which byte.
         cut: of files, how many requests fail: the first is sent halfway, the next are refused.
     """
@@ -25,6 +26,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Path] = {}
+        self.requests = 0
         self.served: list[tuple[str, int]] = []
         self.cut: dict[str, int] = {}
 
@@ -41,6 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self) -> None:
+        self.server.requests += 1
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
         parts = parts[2:] if parts[:2] == ["api", "models"] else parts
         folder = self.server.repositories.get("/".join(parts[:2]))

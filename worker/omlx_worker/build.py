@@ -20,6 +20,7 @@ from omlx_worker.engine.interface import Engine
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from omlx_worker.engine.drafts.graft import Graft
     from omlx_worker.engine.drafts.lookup import Lookup
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loader import Prefixes
@@ -68,6 +69,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             max_rows=settings.max_batch,
             depth=settings.depth,
             ratio=settings.acceptance == "ratio",
+            graft=_graft(settings),
             draft_model=settings.draft_model,
             lookup=_lookup(settings),
             prefixes=_prefixes(settings),
@@ -81,6 +83,13 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
         )
     return engine
+
+
+def _graft(settings: WorkerSettings) -> Graft | None:
+    """Where the model gets its MTP head from; None for its own."""
+    from omlx_worker.engine.drafts.graft import Graft
+
+    return Graft(settings.mtp_from, settings.state_dir) if settings.mtp_from else None
 
 
 def _lookup(settings: WorkerSettings) -> Lookup | None:

@@ -122,7 +122,12 @@ def demo(max_batch: int, max_tokens: int) -> None:
 
 
 @main.command(cls=SectionedCommand)
-@settings_options({"model", "draft_model", "mode", "mtp_depth", "lookup", "memory_limit"})
+@settings_options(
+    {
+        *("model", "mtp_from", "draft_model", "state_dir"),
+        *("mode", "mtp_depth", "lookup", "memory_limit"),
+    }
+)
 @json_option
 def check(as_json: bool, **options: Any) -> None:
     """Say how this machine would serve a model, and serve nothing."""

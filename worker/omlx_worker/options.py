@@ -20,7 +20,7 @@ from omlx_worker.settings import REMEDY, WorkerSettings
 USAGE = 2
 
 SECTIONS = {
-    "Model": ("model", "model_alias", "draft_model"),
+    "Model": ("model", "model_alias", "mtp_from", "draft_model"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup", "lookup_ring"),
         *("acceptance", "calibration", "state_dir"),

@@ -62,6 +62,9 @@ class WorkerSettings(BaseSettings):
     draft_model: str | None = Field(
         default=None, description="A smaller model that drafts for it, named likewise."
     )
+    mtp_from: str | None = Field(
+        default=None, description="Take its MTP head from this original, named likewise."
+    )
     redis_url: str | None = Field(
         default=None, description="The Redis server; else REDIS_URL, or this machine."
     )
@@ -152,6 +155,15 @@ class WorkerSettings(BaseSettings):
                     "give it another with --model-alias",
                 ) from None
         return model
+
+    @field_validator("mtp_from")
+    @classmethod
+    def _drafts_alone(cls, original: str | None, info: ValidationInfo) -> str | None:
+        if original is not None and info.data.get("draft_model") is not None:
+            raise PydanticCustomError(
+                REMEDY, "--draft-model drafts in place of a head; leave one of the two out"
+            )
+        return original
 
     @field_validator("prefix_dir")
     @classmethod

@@ -15,6 +15,7 @@ from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.checkpoint import resolve
+from omlx_worker.engine.drafts.graft import Graft
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
 from omlx_worker.engine.loader import context_length, decoder_of, load, load_draft_model
@@ -38,6 +39,7 @@ class Benchmark:
         depths: drafts a step, or ``auto``; None for all that the model can do.
         context: prompt tokens of each row.
         draft_model: drafts in place of the model's own head; named like ``model``.
+        graft: where the model gets its head from; None for its own.
 
     Raises:
         ModelError: if there is no such model or its files cannot be used.
@@ -57,9 +59,10 @@ class Benchmark:
         context: int,
         plan: Plan,
         draft_model: str | None = None,
+        graft: Graft | None = None,
     ) -> None:
         self.figures: list[Measured] = []
-        network, tokenizer, config = load(resolve(model))
+        network, tokenizer, config = load(resolve(model), graft=graft)
         if context + plan.tokens > (most := context_length(config)):
             raise BenchError(
                 f"--context: got {context} beside --tokens {plan.tokens}, but the context of "
@@ -116,7 +119,7 @@ def _possible_depths(
     if drafts and not can_draft:
         raise BenchError(
             f"--depths: got {drafts}, but {model} has no MTP head to draft with; "
-            "measure depth 0 alone, or name a --draft-model"
+            "measure depth 0 alone, or name --mtp-from or --draft-model"
         )
     return wanted
 

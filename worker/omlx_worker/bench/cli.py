@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omlx_producer.cli.common import INTERRUPTED, fail
+from omlx_producer.environment import PREFIX
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, require_mlx
-from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
+from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS, app_folder
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark
@@ -44,6 +45,17 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     default="demo",
     show_default=True,
     help="demo, a folder, or a Hugging Face id.",
+)
+@click.option(
+    "--mtp-from", metavar="NAME", help="Take its MTP head from this original, named likewise."
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar=f"{PREFIX}STATE_DIR",
+    default=app_folder,
+    metavar="FOLDER",
+    help="Keeps that head for the next time.",
 )
 @click.option(
     "--draft-model", metavar="NAME", help="A smaller model that drafts for it, named likewise."
@@ -83,7 +95,15 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write all figures here.",
 )
-def bench(report: Path | None, model: str, tokens: int, laps: int, **options: Any) -> None:
+def bench(
+    report: Path | None,
+    model: str,
+    tokens: int,
+    laps: int,
+    mtp_from: str | None,
+    state_dir: Path,
+    **options: Any,
+) -> None:
     """Measure a model on this machine, beside mlx-lm. Needs no Redis.
 
     All sides take turns with the same prompts. Ctrl-C prints the figures so far.
@@ -92,10 +112,12 @@ def bench(report: Path | None, model: str, tokens: int, laps: int, **options: An
     from omlx_worker.bench.benchmark import BenchError, Benchmark
     from omlx_worker.bench.laps import Plan
     from omlx_worker.engine.checkpoint import ModelError
+    from omlx_worker.engine.drafts.graft import Graft
 
     start_logging("warning")
+    graft = Graft(mtp_from, state_dir) if mtp_from else None
     try:
-        benchmark = Benchmark(model, plan=Plan(laps, tokens), **options)
+        benchmark = Benchmark(model, plan=Plan(laps, tokens), graft=graft, **options)
     except (BenchError, ModelError) as error:
         fail(USAGE, str(error))
     complete = _run(benchmark)

@@ -138,7 +138,7 @@ class Original:
                 raise ModelError(f"{self.option} {self.name}: {pattern} is missing from it")
         found = sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
         for path in found:
-            if wrong := _cut_short(path):
+            if wrong := cut_short(path):
                 raise ModelError(
                     f"{self.option} {self.name}: {path.name} is incomplete ({wrong}); "
                     "download it again"
@@ -176,7 +176,7 @@ def _download(
         ) from None
 
 
-def _cut_short(path: Path) -> str | None:
+def cut_short(path: Path) -> str | None:
     """What a safetensors file lacks, by the sizes in its header; None if it is whole."""
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -20,8 +20,9 @@ from omlx_producer.protocol import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.checkpoint import ModelError, resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
+from omlx_worker.engine.drafts.graft import Graft
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.drafts.mtp import promises_head, with_head
+from omlx_worker.engine.drafts.mtp import MTPHead, promises_head, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.identity import fingerprint_of, identity_of
@@ -34,14 +35,12 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.tokens import same_ids, same_vocabulary
 
 log = logging.getLogger(__name__)
 
 DRAFT_MODEL = "--draft-model"
 DEFAULT_CONTEXT = 32_768
-
-SAME_TOKENS = 0.99
-"""Share of a draft model's tokens that must have the same ids. Families grow by a few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Prefixes:
     folder: Path | None = None
     folder_limit: int = 0
 
-    def cache(self, model: RaggedModel, paths: list[Path]) -> PrefixCache:
-        """The cache of a model from these checkpoints.
+    def cache(self, model: RaggedModel, paths: list[Path], head: Path | None = None) -> PrefixCache:
+        """The cache of a model from these checkpoints, and of a head from a file of its own.
 
         Raises:
             ModelError: if the folder cannot be used.
@@ -67,7 +66,7 @@ class Prefixes:
         if self.folder is None:
             return PrefixCache(self.size)
         try:
-            disk = PrefixDisk(self.folder, identity_of(paths, model), self.folder_limit)
+            disk = PrefixDisk(self.folder, identity_of(paths, model, head), self.folder_limit)
         except OSError as error:
             raise ModelError(
                 f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
@@ -81,6 +80,7 @@ def load_engine(
     max_rows: int,
     depth: int = 0,
     ratio: bool = False,
+    graft: Graft | None = None,
     draft_model: str | None = None,
     lookup: Lookup | None = None,
     prefixes: Prefixes | None = None,
@@ -93,6 +93,7 @@ def load_engine(
         max_rows: how many rows may decode at once.
         depth: most drafts a step by an MTP head or a draft model.
         ratio: judge the drafts of requests without a seed by the ratio rule.
+        graft: see `load`; left out at depth 0.
         draft_model: named like ``model``; not loaded at depth 0.
         lookup: how drafts are looked up; None for not at all.
         prefixes: how beginnings of prompts are kept; None for not at all.
@@ -103,7 +104,8 @@ def load_engine(
             draft for it.
     """
     path = resolve(model)
-    network, tokenizer, config = load(path)
+    network, tokenizer, config = load(path, graft=graft if depth else None)
+    head: MTPHead | None = getattr(network, "mtp", None)
     text_config = config.get("text_config", config)
     vocabulary = text_config.get("vocab_size") or len(tokenizer)
     if not depth:
@@ -112,7 +114,9 @@ def load_engine(
     if draft_model:
         paths.append(resolve(draft_model, DRAFT_MODEL))
         draft = load_draft_model(draft_model, tokenizer, paths[-1])
-    make_prefixes = partial(prefixes.cache, paths=paths) if prefixes else None
+    make_prefixes = (
+        partial(prefixes.cache, paths=paths, head=head and head.file) if prefixes else None
+    )
     decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
     info = ModelInfo(
         model=model,
@@ -143,8 +147,18 @@ def context_length(config: Mapping[str, Any]) -> int:
     return int(text_config.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
-def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
-    """Load network, tokenizer and config from a directory; in float32 without a GPU."""
+def load(
+    path: Path, option: str = "--model", graft: Graft | None = None
+) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
+    """Load network, tokenizer and config from a directory; in float32 without a GPU.
+
+    Args:
+        option: that named the directory, for errors.
+        graft: where its MTP head comes from; None for its own, if it has one.
+
+    Raises:
+        ModelError: if it cannot be loaded, or gets no head from there.
+    """
     if not compiles():
         log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
     if not (path / "config.json").is_file():
@@ -156,7 +170,9 @@ def load(path: Path, option: str = "--model") -> tuple[nn.Module, TokenizerWrapp
         raise ModelError(
             f"{option} {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
         ) from None
-    if fault := getattr(network, "head_fault", None):
+    if graft is not None:
+        graft.onto(network, config, tokenizer, path)
+    elif fault := getattr(network, "head_fault", None):
         log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", fault)
     elif getattr(network, "mtp", True) is None and promises_head(network):
         log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
@@ -179,11 +195,10 @@ def load_draft_model(
     """
     network, other, _ = load(path or resolve(model, DRAFT_MODEL), DRAFT_MODEL)
     ids, others = tokenizer.get_vocab(), other.get_vocab()
-    same = sum(others.get(token) == index for token, index in ids.items())
-    if same < SAME_TOKENS * max(len(ids), len(others)):
+    if not same_vocabulary(ids, others):
         raise ModelError(
-            f"{DRAFT_MODEL} {model}: {same} of its {len(others)} tokens are among the model's "
-            f"{len(ids)} by the same ids; give a model with the same vocabulary"
+            f"{DRAFT_MODEL} {model}: {same_ids(ids, others)} of its {len(others)} tokens are among "
+            f"the model's {len(ids)} by the same ids; give a model with the same vocabulary"
         )
     return network
 

@@ -287,7 +287,7 @@ def test_the_demo_models_head_drafts_as_before(
     demo: Loaded, heldout_prompts: list[str], tmp_path: Path, bits: int | None
 ) -> None:
     """Quantised, it is compared with the exact head beside the same quantised backbone."""
-    prompts = [demo.tokenizer.encode(text)[-32:] for text in heldout_prompts[::10]]
+    prompts = [demo.tokenizer.encode(text)[-32:] for text in heldout_prompts[::20]]
     options = ("--bits", str(bits)) if bits else ("--dtype", "float32")
     ours = Loaded.at(converted(DEMO, tmp_path / "ours", *options)).network
 

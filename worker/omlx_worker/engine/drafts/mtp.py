@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -29,7 +30,15 @@ _PROMISES = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 class MTPHead(nn.Module):
-    """One full-attention decoder layer over a mix of an embedding and a hidden state."""
+    """One full-attention decoder layer over a mix of an embedding and a hidden state.
+
+    Attributes:
+        origin: the checkpoint that it was taken from, if not from the model's own.
+        file: keeps it since then.
+    """
+
+    origin: str | None = None
+    file: Path | None = None
 
     def __init__(self, args: Any, layer: type[nn.Module]) -> None:
         super().__init__()
@@ -126,6 +135,11 @@ def new_head(model: Any) -> MTPHead:
     """A head for a model, its weights not set."""
     text = text_model(model)
     return MTPHead(text.args, type(text.layers[0]))
+
+
+def can_have_head(model: nn.Module) -> bool:
+    """Whether a loaded model is of a family with heads."""
+    return isinstance(model, _WithHead)
 
 
 def is_of_head(name: str) -> bool:
