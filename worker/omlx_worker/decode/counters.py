@@ -18,18 +18,15 @@ class DraftCounts:
         steps: steps, each counted once per row.
         drafted: drafts judged.
         accepted: drafts accepted at each position of a step, the first one first.
-        looked_up: those of ``drafted`` that came from earlier text.
     """
 
     steps: int = 0
     drafted: int = 0
     accepted: list[int] = field(default_factory=list)
-    looked_up: int = 0
 
     def add(self, emission: Emission) -> None:
         self.steps += 1
         self.drafted += emission.drafted
-        self.looked_up += emission.drafted * emission.looked_up
         self.accepted += [0] * (emission.drafted - len(self.accepted))
         for position in range(emission.accepted):
             self.accepted[position] += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from omlx_worker.decode.counters import Counters, DraftCounts
 from omlx_worker.engine.row import Emission
 
@@ -22,14 +20,6 @@ def test_accepted_drafts_are_counted_by_position() -> None:
     assert counts.acceptance == 4 / 7
     wire = counts.to_wire()
     assert (wire.steps, wire.drafted, wire.accepted) == (4, 7, [2, 1, 1])
-
-
-def test_only_drafts_of_steps_that_looked_them_up_count_as_looked_up() -> None:
-    counts = DraftCounts()
-    for drafted, looked_up in ((3, True), (2, False), (0, True)):
-        counts.add(replace(emission(drafted, 0), looked_up=looked_up))
-
-    assert (counts.drafted, counts.looked_up) == (5, 3)
 
 
 def test_a_worker_without_drafts_does_not_speak_of_them() -> None:
