@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -38,6 +38,8 @@ UNSUPPORTED = (
     "{}: workers of omlx-queue call no callbacks and webhooks, repeat no jobs and keep no rate "
     "limits; leave it out, and follow the job's result instead"
 )
+# Entries of a stream that are read at once. One with log-probabilities may have 50 KiB.
+PAGE = 100
 CONVICTED = (
     f"the job's worker died {{}} times while it ran, {MAX_LONE_CRASHES} times with no other job; "
     "the job is taken for the cause and does not run again"
@@ -122,15 +124,9 @@ class Intake:
         if not claim.streamed:
             return new()
         key = events_key(claim.id)
-        entries: Any = self._connection.xrange(key)
         try:
-            events = [
-                event
-                for _, fields in entries
-                if isinstance(event := parse_event(fields[b"event"]), TokensEvent)
-            ]
             job = new()
-            job.resume(events, self._engine.text_of)
+            job.resume(self._streamed(key), self._engine.text_of)
             return job
         except OtherModel:
             reason = "another model has written it"
@@ -140,6 +136,17 @@ class Intake:
         log.warning("cannot resume the stream of job %s (%s); starting over", claim.id, reason)
         self._connection.delete(key)
         return new()
+
+    def _streamed(self, key: str) -> Iterator[TokensEvent]:
+        """The events of an interrupted run, read a page at a time: streams may be large."""
+        start = "-"
+        entries: Any = None
+        while entries is None or len(entries) == PAGE:
+            entries = self._connection.xrange(key, min=start, count=PAGE)
+            for entry_id, fields in entries:
+                start = f"({entry_id.decode()}"
+                if isinstance(event := parse_event(fields[b"event"]), TokensEvent):
+                    yield event
 
 
 def _sizes(rows: Sequence[Row]) -> tuple[Size, ...]:
