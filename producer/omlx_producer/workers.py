@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS = 15.0
 """A worker that has written nothing for this long counts as gone."""
 
+GONE_SECONDS = 60.0
+"""A worker that is gone is shown for this long after its lease."""
+
 KEPT_SECONDS = 86_400
 
 
@@ -35,6 +38,7 @@ class WorkerFigures(BaseModel):
         pauses: rows paused for more urgent ones, since the start.
         cache_bytes: the most that the caches of the held rows may take.
         memory_limit: bytes for weights and caches.
+        lease_seconds: how long its jobs stay its own while it is silent.
         host: the machine's name; empty from older workers.
     """
 
@@ -60,6 +64,7 @@ class WorkerFigures(BaseModel):
     cache_bytes: int
     weight_bytes: int
     memory_limit: int
+    lease_seconds: float = 30.0
     host: str = ""
 
 
@@ -75,16 +80,16 @@ def server_time(connection: redis.Redis) -> float:
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:
-    """Write the figures of a worker. Deletes those of workers that were killed."""
+    """Write the figures of a worker. Deletes those of workers that are long gone."""
     key = workers_key(model)
     with connection.pipeline() as pipeline:
         pipeline.hset(key, figures.name, figures.model_dump_json())
         pipeline.expire(key, KEPT_SECONDS)
         pipeline.hgetall(key)
         entries = pipeline.execute()[-1]
-    silent = [name for name, found in _parse(entries).items() if _is_silent(found, figures.at)]
-    if silent:
-        connection.hdel(key, *silent)
+    old = [name for name, found in _parse(entries).items() if _is_old(found, figures.at)]
+    if old:
+        connection.hdel(key, *old)
 
 
 def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
@@ -103,6 +108,17 @@ def living(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:
     return [figures for _, figures in found if not _is_silent(figures, now)]
 
 
+def gone(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:
+    """The workers of the hash that have fallen silent lately, with their last figures.
+
+    They were killed, or cannot reach Redis. Their jobs go on elsewhere once their leases expire.
+    """
+    found = sorted(_parse(entries).items())
+    return [
+        figures for _, figures in found if _is_silent(figures, now) and not _is_old(figures, now)
+    ]
+
+
 def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:
     found = {}
     for name, document in entries.items():
@@ -116,6 +132,10 @@ def _parse(entries: dict[Any, Any]) -> dict[str, WorkerFigures]:
 @cache
 def _warn(name: str) -> None:
     log.warning("ignoring the figures of worker %r, which another version wrote", name)
+
+
+def _is_old(figures: WorkerFigures, now: float) -> bool:
+    return now - figures.at > max(SILENT_SECONDS, figures.lease_seconds) + GONE_SECONDS
 
 
 def _is_silent(figures: WorkerFigures, now: float) -> bool:

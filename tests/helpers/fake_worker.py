@@ -50,34 +50,36 @@ def sign_on(
     cached: float | None = None,
     state: str = "busy",
     used: int = 2 * 2**30,
+    **fields: Any,
 ) -> None:
     """Write the figures of a worker, as it does.
 
     Args:
         used: bytes of its memory.
     """
-    figures = WorkerFigures(
-        name=name,
-        at=server_time(connection),
-        state=state,
-        uptime=5,
-        jobs=3,
-        rows=3,
-        max_rows=8,
-        waiting=2,
-        mode="auto",
-        depth=2,
-        reason="",
-        acceptance=0.75,
-        cached=cached,
-        tokens_per_second=123.4,
-        prompt_tokens_per_second=0,
-        tokens=9,
-        pauses=0,
-        cache_bytes=0,
-        weight_bytes=used,
-        memory_limit=8 * 2**30,
-    )
+    known = {
+        "name": name,
+        "at": server_time(connection),
+        "state": state,
+        "uptime": 5,
+        "jobs": 3,
+        "rows": 3,
+        "max_rows": 8,
+        "waiting": 2,
+        "mode": "auto",
+        "depth": 2,
+        "reason": "",
+        "acceptance": 0.75,
+        "cached": cached,
+        "tokens_per_second": 123.4,
+        "prompt_tokens_per_second": 0,
+        "tokens": 9,
+        "pauses": 0,
+        "cache_bytes": 0,
+        "weight_bytes": used,
+        "memory_limit": 8 * 2**30,
+    }
+    figures = WorkerFigures.model_validate(known | fields)
     connection.hset(workers_key(model), name, figures.model_dump_json())
 
 

@@ -6,12 +6,14 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import redis
 from redis.exceptions import RedisError
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,9 +24,12 @@ from omlx_producer.outage import passes, waiting_text
 from omlx_producer.protocol import PRIORITIES, ModelInfo
 from omlx_producer.terminal import one_cell, write
 from omlx_producer.waiting import queued_models, read_waiting
-from omlx_producer.workers import WorkerFigures, read_workers, server_time
+from omlx_producer.wording import counted
+from omlx_producer.workers import WorkerFigures, gone, living, server_time, workers_key
 
 MIB, GIB = 2**20, 2**30
+# Columns of a folded name, at least, and those between two columns.
+LEAST_NAME, GAP = 12, 2
 NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
 
 Overview = list[dict[str, Any]]
@@ -40,6 +45,8 @@ class TableConsole(Console):
 def read_overview(connection: redis.Redis) -> Overview:
     """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
 
+    Those that have fallen silent lately are ``gone``.
+
     ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
     has announced is there while jobs wait for it; its limits are None.
     """
@@ -50,14 +57,15 @@ def read_overview(connection: redis.Redis) -> Overview:
         waiting, info = read_waiting(connection, alias, now), models.get(alias)
         if info is None and not any(waiting.counts.values()):
             continue
-        workers = [worker.model_dump() for worker in read_workers(connection, alias)]
+        entries = connection.hgetall(workers_key(alias))
         overview.append(
             {
                 "alias": alias,
                 **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
                 **waiting.counts,
                 "oldest_seconds": waiting.oldest_seconds,
-                "workers": workers,
+                "workers": [worker.model_dump() for worker in living(entries, now)],
+                "gone": [_gone(worker, now) for worker in gone(entries, now)],
             }
         )
     return overview
@@ -100,34 +108,81 @@ def draw_overview(overview: Overview) -> RenderableType:
     """A table of models and their queues, and one of workers for each model."""
     if not overview:
         return Text(NO_MODEL)
-    waiting = _table("model", "serves", *PRIORITIES, "oldest", "workers")
+    rows: list[dict[str, str]] = []
     for model in overview:
         oldest = model["oldest_seconds"]
-        waiting.add_row(
-            *_texts(model["alias"], model["model"] or "not announced"),
-            *(str(model[priority]) for priority in PRIORITIES),
-            "-" if oldest is None else duration(oldest),
-            str(len(model["workers"])),
+        rows.append(
+            {
+                "model": model["alias"],
+                "serves": model["model"] or "not announced",
+                **{priority: str(model[priority]) for priority in PRIORITIES},
+                "oldest": "-" if oldest is None else duration(oldest),
+                "workers": str(len(model["workers"])),
+            }
         )
-    workers = [_workers(model) for model in overview if model["workers"]]
-    if not workers:
-        return Group(waiting, Text("no worker is running", style="yellow"))
-    return Group(waiting, *workers)
+    parts: list[RenderableType] = [Fitted(rows, ("model", "serves"), ("serves", "oldest"))]
+    parts += [_workers(model) for model in overview if model["workers"]]
+    if len(parts) == 1:
+        parts.append(Text("no worker is running", style="yellow"))
+    return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
 
 
 def draw_models(models: Overview) -> RenderableType:
     """A table of models and their limits."""
-    table = _table("model", "serves", "context", "drafts", "workers", "rows")
+    rows = []
     for model in models:
         workers, drafts = model["workers"], model["draft_depth"]
-        table.add_row(
-            *_texts(model["alias"], model["model"]),
-            str(model["context_length"]),
-            "?" if drafts is None else f"up to {drafts}" if drafts else "none",
-            str(len(workers)),
-            _share(sum(w["rows"] for w in workers), sum(w["max_rows"] for w in workers)),
+        rows.append(
+            {
+                "model": model["alias"],
+                "serves": model["model"],
+                "context": str(model["context_length"]),
+                "drafts": "?" if drafts is None else f"up to {drafts}" if drafts else "none",
+                "workers": str(len(workers)),
+                "rows": _share(
+                    sum(w["rows"] for w in workers), sum(w["max_rows"] for w in workers)
+                ),
+            }
         )
-    return table
+    return Fitted(rows, ("model", "serves"), ("serves",))
+
+
+class Fitted:
+    """A table that leaves columns out where its width is short, and folds wide names.
+
+    Args:
+        rows: cells by column. Others may have written them: neither markup nor control characters
+            count.
+        names: columns that may be folded.
+        dispensable: columns that may be left out, the first of them first.
+    """
+
+    def __init__(
+        self, rows: list[dict[str, str]], names: Sequence[str], dispensable: Sequence[str]
+    ) -> None:
+        self._rows = [{name: one_cell(text) for name, text in row.items()} for row in rows]
+        self._names = names
+        self._dispensable = dispensable
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(self._rows[0])
+        for name in self._dispensable:
+            if self._least_width(columns) > options.max_width:
+                columns.remove(name)
+        table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+        for column in columns:
+            foldable = column in self._names
+            table.add_column(Text(one_cell(column)), overflow="fold", no_wrap=not foldable)
+        for row in self._rows:
+            table.add_row(*(Text(row[column]) for column in columns))
+        yield table
+
+    def _least_width(self, columns: list[str]) -> int:
+        widths = [max(cell_len(row[column]) for row in self._rows) for column in columns]
+        return sum(
+            min(width, LEAST_NAME) if column in self._names else max(width, cell_len(column))
+            for column, width in zip(columns, widths, strict=True)
+        ) + GAP * len(columns)
 
 
 def _headline(trouble: str, seconds: float) -> Text:
@@ -136,19 +191,43 @@ def _headline(trouble: str, seconds: float) -> Text:
     return Text(f"{time.strftime('%H:%M:%S')}, every {seconds:g} s; Ctrl-C ends", style="dim")
 
 
-def _workers(model: dict[str, Any]) -> Table:
-    """The workers of a model in at most 80 columns; long names are folded."""
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    table.add_column(*_texts(f"workers of {model['alias']}"), overflow="fold")
+def _workers(model: dict[str, Any]) -> Fitted:
     workers = [WorkerFigures.model_validate(figures) for figures in model["workers"]]
-    rows = [_cells(worker) for worker in workers]
-    unused = set() if any(worker.cached for worker in workers) else {"cached"}
-    names = [name for name in rows[0] if name not in unused]
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for worker, cells in zip(workers, rows, strict=True):
-        table.add_row(*_texts(worker.name, *(cells[name] for name in names)))
-    return table
+    title = f"workers of {model['alias']}"
+    rows = [{title: worker.name, **_cells(worker)} for worker in workers]
+    if not any(worker.cached for worker in workers):
+        for row in rows:
+            del row["cached"]
+    dispensable = [
+        name for name in ("cached", "accept", "wait", "depth", "memory") if name in rows[0]
+    ]
+    return Fitted(rows, (title,), dispensable)
+
+
+def _gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
+    silent = now - worker.at
+    return {
+        "name": worker.name,
+        "jobs": worker.jobs,
+        "silent_seconds": round(silent, 1),
+        # Others look for expired leases four times a lease.
+        "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
+    }
+
+
+def _farewell(model: dict[str, Any], worker: dict[str, Any]) -> Text:
+    """What becomes of the jobs of a worker that is gone."""
+    jobs, seconds = counted(worker["jobs"], "job"), worker["jobs_go_on_in_seconds"]
+    verb = "goes" if worker["jobs"] == 1 else "go"
+    what = f"; its {jobs} {verb} on elsewhere"
+    if not worker["jobs"]:
+        what = ""
+    elif not model["workers"]:
+        what = f"; its {jobs} {verb} on once another worker serves {model['alias']}"
+    elif seconds:
+        what += f" in {seconds:.0f} s"
+    silent = duration(worker["silent_seconds"])
+    return Text(one_cell(f"{worker['name']} has been silent for {silent}{what}"), style="yellow")
 
 
 def _cells(worker: WorkerFigures) -> dict[str, str]:
@@ -166,13 +245,6 @@ def _cells(worker: WorkerFigures) -> dict[str, str]:
     }
 
 
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    for column in table.columns:
-        column.overflow = "fold"
-    return table
-
-
 def _size(count: int) -> str:
     """Bytes in the unit of the limit beside it, or if that would be 0.0 in MiB."""
     return f"{count / GIB:.1f}" if count >= GIB / 10 else f"{count / MIB:.0f} M"
@@ -184,8 +256,3 @@ def _share(part: int, whole: int) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
-
-
-def _texts(*texts: str) -> list[Text]:
-    """Cells of text that others wrote: neither markup nor control characters count."""
-    return [Text(one_cell(text)) for text in texts]

@@ -13,7 +13,9 @@ from omlx_producer.cli.overview import draw_overview, read_overview
 from omlx_producer.models import read_models
 from omlx_producer.protocol import MODELS_KEY, ModelInfo
 from omlx_producer.workers import (
+    GONE_SECONDS,
     SILENT_SECONDS,
+    gone,
     read_workers,
     server_time,
     workers_key,
@@ -146,10 +148,22 @@ def test_the_log_counts_texts_that_were_cut_by_length(
         assert f"1 job finished{cut}, 0 rows" in caplog.records[-1].message
 
 
-def test_a_worker_that_was_killed_is_forgotten(board: StatusBoard) -> None:
+def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
+    board: StatusBoard,
+) -> None:
     connection = board._connection
     old = board.figures("busy")
-    late = old.model_copy(update={"name": "gone", "at": old.at - SILENT_SECONDS - 1})
+    assert old.lease_seconds == 30
+    dead = old.model_copy(update={"name": "dead", "at": old.at - SILENT_SECONDS - 1})
+    write_figures(connection, ALIAS, dead)
+    board._written_at = float("-inf")
+    board.show("busy")
+    assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
+    entries = connection.hgetall(workers_key(ALIAS))
+    assert [worker.name for worker in gone(entries, old.at)] == ["dead"]
+    connection.hdel(workers_key(ALIAS), "dead")
+    board._written_at = float("-inf")
+    late = old.model_copy(update={"name": "gone", "at": old.at - 30 - GONE_SECONDS - 1})
     write_figures(connection, ALIAS, late)
     board.show("busy")
     assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +17,9 @@ from omlx_producer.cli import overview
 from omlx_producer.cli.overview import draw_models, draw_overview, read_overview, watch_overview
 from omlx_producer.protocol import MODELS_KEY, queue_name
 from omlx_producer.waiting import read_waiting
-from omlx_producer.workers import workers_key
+from omlx_producer.workers import SILENT_SECONDS, server_time, workers_key
 from tests.helpers.fake_worker import announce, sign_on
+from tests.helpers.screens import attach
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -132,6 +134,62 @@ def test_a_broken_entry_is_left_out_and_told_once(
         "ignoring the entry 'broken-1' of omlx:models, which is not a model",
         "ignoring the figures of worker 'broken-2', which another version wrote",
     ]
+
+
+LONG_NAME = "mlx-community/Qwen3.5-35B-A3B-4bit"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_status_keeps_words_and_figures_whole_at_any_width(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    announce(connection, LONG_NAME)
+    sign_on(connection, "mac-studio-12.local.4711.a1b2c3", LONG_NAME, cached=0.38, jobs=8)
+    sign_on(connection, "dead", LONG_NAME, jobs=8, at=server_time(connection) - 16)
+    screen = attach(monkeypatch, columns, stream="stdout")
+    overview.TableConsole().print(draw_overview(read_overview(connection)))
+    lines = screen.lines
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).split()
+    for whole in ("high", "default", "bulk", "workers", "busy", "3/8", "tok/s", "123"):
+        assert whole in words
+    if columns >= 80:
+        assert {"depth", "2", "(auto)", "2.0/8.0"} <= set(words)
+    if columns >= 120:
+        assert {LONG_NAME, "mac-studio-12.local.4711.a1b2c3", "cached", "38%"} <= set(words)
+    # Names may be folded, but not to letters.
+    assert len(lines) <= 16
+    assert "dead has been silent for 16 s; its 8 jobs go on elsewhere in 22 s" in " ".join(words)
+    screen = attach(monkeypatch, columns, stream="stdout")
+    overview.TableConsole().print(draw_models(read_overview(connection)))
+    assert len(screen.lines) <= 6
+    assert "1024" in " ".join(screen.lines).split()
+
+
+def test_a_dead_worker_stays_for_its_lease_and_a_minute(connection: redis.Redis) -> None:
+    def told(silent: float, **fields: Any) -> list[str]:
+        sign_on(connection, "mac-1", at=server_time(connection) - silent, **fields)
+        text = " ".join(drawn(draw_overview(read_overview(connection))).split())
+        assert ("busy" in text) == (silent < SILENT_SECONDS)
+        return re.findall("mac-1 has been .*", text)
+
+    announce(connection)
+    alone = "mac-1 has been silent for {}; its 3 jobs go on once another worker serves demo"
+    assert told(10) == []
+    assert told(16) == [alone.format("16 s")]
+    assert told(89) == [alone.format("1 min 29 s")]
+    assert told(91) == []
+    assert told(100, lease_seconds=60) == [alone.format("1 min 40 s")]
+    assert told(16, jobs=0) == ["mac-1 has been silent for 16 s"]
+    sign_on(connection, "mac-2")
+    assert drawn(draw_overview(read_overview(connection))).count("mac-1") == 1
+    [model] = read_overview(connection)
+    sign_on(connection, "mac-1", at=server_time(connection) - 16, jobs=1)
+    [model] = read_overview(connection)
+    assert [worker["name"] for worker in model["workers"]] == ["mac-2"]
+    [dead] = model["gone"]
+    assert (dead["name"], dead["jobs"]) == ("mac-1", 1)
+    assert dead["jobs_go_on_in_seconds"] == pytest.approx(21.5, abs=2)
 
 
 class Turns:

@@ -189,6 +189,7 @@ class StatusBoard:
             cache_bytes=self._budget.bytes_for(sizes) if sizes else 0,
             weight_bytes=self._budget.weights,
             memory_limit=self._budget.limit,
+            lease_seconds=self._leases.seconds,
             host=socket.gethostname(),
         )
 
