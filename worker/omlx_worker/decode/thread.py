@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -191,6 +191,8 @@ class DecodeThread:
         self._loop.add(job.rows)
 
     def _report(self, emissions: list[Emission]) -> None:
+        if errors := {each.row_id: each.error for each in emissions if each.error}:
+            emissions = self._fail(errors, emissions)
         self._outbox.add(emissions)
         self._traffic.put(Stepped(emissions))
         if not any(emission.finish_reason for emission in emissions):
@@ -199,6 +201,16 @@ class DecodeThread:
             del self._active[job.id]
             self._failures = 0
             self.counters.jobs += 1
+
+    def _fail(self, errors: Mapping[str, str], emissions: list[Emission]) -> list[Emission]:
+        """Fail the jobs of rows with errors; returns the emissions of the others."""
+        failed: set[str] = set()
+        for job in list(self._active.values()):
+            row_ids = [row.row_id for row in job.rows]
+            if sentence := next((errors[row_id] for row_id in row_ids if row_id in errors), None):
+                self._end(job, Failed(sentence, retry=False))
+                failed.update(row_ids)
+        return [emission for emission in emissions if emission.row_id not in failed]
 
     def _blame(self, failure: EngineFailed) -> None:
         """Fail the jobs that were running when the engine raised."""

@@ -47,6 +47,9 @@ JSON_FORM: JsonCompileOptions = {
 }
 """JSON is written as `json.dumps` writes it, so most tokens between values are forced."""
 
+TOO_SLOW = "{}: the constraint takes too long to follow; make it less ambiguous"
+"""Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
+
 _DRY_RUN = Path(__file__).with_name("dry_run.py")
 
 _TOKEN, _SOME_TOKEN = re.compile(r"<\[[^]<>]*\]>"), "<[256]>"
@@ -74,11 +77,15 @@ class BadConstraint(ValueError):
         self.rule = rule
 
 
+class TooSlow(BadConstraint):
+    """A constraint that took too long to follow when a text was held to it."""
+
+
 class TooLate(BadConstraint):
     """A constraint that was not compiled in time. The machine may have been busy."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Grammar:
     """A compiled constraint, shared by all rows that have it.
 
@@ -86,11 +93,14 @@ class Grammar:
         start: at the beginning of a text; copied for every row.
         vocabulary: tokens that its masks cover, at least the entries of the model's logits.
         ends: end tokens, allowed where a text may end.
+        slow: whether it has taken too long to follow. The decode thread sets it; then no more rows
+            may have it.
     """
 
     start: LLMatcher = field(repr=False)
     vocabulary: int
     ends: frozenset[int]
+    slow: bool = False
 
 
 class Grammars:
@@ -110,10 +120,13 @@ class Grammars:
 
         Raises:
             BadConstraint: if it cannot be compiled, or not in time.
+            TooSlow: if it took too long to follow before.
         """
         kept = self._kept(constraint)
         if isinstance(kept, BadConstraint):
             raise BadConstraint(str(kept), kept.rule)
+        if kept.slow:
+            raise TooSlow("it takes too long to follow")
         return kept
 
     @cached_property

@@ -12,6 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.events import Alternative
 from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
+from omlx_worker.engine.constraints import TOO_SLOW
 from omlx_worker.engine.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.interface import Rows
 from omlx_worker.engine.prompts import Prompter
@@ -196,7 +197,7 @@ class DecodingEngine:
         pieces: list[str] = []
         marked = len(text.marks)
         kept: list[Sampled] = []
-        finish_reason = None
+        finish_reason, error = None, None
         for sampled in step.tokens:
             piece = text.feed(sampled.token)
             pieces.append(piece.text)
@@ -209,6 +210,7 @@ class DecodingEngine:
             pieces.append(text.cut())
             finish_reason = "length"
             log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
+            error = TOO_SLOW.format(row.grammar_field) if step.cut == "slow" else None
         if finish_reason is not None:
             del self._rows[row.row_id]
             self._decoder.finish(row.row_id)
@@ -220,6 +222,7 @@ class DecodingEngine:
             marks=text.marks[marked:],
             finish_reason=finish_reason,
             drafted_text=sum(map(len, pieces[: step.accepted])),
+            error=error,
             **step.draft_fields,
         )
 

@@ -17,7 +17,7 @@ from omlx_producer.protocol import (
     ModelInfo,
 )
 from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.constraints import BadConstraint, Grammar, Grammars
+from omlx_worker.engine.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.row import Row, Sampling
 from omlx_worker.engine.tools.grammar import field_of
 
@@ -97,8 +97,9 @@ class Prompter:
             marks = (self._chat.shared(request, prompt),)
             reply = self._chat.form(request, prompt)
             constraint = self._chat.constraint(request, reply)
-        grammar = self._grammar(request, constraint)
         default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
+        field = _field_of(request, constraint)
+        grammar = self._grammar(request, constraint, field)
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
@@ -113,18 +114,16 @@ class Prompter:
                 cache=request.cache,
                 marks=marks,
                 grammar=grammar,
+                grammar_field=field,
             )
             for choice in range(request.n)
         ]
 
-    def _grammar(self, request: GenerationRequest, constraint: Constraint | None) -> Grammar | None:
+    def _grammar(
+        self, request: GenerationRequest, constraint: Constraint | None, field: str
+    ) -> Grammar | None:
         if constraint is None:
             return None
-        field = "response_format"
-        if request.calling and constraint.kind == "grammar":
-            field = "tools"
-        elif request.structured_outputs:
-            field = "structured_outputs"
         if self._grammars is None:
             raise InvalidRequest(
                 f"{field}: {self._info.model} takes no constraints, as it runs on mlx-lm's "
@@ -132,6 +131,8 @@ class Prompter:
             )
         try:
             return self._grammars.compile(constraint)
+        except TooSlow:
+            raise InvalidRequest(TOO_SLOW.format(field)) from None
         except BadConstraint as error:
             kind = _KINDS[constraint.kind]
             if request.calling and (blamed := field_of(error.rule, request)):
@@ -184,6 +185,13 @@ class Prompter:
             ratio=self._ratio and request.seed is None,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
+
+
+def _field_of(request: GenerationRequest, constraint: Constraint | None) -> str:
+    """The field that a constraint comes from."""
+    if constraint and request.calling and constraint.kind == "grammar":
+        return "tools"
+    return "structured_outputs" if request.structured_outputs else "response_format"
 
 
 def _seed(seed: int | None, job_id: str, choice: int) -> int:

@@ -73,6 +73,7 @@ class Row:
         marks: lengths of beginnings that later prompts may share, such as a system message's.
         goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.
+        grammar_field: the request's field that it comes from, for errors.
     """
 
     row_id: str
@@ -89,6 +90,7 @@ class Row:
     marks: tuple[int, ...] = ()
     goes_on: bool = False
     grammar: Grammar | None = None
+    grammar_field: str = ""
 
     @property
     def history(self) -> list[int]:
@@ -143,6 +145,7 @@ class Emission:
             looked for.
         found: whether the drafts of the step after it are looked up; None without a search.
         marks: those of the tokens; their text may come later.
+        error: why the row failed, one sentence for its user. It has ended then.
     """
 
     row_id: str
@@ -158,6 +161,7 @@ class Emission:
     foretold: bool | None = None
     found: bool | None = None
     marks: Sequence[Mark] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

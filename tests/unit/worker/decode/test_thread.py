@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,6 +14,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.outbox import Outbox
+from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -133,6 +135,30 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
 
     assert decode_thread.join(5)
     assert engine.kept_within == decode_thread.budget.limit == kept
+
+
+def test_a_job_of_which_a_row_has_an_error_fails_with_its_sentence_and_others_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = bench.engine.step
+
+    def with_an_error(depths: Any = None) -> list[Emission]:
+        return [
+            replace(each, error="too slow", finish_reason="length")
+            if (each.row_id, each.finish_reason) == ("a:1", None)
+            else each
+            for each in step(depths)
+        ]
+
+    monkeypatch.setattr(bench.engine, "step", with_an_error)
+    bench.admit("a", n=2, max_completion_tokens=500)
+    other = bench.admit("b", max_completion_tokens=20)
+
+    drop = bench.until(Drop)
+    assert (drop.claim.id, drop.reason) == ("a", Failed("too slow", retry=False))
+    while not other.finished:
+        bench.until(Stepped)
+    assert "a:0" not in bench.engine.states
 
 
 def test_a_cancelled_job_says_nothing_more(bench: Bench) -> None:

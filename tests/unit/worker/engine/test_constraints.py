@@ -242,6 +242,21 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     assert row.grammar is not None
 
 
+def test_a_constraint_that_was_too_slow_to_follow_is_refused_by_its_field() -> None:
+    prompter = Prompter(Loaded.demo().tokenizer, INFO, 4096, Sampling(), grammars=grammars())
+    request = ask(structured_outputs={"regex": "[a-y]"})
+    [row] = prompter.rows(request, "job")
+    assert row.grammar is not None
+
+    row.grammar.slow = True
+
+    with pytest.raises(InvalidRequest) as refused:
+        prompter.rows(request, "job")
+    assert str(refused.value) == (
+        "structured_outputs: the constraint takes too long to follow; make it less ambiguous"
+    )
+
+
 UNIQUE = {"type": "array", "uniqueItems": True}
 TAGGED = {"type": "object", "properties": {"n": {"type": "integer"}, "tags": UNIQUE}}
 AS_TAGGED = {"type": "json_schema", "json_schema": {"name": "a", "schema": TAGGED}}

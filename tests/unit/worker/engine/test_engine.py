@@ -370,3 +370,22 @@ def test_a_constrained_row_that_cannot_go_on_ends_as_if_cut(
     assert 1 <= len(text_of(emissions)) < 5
     assert engine.step() == []
     assert "its constraint" in caplog.text
+    assert emissions[-1].error is None
+
+
+def test_a_row_whose_constraint_is_too_slow_to_follow_says_so(engine: DecodingEngine) -> None:
+    [row] = engine.prepare(Digits(model="m", prompt="def f", temperature=0), "job")
+    assert row.grammar is not None
+    engine.add(row)
+    while engine.prefill({row.row_id: 64})[row.row_id]:
+        pass
+    engine.step()
+
+    row.grammar.slow = True
+    emissions = [each for _ in range(3) for each in engine.step()]
+
+    row.grammar.slow = False  # it is kept for other tests
+    assert [each.error for each in emissions] == [
+        "response_format: the constraint takes too long to follow; make it less ambiguous"
+    ]
+    assert engine.step() == []

@@ -28,7 +28,7 @@ from omlx_worker.engine.ragged.lookups import Looks, Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
-from omlx_worker.engine.ragged.step import RowStep, Verdict, cut, fit
+from omlx_worker.engine.ragged.step import Cut, RowStep, Verdict, cut, fit
 from omlx_worker.engine.ragged.steps import Steps
 from omlx_worker.engine.ragged.window import TAIL
 from omlx_worker.engine.row import Row, Sampling
@@ -180,8 +180,12 @@ class Batch:
             self._slots.changed = True
         landed, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
         steps = self._read(landed) if landed else []
-        failed = {s.row.row_id for _, s in self._slots.taken if s.matcher and s.matcher.failed}
-        return cut(steps, failed) if failed else steps
+        ended: dict[str, Cut] = {
+            slot.row.row_id: "slow" if slot.matcher.slow else "failed"
+            for _, slot in self._slots.taken
+            if slot.matcher and slot.matcher.ended
+        }
+        return cut(steps, ended) if ended else steps
 
     @property
     def row_bytes(self) -> RowBytes:

@@ -4,6 +4,9 @@ A matcher follows a row's committed tokens through its grammar. For the places a
 window it looks ahead along the row's drafts, which are read back from the device. A draft that the
 grammar forbids is never accepted, so places after it need no mask.
 
+An ambiguous grammar can take seconds for one token. So rows are followed in threads of their own,
+on a budget of time: a row that exceeds it ends, and with it every row of its grammar.
+
 Where a grammar leaves one way to go on, its tokens are forced: they are certain to be accepted. So
 for tokens that a row may sample next, the forced ones after them go to the device. There those
 after the token that was sampled become the row's next drafts, in place of the model's own.
@@ -11,6 +14,8 @@ after the token that was sampled become the row's next drafts, in place of the m
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,12 +27,19 @@ from numpy.typing import NDArray
 from omlx_worker.engine.constraints import Grammar
 from omlx_worker.engine.ragged.lookups import merged
 from omlx_worker.engine.ragged.step import State
+from omlx_worker.engine.ragged.timed_threads import TimedThreads
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 BITS = 32
 """Tokens in one word of a mask."""
+
+TOKEN_SECONDS, SPARE_SECONDS = 0.005, 0.1
+"""CPU time that a row may take to follow its grammar: on average for each token committed and each
+mask filled, and the most that it may be behind."""
+
+COMMITTED_AT_ONCE = 16
 
 FEW = 16
 """Tokens of the largest mask for which it is worth finding out what each token would force."""
@@ -55,50 +67,97 @@ class Matcher:
         generated: the tokens that the row starts with.
 
     Attributes:
-        inner: llguidance's own.
         vocabulary: tokens that its masks cover.
-        ends: its end tokens.
-        failed: whether the row cannot go on: its text left the grammar, or the grammar took more
-            than a step may take. The row ends as if cut by its token limit.
+        failed: whether its text has left the grammar, so that the row cannot go on. It ends as if
+            cut by its token limit.
     """
 
     def __init__(self, grammar: Grammar, generated: Sequence[int] = ()) -> None:
-        self.inner = grammar.start.deep_copy()
         self.vocabulary = grammar.vocabulary
-        self.ends = grammar.ends
         self.failed = False
+        self._grammar = grammar
+        self._inner = grammar.start.deep_copy()
+        self._debt = 0.0
         self.commit(generated)
+
+    @property
+    def slow(self) -> bool:
+        """Whether its grammar has exceeded the budget of time, in this row or another."""
+        return self._grammar.slow
+
+    @property
+    def ended(self) -> bool:
+        """Whether the row cannot go on."""
+        return self.failed or self.slow
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens that the row has committed. Those after an end token are ignored."""
-        taken = self.inner.try_consume_tokens(list(tokens))
-        self.failed |= self.inner.is_error()
-        self.failed |= taken < len(tokens) and not self.inner.is_stopped()
+        for start in range(0, len(tokens), COMMITTED_AT_ONCE):
+            if self.ended:
+                return
+            began = time.thread_time()
+            some = list(tokens[start : start + COMMITTED_AT_ONCE])
+            taken = self._inner.try_consume_tokens(some)
+            self._spend(time.thread_time() - began, len(some))
+            if taken < len(some):
+                self.failed |= not self._inner.is_stopped()
+                return
 
-    def ahead(self, drafts: Sequence[int]) -> list[int]:
-        """The drafts of a window up to the first that the grammar forbids or that ends the text."""
-        ends = (at for at, draft in enumerate(drafts) if draft in self.ends)
+    def follow(self, drafts: Sequence[int], bits: NDArray[np.int32], *, forces: bool) -> list[Run]:
+        """Fill the masks of a window.
+
+        Args:
+            drafts: of the window. Those after one that is forbidden or ends the text do not count.
+            bits: ``[W, words]``, all bits set; filled up to the place after the last such draft.
+            forces: whether to look for forced tokens.
+
+        Returns:
+            What is forced after tokens that the row may sample.
+        """
+        began = time.thread_time()
+        ends = (at for at, draft in enumerate(drafts) if draft in self._grammar.ends)
         drafts = list(drafts[: next(ends, len(drafts))])
-        return drafts[: self.inner.validate_tokens(drafts)]
+        _fill(self._inner, drafts, bits)
+        seen = bits.view(np.uint32)
+        forbidden = (
+            at for at, draft in enumerate(drafts) if not seen[at, draft // BITS] >> draft % BITS & 1
+        )
+        drafts = drafts[: next(forbidden, len(drafts))]
+        self._spend(time.thread_time() - began, 1 + len(drafts))
+        return self.runs(drafts, seen) if forces and not self.ended else []
+
+    def give_up(self) -> None:
+        """Refuse the grammar from now on: it takes too long to follow."""
+        self._grammar.slow = True
+
+    def _spend(self, seconds: float, tokens: int) -> None:
+        self._debt = max(0.0, self._debt + seconds - tokens * TOKEN_SECONDS)
+        # The error is one of llguidance's own limits.
+        if self._debt > SPARE_SECONDS or self._inner.is_error():
+            self.give_up()
 
     def runs(self, drafts: Sequence[int], bits: NDArray[np.uint32]) -> list[Run]:
         """What is forced after tokens that the row may sample in its window.
 
         Args:
-            drafts: from `ahead`. Where the next of them is sampled, the window goes on.
+            drafts: allowed ones. Where the next of them is sampled, the window goes on.
             bits: the masks of the places before, between and after them, ``[W, words]``.
         """
-        inner, found = self.inner.deep_copy(), list[Run]()
+        inner, found = self._inner.deep_copy(), list[Run]()
         for place in range(len(drafts) + 1):
             following = list(drafts[place : place + 1])
             for token in _few(bits[place]):
                 # An end token would not be rolled back.
-                if token in self.ends or token in following:
+                if token in self._grammar.ends or token in following:
                     continue
+                began = time.thread_time()
                 inner.consume_token(token)
                 if forced := inner.compute_ff_tokens():
                     found.append(Run(place, token, forced))
                 inner.rollback(1)
+                self._spend(time.thread_time() - began, 0)
+                if self.ended:
+                    return []
             inner.consume_tokens(following)
         return found
 
@@ -128,25 +187,28 @@ class Masks:
         """
         drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
         offered = np.array(state["drafted"])
-        rows = [(slot, matcher) for slot, matcher in self._rows if not matcher.failed]
-        windows = [
-            matcher.ahead(drafts[slot, : offered[slot]].tolist() if offered[slot] else [])
-            for slot, matcher in rows
-        ]
+        rows = [(slot, matcher) for slot, matcher in self._rows if not matcher.ended]
         words = max(-(-matcher.vocabulary // BITS) for _, matcher in self._rows)
         # One mask for all free rows, then one for each constrained row.
         bits = np.full((1 + len(rows), 1 + drafts.shape[1], words), -1, np.int32)
-        _fill(bits, [(m.inner, window) for (_, m), window in zip(rows, windows, strict=True)])
-        chosen = np.zeros(len(offered), np.int32)
         runs: dict[int, list[Run]] = {}
-        seen = bits.view(np.uint32)
-        for index, ((slot, matcher), window) in enumerate(zip(rows, windows, strict=True), 1):
-            matcher.failed |= matcher.inner.is_error()
-            chosen[slot] = index
-            if depth and not matcher.failed:
-                runs[slot] = matcher.runs(window, seen[index])
-        self._forced = packed(runs, len(offered), depth)
-        return mx.array(seen)[mx.array(chosen)]
+
+        def follow(slot: int, matcher: Matcher, window: NDArray[np.int32]) -> None:
+            judged = drafts[slot, : offered[slot]].tolist() if offered[slot] else []
+            runs[slot] = matcher.follow(judged, window, forces=depth > 0)
+
+        late = _threads().run(
+            [partial(follow, *row, window) for row, window in zip(rows, bits[1:], strict=True)]
+        )
+        chosen = np.zeros(len(offered), np.int32)
+        for index, ((slot, matcher), is_late) in enumerate(zip(rows, late, strict=True), 1):
+            if is_late:
+                matcher.give_up()
+            if not matcher.ended:
+                chosen[slot] = index
+        going = {slot: found for slot, found in list(runs.items()) if chosen[slot]}
+        self._forced = packed(going, len(offered), depth)
+        return mx.array(bits.view(np.uint32))[mx.array(chosen)]
 
     def force(self, state: State, limits: mx.array, depth: int, *, ratio: bool) -> State:
         """Replace drafts by forced tokens in the state after the step; returns the new state.
@@ -182,20 +244,18 @@ def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary
     return state | _forcing(depth, vocabulary)(used, runs, limits)
 
 
-def _fill(bits: NDArray[np.int32], rows: Sequence[tuple[LLMatcher, list[int]]]) -> None:
-    """Fill masks ``[1 + N, W, words]``: the first stays, the others are those of ``rows``."""
+def _fill(inner: LLMatcher, drafts: list[int], bits: NDArray[np.int32]) -> None:
+    """Fill a row's masks ``[W, words]`` along its drafts."""
     from llguidance.numpy import (
-        fill_next_token_bitmask_par,
+        fill_next_token_bitmask,
         fill_next_token_bitmask_par_with_draft_tokens,
     )
 
-    flat, width = bits.reshape(-1, bits.shape[-1]), bits.shape[1]
-    numbered = [(inner, index * width, drafts) for index, (inner, drafts) in enumerate(rows, 1)]
-    # llguidance refuses an empty list of drafts.
-    if alone := [(inner, index) for inner, index, drafts in numbered if not drafts]:
-        fill_next_token_bitmask_par(_executor(), alone, flat)
-    if ahead := [row for row in numbered if row[2]]:
-        fill_next_token_bitmask_par_with_draft_tokens(_executor(), ahead, flat)
+    if drafts:
+        # For one row it runs in this thread.
+        fill_next_token_bitmask_par_with_draft_tokens(_executor(), [(inner, 0, drafts)], bits)
+    else:
+        fill_next_token_bitmask(inner, bits)
 
 
 def _few(words: NDArray[np.uint32]) -> list[int]:
@@ -211,10 +271,15 @@ def _few(words: NDArray[np.uint32]) -> list[int]:
 
 @cache
 def _executor() -> LLExecutor:
-    """The threads that fill masks."""
     from llguidance import LLExecutor
 
-    return LLExecutor()
+    return LLExecutor(1)
+
+
+@cache
+def _threads() -> TimedThreads:
+    """The threads that follow grammars."""
+    return TimedThreads(max(1, (os.cpu_count() or 1) * 4 // 5))
 
 
 @cache

@@ -19,9 +19,9 @@ that any later step may draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -46,6 +46,7 @@ _OF_DRAFTS = ("drafts", "weights")
 
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
+Cut = Literal["failed", "slow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class RowStep:
         drafted: drafts that were judged for the row.
         window: the most drafts that the step could judge for any row.
         look: what lookups did for the row; None if neither this step nor the last one searched.
-        cut: the row ends here, because its constraint cannot be followed any further.
+        cut: why the row ends here, if its constraint cannot be followed any further: its text
+            has ``failed`` to match, or the constraint is too ``slow`` to follow.
     """
 
     row_id: str
@@ -65,7 +67,7 @@ class RowStep:
     drafted: int = 0
     window: int = 0
     look: Look | None = None
-    cut: bool = False
+    cut: Cut | None = None
 
     @property
     def accepted(self) -> int:
@@ -214,11 +216,11 @@ def commit(
     return judged, report(target, emitted, plan), after
 
 
-def cut(steps: Sequence[RowStep], row_ids: Set[str]) -> list[RowStep]:
+def cut(steps: Sequence[RowStep], reasons: Mapping[str, Cut]) -> list[RowStep]:
     """Mark the steps of these rows as cut; a row without a step gets one without tokens."""
-    without = row_ids - {step.row_id for step in steps}
+    without = reasons.keys() - {step.row_id for step in steps}
     whole = [*steps, *(RowStep(row_id, []) for row_id in without)]
-    return [replace(step, cut=True) if step.row_id in row_ids else step for step in whole]
+    return [replace(step, cut=reasons.get(step.row_id)) for step in whole]
 
 
 def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) -> State:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from omlx_producer.constraint import Constraint
+from omlx_worker.engine.constraints import Grammar, TooSlow
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.trust import RATE
 from omlx_worker.engine.ragged import masks, step
-from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.ragged.masks import Matcher, Run
 from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.constrained import (
     ORDER,
@@ -174,7 +177,7 @@ def test_a_row_whose_grammar_gives_up_is_cut_and_its_neighbours_go_on(
 
     def fails(self: Matcher, tokens: list[int]) -> None:
         commit(self, tokens)
-        self.failed |= len(tokens) > 0 and self.inner.validate_tokens([tokens[-1]]) >= 0
+        self.failed |= len(tokens) > 0
 
     monkeypatch.setattr(Matcher, "commit", fails)
     ended = play(demo.decoder(2), [constrained("x"), free("f")])
@@ -182,6 +185,53 @@ def test_a_row_whose_grammar_gives_up_is_cut_and_its_neighbours_go_on(
     assert ended["x"].reason == "length"
     assert ended["x"].text.startswith("{")
     assert len(ended["f"].tokens) == 40
+
+
+AMBIGUOUS = r"start: s" "\n" r"s: s s s | s s | /[a-z \n():.=_]/ |"
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_row_whose_grammar_takes_too_long_to_follow_ends_and_its_neighbours_go_on(
+    demo: Loaded, depth: int
+) -> None:
+    """Each token of the grammar costs more than the one before; 160 would take minutes."""
+    constraint = Constraint("grammar", AMBIGUOUS.replace("_]", f"{depth}_]"))
+    grammar = grammars().compile(constraint)
+
+    rows = [constrained("x", grammar), constrained("y", grammar), constrained("z"), free("f")]
+    ended = play(demo.decoder(depth), rows)
+
+    assert ended["x"].reason == ended["y"].reason == "length"
+    assert len(ended["x"].tokens) < 100
+    assert ended["z"].reason == "stop"
+    assert len(ended["f"].tokens) == 40
+    with pytest.raises(TooSlow):
+        grammars().compile(constraint)
+    assert alone(demo, constrained("again", grammar), depth).steps == 1
+
+
+def test_a_row_whose_step_does_not_end_is_left_behind(
+    demo: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, follow = Event(), Matcher.follow
+
+    def hangs(self: Matcher, *args: Any, **options: Any) -> list[Run]:
+        if self._grammar is hanging:
+            released.wait()
+        return follow(self, *args, **options)
+
+    monkeypatch.setattr(Matcher, "follow", hangs)
+    hanging = grammars()._compiled(Constraint("regex", "[a-z]+"))
+    assert isinstance(hanging, Grammar)
+    try:
+        ended = play(demo.decoder(2), [constrained("x", hanging), constrained("z"), free("f")])
+    finally:
+        released.set()
+
+    assert (ended["x"].reason, ended["x"].tokens) == ("length", ())
+    assert ended["z"].reason == "stop"
+    assert len(ended["f"].tokens) == 40
+    assert hanging.slow
 
 
 def test_a_row_resumed_from_tokens_outside_its_grammar_is_cut(demo: Loaded) -> None:
