@@ -133,9 +133,14 @@ class RowIndex:
         """Drop errors of lines that the input no longer has. Call at its end."""
         self._run("DELETE FROM rows WHERE by_line AND line IS NULL")
 
-    def failures(self) -> Counter[str]:
-        """How many rows have failed, by code."""
-        found = self._run("SELECT code, count(*) FROM rows WHERE failed NOT NULL GROUP BY code")
+    def failures(self, *, seen: bool = False) -> Counter[str]:
+        """How many rows have failed, by code.
+
+        Args:
+            seen: count only rows that the input has shown.
+        """
+        which = "failed NOT NULL AND line NOT NULL" if seen else "failed NOT NULL"
+        found = self._run(f"SELECT code, count(*) FROM rows WHERE {which} GROUP BY code")
         return Counter(dict(found.fetchall()))
 
     def totals(self) -> Totals:

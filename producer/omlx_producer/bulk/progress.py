@@ -28,7 +28,7 @@ LEAST_BAR, MOST_BAR = 8, 40
 # Room at the end of the bar's line for the ^C that a terminal echoes.
 ECHO_COLUMNS = 3
 SHOWN_BAD_ROWS = 20
-CUT_ADVICE = "with the finish reason length; raise it with --max-completion-tokens"
+CUT_ADVICE = "give them more tokens with --max-completion-tokens, or in their rows"
 
 
 class Display(Protocol):
@@ -175,7 +175,7 @@ def summary_text(meter: Meter) -> str:
             + (f", {drafts:.0%} of drafts accepted" if drafts is not None else "")
         )
     if cut := end["cut_by_length"]:
-        lines.append(f"{counted(cut, 'row')} cut at the limit of tokens, {CUT_ADVICE}")
+        lines.append(f"{counted(cut, 'row')} cut by length; {CUT_ADVICE}")
     if meter.ignored:
         lines.append(ignored_text(meter.ignored))
     if overall := end["overall"]:

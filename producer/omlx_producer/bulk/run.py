@@ -210,7 +210,8 @@ class Ended(NamedTuple):
 
     Attributes:
         finished: False if it was interrupted.
-        failures: rows of the output that have failed, in this run or an earlier one, by code.
+        failures: rows of the output that have failed, in this run or an earlier one, by code. Those
+            that the input no longer has do not count.
     """
 
     finished: bool
@@ -332,7 +333,7 @@ def run_here(
                 meter.overall = (index.totals(), run_file.seconds)
             meter.files = files.rows()
             display.end(meter)
-        return Ended(finished, index.failures())
+        return Ended(finished, index.failures(seen=options.limit is None))
 
 
 def detach(producer: Producer, options: RunOptions) -> Batch:

@@ -127,6 +127,15 @@ def test_results_of_another_batch_are_not_replaced(
     assert f"written: {output} (2 rows)" in said.replace(f"{output}.jsonl (2 rows), ", "")
 
 
+def test_a_batch_counts_its_rows_that_were_cut_by_length(connection: redis.Redis, run: Run) -> None:
+    batch, cut = batch_of(connection, 3), body()
+    cut["choices"][0]["finish_reason"] = "length"
+    settle(batch, cut)
+    assert json.loads(run("status", batch.id, "--json").stdout)["cut_by_length"] == 3
+    assert "\ncut_by_length     3\n" in run("status", batch.id).stdout
+    assert "3 rows cut by length; " in run("watch", batch.id).stderr
+
+
 def test_errors_of_another_batch_and_lines_of_something_else_are_not_replaced(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:

@@ -409,6 +409,21 @@ def test_a_retry_runs_what_it_is_said_to_run_and_ends(
     assert jobs_in_redis(connection) == 0
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_failed_row_that_the_input_no_longer_has_is_not_advised_to_be_run(
+    run: Run, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3)
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    assert run(*command).exit_code == 0
+    fail_in(tmp_path / "out.jsonl", "r2")
+    assert "1 row failed; try again: omlx-submit retry" in run(*command, "--limit", "1").stderr
+    write_rows(tmp_path / "rows.jsonl", 2)
+    done = run(*command)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [line["custom_id"] for line in errors(tmp_path / "out.jsonl")] == ["r2"]
+
+
 def fail_in(output: Path, custom_id: str) -> None:
     """Make a row of an output one that failed with an error that may pass."""
     kept = [line for line in lines(output) if line["custom_id"] != custom_id]

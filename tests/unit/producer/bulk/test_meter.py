@@ -207,7 +207,7 @@ def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
     cut.body["choices"][1] = cut.body["choices"][1] | {"finish_reason": "length"}
     meter.count([cut])
     assert meter.snapshot()["cut_by_length"] == meter.summary()["cut_by_length"] == 1
-    assert "\n1 row cut at the limit of tokens" in summary_text(meter)
+    assert "\n1 row cut by length; give them more tokens with --max-" in summary_text(meter)
 
 
 def test_the_last_lines_say_what_all_runs_did_and_where_it_is() -> None:
