@@ -58,6 +58,7 @@ from omlx_producer.wording import counted
 
 # How often a run notes how long it has taken.
 SAVE_SECONDS = 30.0
+MAX_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,13 @@ class RunOptions:
             ) from None
 
     def changed(self, earlier: RunOptions) -> list[str]:
-        """The options that shape requests and were others in an earlier run, with their values."""
+        """The options that shape requests and were others in an earlier run, with short values."""
         new, old = ({**asdict(each.shape), **each.shape.sampling} for each in (self, earlier))
         names = sorted((new.keys() | old.keys()) - {"sampling"})
         return [
-            f"{name} was {old.get(name)!r:.60}" for name in names if new.get(name) != old.get(name)
+            name if len(was := repr(old.get(name))) > MAX_SHOWN else f"{name} was {was}"
+            for name in names
+            if new.get(name) != old.get(name)
         ]
 
     def row_maker(self, models: Mapping[str, ModelInfo]) -> RowMaker:
