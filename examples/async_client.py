@@ -19,8 +19,11 @@ async def show(job: AsyncJobHandle) -> None:
 
 async def main() -> None:
     async with AsyncProducer() as producer:
+        models = await producer.models()
+        # Any model will do: the one that was announced last.
+        model = max(models, key=lambda alias: models[alias].announced_at, default=None)
         jobs = await producer.submit_many(
-            {"prompt": f"# Exercise {number}\ndef ", "max_completion_tokens": 32}
+            {"model": model, "prompt": f"# Exercise {number}\ndef ", "max_completion_tokens": 32}
             for number in range(1, 21)
         )
         await show(jobs[0])

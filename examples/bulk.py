@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from omlx_producer import OmlxQueueError, Producer
+from omlx_producer import Completion, OmlxQueueError, Producer
 from omlx_producer.bulk.run import RunOptions, run_here
 from omlx_producer.bulk.shape import Shape
 
@@ -18,8 +18,12 @@ def main() -> None:
         sys.exit(__doc__)
     source, output = sys.argv[1], Path(sys.argv[2])
     try:
-        options = RunOptions.of(source, "text", Shape(sampling={"max_completion_tokens": 64}))
         with Producer() as producer:
+            models = producer.models()
+            # Any model will do: the one that was announced last.
+            model = max(models, key=lambda alias: models[alias].announced_at, default=None)
+            shape = Shape(model=model, sampling={"max_completion_tokens": 64})
+            options = RunOptions.of(source, "text", shape)
             finished, failed, *_ = run_here(producer, options, output, ordered=True)
     except OmlxQueueError as error:
         sys.exit(f"bulk.py: {error}")
@@ -27,7 +31,7 @@ def main() -> None:
         sys.exit("interrupted; run it again to resume")
     for line in output.read_text().splitlines():
         row = json.loads(line)
-        print(row["custom_id"], row["response"]["body"]["choices"][0]["text"])
+        print(row["custom_id"], Completion(row["response"]["body"]).text)
     if failed:
         sys.exit(f"failed rows: {failed}; see {output}.errors.jsonl")
 

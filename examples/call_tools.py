@@ -7,7 +7,7 @@ import sys
 from itertools import chain
 from typing import Any
 
-from omlx_producer import Producer
+from omlx_producer import Producer, RequestFields
 
 CITY = {"type": "string", "enum": ["Paris", "Rome"]}
 PARAMETERS = {"type": "object", "properties": {"city": CITY}, "required": ["city"]}
@@ -22,12 +22,16 @@ def main() -> None:
     question = sys.argv[1] if len(sys.argv) > 1 else "How warm is it in Paris?"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     with Producer() as producer:
-        asked = producer.submit(messages=messages, tools=TOOLS, tool_choice="required").result()
+        models = producer.models()
+        # Any model will do: the one that was announced last.
+        model = max(models, key=lambda alias: models[alias].announced_at, default=None)
+        fields: RequestFields = {"model": model, "messages": messages, "tools": TOOLS}
+        asked = producer.submit({**fields, "tool_choice": "required"}).result()
         messages.append(asked["choices"][0]["message"])
         for call in chain(*asked.tool_calls):
             answer = get_temperature(**call.function.parsed)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": answer})
-        told = producer.submit(messages=messages, tools=TOOLS, max_completion_tokens=64).result()
+        told = producer.submit({**fields, "max_completion_tokens": 64}).result()
         print(f"{told.text}\n{asked.usage.total_tokens + told.usage.total_tokens} tokens")
 
 

@@ -19,7 +19,10 @@ def report(job_id: str) -> str:
 
 def main() -> None:
     with Producer() as producer:
-        generation = producer.submit(prompt="def fibonacci(n):", max_completion_tokens=32)
+        models = producer.models()
+        # Any model will do: the one that was announced last.
+        model = max(models, key=lambda alias: models[alias].announced_at, default=None)
+        generation = producer.submit(model=model, prompt="def sqrt(n):", max_completion_tokens=32)
         redis = producer.connection
         reports = Queue("reports", connection=redis, serializer=JSONSerializer)
         # RQ imports functions by name; it takes none from a script that is run.

@@ -1,13 +1,12 @@
-"""Follow a job with redis-py alone, as a client in any language can.
+"""Follow a job with redis-py alone: subscribe, read the stream, drop what comes both ways.
 
-Usage: plain_redis_consumer.py JOB_ID. Redis is where REDIS_URL says.
-It subscribes first and reads the stream second. It drops what comes both ways, by token count.
+Usage: plain_redis_consumer.py JOB_ID. Redis is where OMLX_QUEUE_REDIS_URL or REDIS_URL says.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator
+from os import getenv
 from typing import Any
 
 import redis
@@ -36,5 +35,6 @@ def follow(url: str, job_id: str) -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("plain_redis_consumer.py: give the id of a job")
-    for found in follow(os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"), sys.argv[1]):
+    url = getenv("OMLX_QUEUE_REDIS_URL") or getenv("REDIS_URL") or "redis://127.0.0.1:6379/0"
+    for found in follow(url, sys.argv[1]):
         print(json.dumps(found), flush=True)

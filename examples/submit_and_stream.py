@@ -11,7 +11,10 @@ from omlx_producer import FailedEvent, Producer, TokensEvent
 def main() -> None:
     prompt = sys.argv[1] if len(sys.argv) > 1 else "def fibonacci(n):"
     with Producer() as producer:
-        job = producer.submit(prompt=prompt, max_completion_tokens=64, temperature=0)
+        models = producer.models()
+        # Any model will do: the one that was announced last.
+        model = max(models, key=lambda alias: models[alias].announced_at, default=None)
+        job = producer.submit(model=model, prompt=prompt, max_completion_tokens=64, temperature=0)
         for event in job.stream():
             if isinstance(event, TokensEvent):
                 print(event.choices[0].text, end="", flush=True)

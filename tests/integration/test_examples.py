@@ -13,7 +13,8 @@ import pytest
 from redis import Redis
 
 from omlx_producer import Producer
-from omlx_producer.protocol import tokens_channel
+from omlx_producer.protocol import MODELS_KEY, ModelInfo, tokens_channel
+from omlx_producer.workers import server_time
 from tests.helpers.bulk_runs import wait_for_model
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.workers import running_worker, worker_process
@@ -22,17 +23,21 @@ EXAMPLES = sorted(Path(__file__).parents[2].glob("examples/*.py"))
 MAX_LINES = 40
 
 
-@pytest.fixture
+@pytest.fixture(params=["REDIS_URL", "OMLX_QUEUE_REDIS_URL"])
 def arguments(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> dict[str, list[str]]:
     """The command line of each example that needs one, and a server for all of them."""
-    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.delenv("OMLX_QUEUE_REDIS_URL", raising=False)
+    monkeypatch.setenv(request.param, redis_url)
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("first\nsecond\n")
     with Producer() as producer:
         job = producer.submit(model="fake", prompt="x", require_known_model=False)
+        other = ModelInfo(model="other", context_length=10, longest_token=1)
+        told = other.model_copy(update={"announced_at": server_time(producer.connection)})
+        producer.connection.hset(MODELS_KEY, "another", told.model_dump_json())
     return {"bulk": [str(prompts), str(output)], "plain_redis_consumer": [job.id]}
 
 
@@ -89,8 +94,13 @@ def test_an_example_runs(
     ],
 )
 def test_a_wrong_command_line_of_an_example_is_told_in_one_sentence(
-    name: str, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    arguments: list[str],
+    sentence: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
     path = EXAMPLES[0].with_name(f"{name}.py")
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     with pytest.raises(SystemExit) as ended:
