@@ -41,6 +41,7 @@ class RequestFields(TypedDict, total=False):
     draft: bool
     draft_depth: int | None
     cache: bool
+    cache_salt: str | None
     ignore_eos: bool
     seed: int | None
     n: int

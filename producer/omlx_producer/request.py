@@ -27,6 +27,7 @@ MAX_DRAFT_DEPTH = 8
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
+MAX_SALT_CHARACTERS = 256
 MAX_PROMPT_CHARACTERS = 8_000_000
 DEFAULT_MAX_TOKENS = 256
 """Of a prompt that sets no limit."""
@@ -57,8 +58,9 @@ class GenerationRequest(RequestPart):
     The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
     text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
-    prompts with the same beginning. A job that is not finished ``completion_window`` after its
-    submission fails.
+    prompts with the same beginning. Requests share such beginnings, and texts to look drafts up in,
+    only with requests of the same ``cache_salt``. A job that is not finished ``completion_window``
+    after its submission fails.
 
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue
@@ -124,6 +126,9 @@ class GenerationRequest(RequestPart):
         description=f"a whole number from 0 to {MAX_DRAFT_DEPTH}",
     )
     cache: bool = Field(default=True, description="true or false")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = Field(
+        default=None, description=f"a text of 1 to {MAX_SALT_CHARACTERS} characters"
+    )
     ignore_eos: bool = Field(default=False, description="true or false")
     seed: int | None = Field(
         default=None, ge=-(2**63), lt=2**63, description="a whole number that fits 64 bits"

@@ -13,6 +13,7 @@ import mlx.core as mx
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged.prefix import PrefixCache, _held
+from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.ragged.prefix_file import farthest
 from tests.helpers.readers import Reader, read_all, read_on, read_through
@@ -47,12 +48,12 @@ def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) ->
     )
 
 
-def findable(cache: PrefixCache, tokens: list[int]) -> int:
+def findable(cache: PrefixCache, tokens: list[int], salt: str | None = None) -> int:
     """How many tokens of a prompt `take` would find, if all files are whole. It counts no use."""
     prompt = array("I", tokens)
-    path, covered = cache._match(prompt)
+    path, covered = cache._match(prompt, salt)
     held, _ = _held(path, covered)
-    spans = cache._disk.matching(prompt) if cache._disk else []
+    spans = cache._disk.matching(prompt, salt) if cache._disk else []
     while spans and (span := farthest(spans, covered)) and span.end > held:
         held, covered = span.end, max(covered, span.end)
     return held
@@ -104,7 +105,9 @@ def check_tree(cache: PrefixCache) -> None:
     nodes = list(cache._nodes)
     assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.limit
     assert all(node.children or node.states is not None for node in nodes), "a useless node"
-    reachable, below = 0, [cache._root]
+    roots = list(cache._roots.values())
+    assert all(root.children for root in roots), "a useless root"
+    reachable, below = 0, roots
     while below:
         children = below.pop().children.values()
         below += children
@@ -129,15 +132,21 @@ def poisoning(cache: PrefixCache) -> Iterator[None]:
 class Starts:
     """Caches over one folder, each made when the one before it has ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reader: Reader) -> None:
         self.folder = folder
+        self.reader = reader
         self._disk: PrefixDisk | None = None
 
     def __call__(
-        self, identity: str = "a model", limit: int = AMPLE, memory: int = AMPLE
+        self,
+        identity: str = "a model",
+        limit: int = AMPLE,
+        memory: int = AMPLE,
+        reader: Reader | None = None,
     ) -> PrefixCache:
         self.end()
-        self._disk = PrefixDisk(self.folder, identity, limit)
+        forms = Forms.of(read_all(reader or self.reader, [0]))
+        self._disk = PrefixDisk(self.folder, identity, limit, forms)
         return PrefixCache(memory, self._disk)
 
     def end(self) -> None:
@@ -153,6 +162,12 @@ class Starts:
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
-def put(cache: PrefixCache, reader: Reader, prompt: list[int], times: int = 2) -> None:
+def put(
+    cache: PrefixCache,
+    reader: Reader,
+    prompt: list[int],
+    times: int = 2,
+    salt: str | None = None,
+) -> None:
     for _ in range(times):
-        cache.put(prompt, read_all(reader, prompt))
+        cache.put(prompt, read_all(reader, prompt), salt)

@@ -3,8 +3,9 @@
 Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
 memory is bounded and results come roughly in the order of the input.
 
-Rows of a group name their beginning, by which the workers of a queue share out the groups; see
-claim.lua in `omlx_worker.queue`.
+Rows with different ``cache_salt`` share nothing, so they are in different groups. Rows of a group
+name their beginning, by which the workers of a queue share out the groups; see claim.lua in
+`omlx_worker.queue`.
 """
 
 from __future__ import annotations
@@ -53,15 +54,17 @@ def arrange(
     Returns:
         The rows, each with the name of the longest beginning that it shares.
     """
-    groups: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(prompt_text(row.request)[:characters], []).append(row)
-    shared = [(text, group) for text, group in groups.items() if len(group) > 1]
-    shared.sort(key=lambda entry: sum(row.work for row in entry[1]), reverse=True)
+        key = (row.request.cache_salt or "", prompt_text(row.request)[:characters])
+        groups.setdefault(key, []).append(row)
+    shared = [(*key, group) for key, group in groups.items() if len(group) > 1]
+    shared.sort(key=lambda entry: sum(row.work for row in entry[2]), reverse=True)
     ordered = []
-    for text, group in shared:
+    for salt, text, group in shared:
         whole = len(text) < characters
-        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        salted = hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
+        name = hashlib.blake2b(text.encode(), digest_size=8, key=salted).hexdigest()
         ordered += _named(group, name) if whole else arrange(group, LONGER * characters, name)
     alone = [group[0] for group in groups.values() if len(group) == 1]
     return ordered + _named(alone, beginning)

@@ -75,6 +75,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         _sampling("--logprobs", is_flag=True, default=None, help="Report log-probabilities."),
         _sampling("--draft/--no-draft", default=None, help="Draft tokens if the model can."),
         _sampling("--cache/--no-cache", default=None, help="Reuse what was read of like prompts."),
+        _sampling("--cache-salt", metavar="TEXT", help="Reuse it within this TEXT alone."),
         _sampling(
             "--completion-window",
             metavar="TIME",

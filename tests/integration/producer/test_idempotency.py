@@ -117,6 +117,8 @@ def test_a_key_can_be_made_from_the_request(connection: redis.Redis, producer: P
     first = producer.submit(prompt="x", temperature=0, seed=1, idempotent=True)
     assert producer.submit(seed=1, temperature=0.0, prompt="x", idempotent=True) == first
     assert producer.submit(prompt="x", temperature=0, seed=2, idempotent=True) != first
+    salted = {"prompt": "x", "temperature": 0, "seed": 1, "cache_salt": "mine"}
+    assert producer.submit(**salted, idempotent=True) != first, "a salt shares no job either"
     assert producer.submit(prompt="x", temperature=0, seed=1) != first
 
 

@@ -55,6 +55,12 @@ BAD: list[tuple[Any, str]] = [
     ({"model": "demo"}, "prompt: missing; give a prompt or messages"),
     (OK | CHAT, "prompt: given beside messages; give only one of the two"),
     (OK | {"prompt": ""}, f"prompt: got ''; {PROMPT}"),
+    (OK | {"cache_salt": ""}, "cache_salt: got ''; give a text of 1 to 256 characters"),
+    (
+        OK | {"cache_salt": "x" * 257},
+        "cache_salt: got 257 characters; give a text of 1 to 256 characters",
+    ),
+    (OK | {"cache_salt": 5}, "cache_salt: got 5; give a text of 1 to 256 characters"),
     (OK | {"stop": "x" * 257}, f"stop: got 257 characters; {STOP}"),
     (OK | {"prompt": []}, f"prompt: got []; {PROMPT}"),
     (OK | {"prompt": 5}, f"prompt: got 5; {PROMPT}"),

@@ -24,7 +24,8 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
     if row.level < BULK and last >= SHORTEST:
         row.stops.add(last)  # a conversation may go on, or the prompt come again
     for other in others:
-        if other.request.cache and other.stage in (Stage.WAITING, Stage.READING):
+        alike = other.request.cache and other.request.salt == row.request.salt
+        if alike and other.stage in (Stage.WAITING, Stage.READING):
             part = in_common(row.request.prompt, other.request.prompt)
             part = min(part, last, len(other.request.prompt) - 1)
             if part >= SHORTEST:

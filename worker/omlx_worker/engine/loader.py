@@ -25,7 +25,7 @@ from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import MTPHead, promises_head, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.identity import fingerprint_of, identity_of
+from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -33,7 +33,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
+from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
 from omlx_worker.engine.row import Sampling
 from omlx_worker.engine.tokens import same_ids, same_vocabulary
 
@@ -66,7 +66,10 @@ class Prefixes:
         if self.folder is None:
             return PrefixCache(self.size)
         try:
-            disk = PrefixDisk(self.folder, identity_of(paths, model, head), self.folder_limit)
+            identity = identity_of(paths, model, head)
+            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms_of(model))
+        except NotPrivate as reason:
+            raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None
         except OSError as error:
             raise ModelError(
                 f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"

@@ -112,6 +112,7 @@ class Prompter:
                 trims=request.messages is not None and grammar is None,
                 depth=request.draft_depth if request.draft else 0,
                 cache=request.cache,
+                salt=request.cache_salt,
                 marks=marks,
                 grammar=grammar,
                 grammar_field=field,

@@ -70,6 +70,7 @@ class Row:
             emitted again.
         cache: whether its prompt may be taken from the prefix cache and kept there, and its text
             and the outcomes of its drafts may help to draft for other rows.
+        salt: rows share prompts and texts with rows of the same salt alone.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
         goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.
@@ -87,6 +88,7 @@ class Row:
     depth: int | None = None
     generated: tuple[int, ...] = ()
     cache: bool = True
+    salt: str | None = None
     marks: tuple[int, ...] = ()
     goes_on: bool = False
     grammar: Grammar | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -94,3 +95,21 @@ def test_no_more_is_read_than_fits_the_buffer() -> None:
 def test_bad_rows_do_not_wait_for_a_buffer() -> None:
     bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
     assert next(balanced(iter([row(1, "p"), bad]))) is bad
+
+
+def test_rows_of_different_salts_name_different_beginnings() -> None:
+    beginning = "x" * 300
+    rows = [row(n, beginning + str(n)) for n in range(8)]
+    salts = [None, "a", "b", None, "a", "b", None, "c"]
+    salted = [
+        replace(each, request=each.request.model_copy(update={"cache_salt": salt}))
+        for each, salt in zip(rows, salts, strict=True)
+    ]
+
+    names: dict[str | None, set[str]] = {}
+    for each in arrange(salted):
+        names.setdefault(each.request.cache_salt, set()).add(each.beginning)
+
+    assert names["c"] == {""}
+    assert {len(found) for found in names.values()} == {1}
+    assert len(set.union(*names.values())) == 4

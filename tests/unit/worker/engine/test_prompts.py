@@ -124,6 +124,12 @@ def test_every_choice_reads_its_prompt_cold_on_request(prompter: Prompter) -> No
     assert [row.cache for row in prompter.rows(ask(prompt="a"), "job")] == [True]
 
 
+def test_every_choice_has_the_salt_of_its_request(prompter: Prompter) -> None:
+    rows = prompter.rows(ask(prompt="a", n=2, cache_salt="mine"), "job")
+    assert [row.salt for row in rows] == ["mine", "mine"]
+    assert prompter.rows(ask(prompt="a"), "job")[0].salt is None
+
+
 def test_fields_left_out_take_the_models_wishes_then_openais_defaults(qwen: Loaded) -> None:
     wishes = sampling_defaults({"temperature": 0.6, "top_k": 20, "do_sample": True})
     prompter = Prompter(qwen.tokenizer, INFO, 257, wishes)

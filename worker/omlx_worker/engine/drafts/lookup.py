@@ -69,12 +69,12 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
         history: ``[S, LONGEST + L]`` int32, each token `LEAD` after its position, `START` before
             them. ``L`` is a multiple of `PIECE`.
         cursors: ``[S]`` int32, the position of each row's last token.
-        ring: ``[R]`` int32, `LEAD` gaps, then texts with a `GAP` after each; or None. ``R`` is a
-            multiple of `PIECE` too.
+        ring: ``[R]`` or ``[S, R]`` int32, `LEAD` gaps, then texts with a `GAP` after each; or None.
+            ``R`` is a multiple of `PIECE` too.
     """
     text, start = history, 0
     if ring is not None:
-        start = ring.shape[0]
+        start = ring.shape[-1]
         theirs = mx.broadcast_to(ring, (history.shape[0], start))
         text = mx.concatenate([theirs, history], axis=1)
     size = text.shape[1] - LONGEST
@@ -115,21 +115,25 @@ class Ring:
 
     Attributes:
         tokens: ``[R]`` int32; see `search`.
+        owners: ``[R]`` int32, the owner of each token.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit // PIECE * PIECE
         self.tokens = mx.full((min(self._limit, _FIRST_RING),), GAP, mx.int32)
+        self.owners = mx.zeros_like(self.tokens)
         self._end = LEAD
 
-    def add(self, text: mx.array) -> None:
+    def add(self, text: mx.array, owner: int = 0) -> None:
         """Write ``[N]`` int32 tokens over the oldest. A text longer than the ring is cut."""
         text = mx.concatenate([text[: self._limit - LEAD - 1], mx.array([GAP], mx.int32)])
         end = self._end + text.shape[0]
         while end > (size := self.tokens.shape[0]) < self._limit:
             more = min(size, self._limit - size)
             self.tokens = mx.concatenate([self.tokens, mx.full((more,), GAP, mx.int32)])
+            self.owners = mx.concatenate([self.owners, mx.zeros((more,), mx.int32)])
         if end > size:
             self._end, end = LEAD, LEAD + text.shape[0]
         self.tokens[self._end : end] = text
+        self.owners[self._end : end] = owner
         self._end = end

@@ -73,6 +73,7 @@ class Batch:
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._params: Params = {}
+        self._owners: mx.array | None = None
         self._depths: Mapping[str, int] = {}
         self._steps = Steps(model, self.own_depth)
         self._in_flight: _Flight | None = None
@@ -160,7 +161,7 @@ class Batch:
             if self._lookups and slot.row.cache:
                 history = self._buffers.state["history"]
                 text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
-                self._lookups.remember(text)
+                self._lookups.remember(text, slot.row.salt)
             self._slots.free(index).left = True
 
     def remember(self, text: mx.array) -> None:
@@ -228,7 +229,7 @@ class Batch:
         limits = self._params["depth"]
         if self._lookups:
             looks, buffers.state = self._lookups.step(
-                before, buffers.state, outcome[1], limits, depth, ratio=plan.ratio
+                before, buffers.state, outcome[1], limits, depth, self._owners, ratio=plan.ratio
             )
         if masked:
             buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
@@ -296,6 +297,8 @@ class Batch:
         self._params = params(rows, self._plan)
         self._params["active"] = mx.array([slot is not None for slot in slots], mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)
+        if self._lookups:
+            self._owners = self._lookups.owners([slot.row.salt if slot else None for slot in slots])
         self._slots.changed = False
         self._buffers.keep("counts", self._plan.penalties, (), mx.int32)
         drafts = self._buffers.state.get("drafts")

@@ -50,8 +50,8 @@ class RaggedDecoder(Batch):
         if not (self._prefixes and row.cache):
             return Known()
         unread = reading.history[:-1]
-        reading.done = self._prefixes.take(unread, reading.caches)
-        return Known(reading.done, self._prefixes.shared(unread))
+        reading.done = self._prefixes.take(unread, reading.caches, row.salt)
+        return Known(reading.done, self._prefixes.shared(unread, row.salt))
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
@@ -86,8 +86,8 @@ class RaggedDecoder(Batch):
             self._prefixes.put(*kept)
         self.remove(row_id)
 
-    def _text_so_far(self, row_id: str) -> tuple[list[int], list[Any]] | None:
-        """The tokens of a row that may go on, and caches with all of them; None if unknown.
+    def _text_so_far(self, row_id: str) -> tuple[list[int], list[Any], str | None] | None:
+        """The tokens of a row that may go on, caches with all of them, its salt; None if unknown.
 
         The step in flight has read the last of them, whose samples nobody wants any more.
         """
@@ -104,11 +104,12 @@ class RaggedDecoder(Batch):
         layers = self._buffers.beginning(index, slot.body_length, length)
         caches = self._model.new_prompt_cache()
         fill_from_slot(caches, layers, length)
-        return tokens, caches
+        return tokens, caches, slot.row.salt
 
     def _keep(self, reading: Reading) -> None:
         if self._prefixes and reading.row.cache and reading.done:
-            self._prefixes.put(reading.history[: reading.done], reading.caches)
+            tokens = reading.history[: reading.done]
+            self._prefixes.put(tokens, reading.caches, reading.row.salt)
 
     def _prompt_of(self, reading: Reading) -> list[list[mx.array]]:
         return self._model.prompt_arrays(reading.caches) if reading.done else []

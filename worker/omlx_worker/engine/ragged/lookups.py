@@ -15,14 +15,17 @@ so the ring may grow and searches may be left out.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
 
 from omlx_worker.engine.drafts.lookup import (
+    GAP,
     LEAD,
     LONGEST,
     PIECE,
@@ -38,6 +41,9 @@ from omlx_worker.engine.ragged.recurrent_cache import widened
 
 EVERY = 8
 """Steps from one search to the next while nothing is found, or no draft is judged anyway."""
+
+MOST_SALTS = 4096
+"""Salts whose texts are looked up in. What a forgotten one left in the ring is found by nobody."""
 
 OF_LOOKUPS = ("match", "foretold", "looked_up")
 """Integers of the state, one a row."""
@@ -103,6 +109,8 @@ class Lookups:
         self._own_depth = own_depth
         self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
         self._trust = Trust(own=own_depth > 0)
+        self._owners: OrderedDict[str, int] = OrderedDict()
+        self._unused = count(1)
         self._lengths = {n: mx.array(n, mx.int32) for n in range(SHORTEST, LONGEST + 2)}
         self._steps = 0
         self._fruitless = 0
@@ -116,10 +124,15 @@ class Lookups:
         state = {name: mx.zeros((1,), mx.int32) for name in OF_LOOKUPS}
         return state | {"history": mx.array([[START] * LEAD + list(history)], mx.int32)}
 
-    def remember(self, text: mx.array) -> None:
-        """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
+    def owners(self, salts: Sequence[str | None]) -> mx.array:
+        """``[S]`` int32: a number for each salt, never that of another one; 0 for none."""
+        return mx.array([self._owner(salt) for salt in salts], mx.int32)
+
+    def remember(self, text: mx.array, salt: str | None = None) -> None:
+        """Look drafts of rows with this salt up in these tokens too, ``[N]`` int32, until they are
+        the oldest."""
         if self._ring:
-            self._ring.add(text)
+            self._ring.add(text, self._owner(salt))
 
     def step(
         self,
@@ -128,6 +141,7 @@ class Lookups:
         emitted: mx.array,
         limits: mx.array,
         depth: int,
+        owners: mx.array | None = None,
         *,
         ratio: bool,
     ) -> tuple[Looks | None, dict[str, mx.array]]:
@@ -138,6 +152,7 @@ class Lookups:
             emitted: ``[S, W]`` int32, the step's samples.
             limits: ``[S]`` int32, drafts of each row, at most.
             depth: drafts that the next step may judge for any row.
+            owners: see `owners`; None if no row has a salt.
             ratio: whether a row's drafts are judged by the `ratio` rule.
 
         Returns:
@@ -151,7 +166,10 @@ class Lookups:
             kept = {name: before[name] for name in OF_LOOKUPS}
             return None, after | kept | {"history": _written(before, emitted)}
         function = self._function(depth=depth, searches=self._searched, ratio=ratio)
-        ring = self._ring.tokens if self._ring else None
+        ring = None
+        if self._ring:
+            theirs = mx.zeros_like(limits) if owners is None else owners
+            ring = (self._ring.tokens, self._ring.owners, theirs)
         codes, found = function(before, after, emitted, limits, self._lengths[shortest], ring)
         return Looks(codes, foretells, self._searched), after | found
 
@@ -171,6 +189,16 @@ class Lookups:
             self._trust.match(look.match, right=look.foretold)
         if drafted and not (look and look.looked_up):
             self._trust.own(right=accepted > 0)
+
+    def _owner(self, salt: str | None) -> int:
+        if salt is None:
+            return 0
+        if salt not in self._owners:
+            self._owners[salt] = next(self._unused)
+        self._owners.move_to_end(salt)
+        if len(self._owners) > MOST_SALTS:
+            self._owners.popitem(last=False)
+        return self._owners[salt]
 
     def _due(self, depth: int) -> bool:
         """Whether a step searches.
@@ -192,7 +220,7 @@ def _look(
     emitted: mx.array,
     limits: mx.array,
     trusted: mx.array,
-    ring: mx.array | None,
+    ring: tuple[mx.array, mx.array, mx.array] | None,
     *,
     depth: int,
     searches: bool,
@@ -205,7 +233,11 @@ def _look(
     if not searches:
         none = mx.zeros_like(limits)
         return looks, {"history": history} | dict.fromkeys(OF_LOOKUPS, none)
-    found = search(history, after["cursors"], ring, max(depth, 1))
+    texts = None
+    if ring is not None:
+        tokens, owners, rows = ring
+        texts = mx.where(owners == rows[:, None], tokens, GAP)
+    found = search(history, after["cursors"], texts, max(depth, 1))
     chosen = found.lengths >= trusted
     state = {
         "history": history,

@@ -21,7 +21,6 @@ import mlx.core as mx
 
 from omlx_worker.engine.ragged.prefix_arrays import (
     copies,
-    count,
     fill,
     halves,
     pieces_of,
@@ -41,12 +40,14 @@ class _Node:
         pieces: keys and values of the edge, ``[1, H, T, D]``, of every layer that can be cut.
         states: the arrays of all other layers after the edge; empty where there are no such layers,
             None where they are not known.
+        salt: of the prompts below a root.
     """
 
     tokens: Tokens
     pieces: list[mx.array]
     states: list[mx.array] | None
     parent: _Node | None = None
+    salt: str | None = None
     children: dict[int, _Node] = field(default_factory=dict)
     uses: int = 0
 
@@ -76,30 +77,32 @@ class PrefixCache:
         self._most = self.limit = most
         self.nbytes = 0
         self._disk = disk
-        self._root = _Node(array("I"), [], None)
+        # One for each salt that anything is kept of.
+        self._roots: dict[str | None, _Node] = {}
         # Least recently used first. Every node is used later than those below it.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
 
-    def shared(self, tokens: Sequence[int]) -> int:
+    def shared(self, tokens: Sequence[int], salt: str | None = None) -> int:
         """How many tokens of a prompt agree with a kept one, even if `take` finds fewer.
 
         A row that is put after these tokens lets the next one take all of them.
         """
-        return self._match(array("I", tokens))[1]
+        return self._match(array("I", tokens), salt)[1]
 
-    def take(self, tokens: Sequence[int], caches: Sequence[Any]) -> int:
+    def take(self, tokens: Sequence[int], caches: Sequence[Any], salt: str | None = None) -> int:
         """Fill a prompt's caches with its longest known beginning.
 
         Args:
             caches: fresh ones, a layer each. They are left alone if nothing is known.
+            salt: only what was put with the same one is known.
 
         Returns:
             The tokens of that beginning.
         """
         prompt = array("I", tokens)
         if self._disk:
-            self._load(self._disk, prompt, caches)
-        path, covered = self._match(prompt)
+            self._load(self._disk, prompt, salt)
+        path, covered = self._match(prompt, salt)
         length, depth = _held(path, covered)
         if not length:
             return 0
@@ -107,10 +110,10 @@ class PrefixCache:
         fill(caches, [node.pieces for node in path], path[-1].states or [], length)
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
-        self._count_use(path if whole else path[:-1])
+        self._count_use(path if whole else path[:-1], salt)
         return length
 
-    def put(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
+    def put(self, tokens: Sequence[int], caches: Sequence[Any], salt: str | None = None) -> None:
         """Keep what a prompt's caches hold after exactly these tokens.
 
         Raises:
@@ -121,7 +124,7 @@ class PrefixCache:
             return
         if any(getattr(cache, "offset", len(prompt)) != len(prompt) for cache in caches):
             raise ValueError(f"the caches did not read {len(prompt)} tokens")
-        self._add(prompt, 0, pieces_of(caches), states_of(caches))
+        self._add(prompt, salt, 0, pieces_of(caches), states_of(caches))
 
     def limit_to(self, room: int) -> None:
         """Take no more than ``room`` bytes: others need the rest."""
@@ -136,12 +139,12 @@ class PrefixCache:
 
     # The tree.
 
-    def _match(self, prompt: Tokens) -> tuple[list[_Node], int]:
+    def _match(self, prompt: Tokens, salt: str | None) -> tuple[list[_Node], int]:
         """The nodes that agree with a prompt, the last one perhaps in part, and their tokens in
         common."""
         path: list[_Node] = []
-        node, done = self._root, 0
-        while done < len(prompt) and (child := node.children.get(prompt[done])):
+        node, done = self._roots.get(salt), 0
+        while node and done < len(prompt) and (child := node.children.get(prompt[done])):
             path.append(child)
             agreeing = in_common(child.tokens, prompt[done : done + len(child.tokens)])
             done += agreeing
@@ -151,13 +154,18 @@ class PrefixCache:
         return path, done
 
     def _add(
-        self, prompt: Tokens, start: int, pieces: list[mx.array], states: list[mx.array]
+        self,
+        prompt: Tokens,
+        salt: str | None,
+        start: int,
+        pieces: list[mx.array],
+        states: list[mx.array],
     ) -> bool:
         """Keep the end of a prompt, from ``start``, and its states; False if that is impossible."""
         if size_of(pieces) + size_of(states) > self.limit:
             return False
         while True:
-            path, covered = self._match(prompt)
+            path, covered = self._match(prompt, salt)
             if covered < start:
                 return False
             self._refresh(path)
@@ -174,14 +182,15 @@ class PrefixCache:
         if path and within < len(path[-1].tokens):
             path[-1] = self._split(path[-1], within)
         if covered < len(prompt):
-            parent = path[-1] if path else self._root
+            root = self._roots.setdefault(salt, _Node(array("I"), [], None, salt=salt))
+            parent = path[-1] if path else root
             path.append(_Node(prompt[covered:], copies(new), None, parent))
             parent.children[prompt[covered]] = path[-1]
         if path[-1].states is None:
             path[-1].states = copies(states)
         self.nbytes += size
         self._refresh(path)
-        self._count_use(path)
+        self._count_use(path, salt)
         return True
 
     def _split(self, node: _Node, at: int) -> _Node:
@@ -193,8 +202,8 @@ class PrefixCache:
             above,
             [] if node.can_be_cut else None,
             node.parent,
-            {node.tokens[at]: node},
-            node.uses,
+            children={node.tokens[at]: node},
+            uses=node.uses,
         )
         node.parent.children[node.tokens[0]] = upper
         node.parent = upper
@@ -210,7 +219,9 @@ class PrefixCache:
             del self._nodes[node]
             del node.parent.children[node.tokens[0]]
             node = node.parent
-            if node is self._root or node.children or node.states is not None:
+            if node.parent is None and not node.children:
+                del self._roots[node.salt]
+            if node.parent is None or node.children or node.states is not None:
                 return
 
     def _refresh(self, path: Sequence[_Node]) -> None:
@@ -220,13 +231,13 @@ class PrefixCache:
 
     # The disk.
 
-    def _count_use(self, path: Sequence[_Node]) -> None:
+    def _count_use(self, path: Sequence[_Node], salt: str | None) -> None:
         for node in path:
             node.uses += 1
         if self._disk:
-            self._write(self._disk, path)
+            self._write(self._disk, path, salt)
 
-    def _write(self, disk: PrefixDisk, path: Sequence[_Node]) -> None:
+    def _write(self, disk: PrefixDisk, path: Sequence[_Node], salt: str | None) -> None:
         """Write the nodes that were used twice, each from the last end with states above it."""
         prompt, start, between = array("I"), 0, list[_Node]()
         used = []
@@ -238,24 +249,23 @@ class PrefixCache:
                 start, between = len(prompt), []
         # The longest first, so that files go before those that need them.
         for prompt, start, nodes in reversed(used):
-            if nodes[-1].uses > 1 and not disk.touch(prompt, start):
+            if nodes[-1].uses > 1 and not disk.touch(prompt, start, salt):
                 columns = zip(*(node.pieces for node in nodes), strict=True)
                 pieces = [mx.concatenate(list(column), axis=2) for column in columns]
-                disk.write(prompt, start, pieces, nodes[-1].states or [])
+                disk.write(prompt, start, pieces, nodes[-1].states or [], salt)
 
-    def _load(self, disk: PrefixDisk, prompt: Tokens, caches: Sequence[Any]) -> None:
+    def _load(self, disk: PrefixDisk, prompt: Tokens, salt: str | None) -> None:
         """Read files from which more can be taken than from the tree."""
-        path, covered = self._match(prompt)
+        path, covered = self._match(prompt, salt)
         if _held(path, covered)[0] == len(prompt):
             return
-        spans = disk.matching(prompt)
-        counts = count(caches)
+        spans = disk.matching(prompt, salt)
         while spans and (span := farthest(spans, covered)) and span.end > _held(path, covered)[0]:
             spans.remove(span)
-            found = disk.load(span, prompt, counts)
-            if found and not self._add(prompt[: span.end], span.start, *found):
+            found = disk.load(span, prompt)
+            if found and not self._add(prompt[: span.end], salt, span.start, *found):
                 return
-            path, covered = self._match(prompt)
+            path, covered = self._match(prompt, salt)
 
 
 def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:

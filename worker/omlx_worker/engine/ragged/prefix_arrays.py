@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -35,11 +36,47 @@ def states_of(caches: Sequence[Any]) -> list[mx.array]:
     return states
 
 
-def count(caches: Sequence[Any]) -> tuple[int, int]:
-    """How many pieces and states caches have."""
-    pieces = 2 * sum(isinstance(cache, KVCache) for cache in caches)
-    rings = 2 * sum(isinstance(cache, RotatingKVCache) for cache in caches)
-    return pieces, rings + sum(len(getattr(cache, "cache", ())) for cache in caches)
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The shape and type of one kept array.
+
+    Attributes:
+        shape: of the array after one token.
+        window: positions of a sliding window, at most; 0 for a recurrent state; None if every
+            position is kept.
+    """
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    window: int | None
+
+    def fits(self, array: mx.array, start: int, end: int) -> bool:
+        """Whether it can be what is kept of the positions from ``start`` to ``end``."""
+        shape = list(self.shape)
+        if self.window is None:
+            shape[2] = end - start
+        elif self.window:
+            shape[2] = min(end, self.window)
+        return list(array.shape) == shape and array.dtype == self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """The forms of a model's pieces and states."""
+
+    pieces: list[Form]
+    states: list[Form]
+
+    @classmethod
+    def of(cls, caches: Sequence[Any]) -> Forms:
+        """From caches that have read one token. Nothing is evaluated."""
+        pieces = [Form(array.shape, array.dtype, None) for array in pieces_of(caches)]
+        states = [
+            Form(array.shape, array.dtype, getattr(cache, "max_size", 0))
+            for cache in caches
+            for array in states_of([cache])
+        ]
+        return cls(pieces, states)
 
 
 def fill(

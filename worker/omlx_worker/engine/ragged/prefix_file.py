@@ -1,15 +1,19 @@
 """A file with the beginning of a prompt: what layers keep of a span of its positions.
 
-It is named ``start-end-tokens-digest.safetensors``. ``tokens`` is a hash of the prompt from its
-first token to ``end``, ``digest`` one of the file. So a name says what the file holds, and a file
-that does not match its name is never used.
+It is named ``start-end-tokens-digest.safetensors``. ``tokens`` is a hash of the prompt's salt and
+of its tokens up to ``end``, ``digest`` one of the file. So a name says what the file holds, and a
+file that does not match its name is never used. Nor is one of another user, or with other shapes
+than the model's. Wrong numbers cannot be told from right ones: the folder's mode keeps out who
+could write them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +22,9 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-FORMAT = 1
+from omlx_worker.engine.ragged.prefix_arrays import Forms
+
+FORMAT = 2
 
 _NAME = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})-([0-9a-f]{64})\.safetensors")
 
@@ -38,16 +44,18 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions ``start`` to ``end`` of a prompt, whose tokens up to ``end`` have this hash."""
+    """Positions ``start`` to ``end`` of a prompt, and a hash of its salt and tokens to ``end``."""
 
     start: int
     end: int
     tokens: str
 
     @classmethod
-    def of(cls, tokens: Tokens, start: int) -> Span:
+    def of(cls, tokens: Tokens, start: int, salt: str | None = None) -> Span:
         """From ``start`` to the end of ``tokens``."""
-        return cls(start, len(tokens), short(hashlib.sha256(tokens)))
+        hashed = salted(salt)
+        hashed.update(tokens)
+        return cls(start, len(tokens), short(hashed))
 
     @classmethod
     def named(cls, path: Path) -> Span | None:
@@ -55,6 +63,11 @@ class Span:
         if not (name := _NAME.fullmatch(path.name)):
             return None
         return cls(int(name[1]), int(name[2]), name[3])
+
+
+def salted(salt: str | None) -> hashlib._Hash:
+    """A hash of a salt, which goes on with tokens."""
+    return hashlib.sha256(hashlib.sha256(salt.encode()).digest() if salt is not None else b"")
 
 
 def short(hashed: hashlib._Hash) -> str:
@@ -74,7 +87,7 @@ class Contents:
         self,
         identity: str,
         tokens: Tokens,
-        start: int,
+        span: Span,
         pieces: Sequence[mx.array],
         states: Sequence[mx.array],
     ) -> None:
@@ -82,7 +95,7 @@ class Contents:
         arrays |= {f"state.{i}": state for i, state in enumerate(states)}
         arrays["tokens"] = mx.array(tokens.tolist(), mx.uint32)
         self._arrays = list(arrays.values())
-        header: dict[str, Any] = {"__metadata__": _metadata(identity, start)}
+        header: dict[str, Any] = {"__metadata__": _metadata(identity, span)}
         end = 0
         for name, part in arrays.items():
             begin, end = end, end + part.nbytes
@@ -107,38 +120,50 @@ def name_of(span: Span, contents: Contents) -> str:
 
 
 def read(
-    path: Path, identity: str, span: Span, tokens: Tokens, counts: tuple[int, int]
+    path: Path, identity: str, span: Span, tokens: Tokens, forms: Forms
 ) -> tuple[list[mx.array], list[mx.array]]:
     """Read the pieces and states of a file.
 
     Args:
         tokens: of a prompt; the file's must be the same.
-        counts: of pieces and of states that the model's layers have.
+        forms: of what the model's layers keep.
 
     Raises:
         Unusable: if it holds something else.
         OSError: if it cannot be read.
     """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        raise Unusable("it is another user's")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if not path.name.endswith(f"-{digest}.safetensors"):
         raise Unusable("it is damaged")
     arrays, metadata = mx.load(str(path), return_metadata=True)
     assert isinstance(arrays, dict)
-    if metadata != _metadata(identity, span.start):
+    if metadata | {"tokens": span.tokens} != _metadata(identity, span):
         raise Unusable("it belongs to another model or version")
-    mx.eval(arrays)
-    if arrays.pop("tokens").tolist() != tokens[: span.end].tolist():
+    stored = arrays.pop("tokens")
+    if metadata["tokens"] != span.tokens or stored.tolist() != tokens[: span.end].tolist():
         raise Unusable("it holds other tokens")
-    pieces, states = counts
-    if len(arrays) != pieces + states:
+    wanted = {f"piece.{i}": form for i, form in enumerate(forms.pieces)}
+    wanted |= {f"state.{i}": form for i, form in enumerate(forms.states)}
+    if arrays.keys() != wanted.keys():
         raise Unusable("it belongs to other layers")
-    cut = [arrays[f"piece.{i}"] for i in range(pieces)]
-    return cut, [arrays[f"state.{i}"] for i in range(states)]
+    if not all(form.fits(arrays[name], span.start, span.end) for name, form in wanted.items()):
+        raise Unusable("its arrays have other shapes than the model's")
+    mx.eval(arrays)
+    pieces = [arrays[f"piece.{i}"] for i in range(len(forms.pieces))]
+    return pieces, [arrays[f"state.{i}"] for i in range(len(forms.states))]
 
 
-def _metadata(identity: str, start: int) -> dict[str, str]:
-    return {"format": str(FORMAT), "identity": identity, "start": str(start)}
+def _metadata(identity: str, span: Span) -> dict[str, str]:
+    return {
+        "format": str(FORMAT),
+        "identity": identity,
+        "start": str(span.start),
+        "tokens": span.tokens,
+    }
 
 
 def farthest(spans: Iterable[Span], covered: int) -> Span | None:

@@ -10,8 +10,8 @@ from tests.helpers.readers import Reader, StandIn
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starts]:
-    starts = Starts(tmp_path)
+def start(tmp_path: Path, reader: Reader) -> Iterator[Starts]:
+    starts = Starts(tmp_path, reader)
     yield starts
     starts.end()
 

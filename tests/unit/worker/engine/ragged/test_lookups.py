@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from omlx_producer.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.drafts.trust import PRIOR
+from omlx_worker.engine.ragged import lookups
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import EVERY, Look, Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
@@ -90,6 +92,47 @@ def test_a_row_that_is_not_cached_leaves_nothing_to_other_rows(qwen: Loaded) -> 
     run(decoder, [row("shared", PROMPTS["words"], TOKENS)])
     assert mx.any(lookups._ring.tokens != GAP)
     assert max(rate._tries for rate in rates) > PRIOR
+
+
+def test_a_text_in_the_ring_is_found_by_rows_of_its_salt_alone(qwen: Loaded) -> None:
+    model = qwen.decoder(0, Lookup())._model
+    decoder = Counting(model, 0, Lookup(8))
+    prompt = PROMPTS["words"]
+    first = run(decoder, [replace(row("first", prompt, TOKENS), salt="theirs")])["first"]
+
+    accepted = {}
+    for salt in ("ours", None, "theirs"):
+        before = decoder.accepted[True]
+        alike = replace(row("alike", prompt, TOKENS), salt=salt, cache=False)
+        assert run(decoder, [alike])["alike"] == first
+        accepted[salt] = decoder.accepted[True] - before
+
+    alone = Counting(model, 0, Lookup(8))
+    run(alone, [row("alone", prompt, TOKENS)])
+    assert accepted["ours"] == accepted[None] == alone.accepted[True]
+    assert accepted["theirs"] > accepted["ours"] + TOKENS // 4
+
+
+def test_rows_of_many_salts_decode_side_by_side(qwen: Loaded) -> None:
+    decoder = qwen.decoder(0, Lookup(8))
+    assert decoder._lookups
+    prompt = PROMPTS["words"]
+    for salt in "abc":
+        decoder._lookups.remember(mx.array([*prompt, *[ord(salt)] * 9], mx.int32), salt)
+    wanted = qwen.greedy(prompt, TOKENS)
+
+    rows = [replace(row(salt, prompt, TOKENS), salt=salt) for salt in "abcd"]
+
+    assert run(decoder, rows) == dict.fromkeys("abcd", wanted)
+
+
+def test_more_salts_than_are_known_at_a_time_find_nothing_of_each_other() -> None:
+    with patch.object(lookups, "MOST_SALTS", 2):
+        searching = Lookups(Lookup(8), 0, 300)
+        numbers = [searching.owners([salt, None]).tolist() for salt in "abcab"]
+
+    assert [none for _, none in numbers] == [0] * 5
+    assert len({owner for owner, _ in numbers}) == 5
 
 
 def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> None:

@@ -22,6 +22,7 @@ from tests.helpers.prefixes import (
     KINDS,
     PROMPT,
     READS,
+    check_tree,
     equal,
     findable,
     give_up,
@@ -255,3 +256,30 @@ def test_a_taken_cache_has_room_to_read_on() -> None:
 
     assert isinstance(caches[0], KVCache)
     assert caches[0].keys.shape[2] == 512
+
+
+def test_a_prompt_of_another_salt_finds_nothing() -> None:
+    cache, reader = PrefixCache(AMPLE), StandIn("all", "recurrent")
+    cache.put(PROMPT, read_all(reader, PROMPT), "theirs")
+
+    for salt, length in (("ours", 0), (None, 0), ("", 0), ("theirs", 20)):
+        assert cache.shared(PROMPT, salt) == length
+        assert cache.take(PROMPT, reader.caches(), salt) == length
+
+
+def test_salts_take_the_room_of_others_and_leave_nothing_behind() -> None:
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(AMPLE)
+    cache.put(PROMPT, read_all(reader, PROMPT), "first")
+    size = cache.nbytes
+    cache.limit_to(2 * size)
+    for salt in "abcdef":
+        cache.put(PROMPT, read_all(reader, PROMPT), salt)
+
+    held = [salt for salt in ("first", *"abcdef") if cache.shared(PROMPT, salt)]
+    assert held == ["e", "f"]
+    assert cache.nbytes == 2 * size
+    check_tree(cache)
+    cache.limit_to(0)
+    check_tree(cache)
+    assert not cache._roots

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged import prefix_disk
-from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, PrefixDisk
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, NotPrivate, PrefixDisk
 from tests.helpers.prefixes import (
     AMPLE,
     DROPS,
@@ -48,8 +51,8 @@ def test_rows_are_exact_across_restarts(
     kinds: tuple[str, ...], script: list[Any], limit: int, memory: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        starts = Starts(Path(folder))
-        play(StandIn(*kinds), script, lambda: starts(limit=limit, memory=memory))
+        starts = Starts(Path(folder), reader := StandIn(*kinds))
+        play(reader, script, lambda: starts(limit=limit, memory=memory))
         starts.end()
 
 
@@ -65,17 +68,20 @@ def test_rows_are_exact_across_many_restarts(
     kinds: tuple[str, ...], script: list[Any], limit: int, memory: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        starts = Starts(Path(folder))
-        play(StandIn(*kinds), script, lambda: starts(limit=limit, memory=memory))
+        starts = Starts(Path(folder), reader := StandIn(*kinds))
+        play(reader, script, lambda: starts(limit=limit, memory=memory))
         starts.end()
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
-def test_a_beginning_used_twice_is_found_after_a_restart(
-    start: Starts, reader: Reader, dtype: mx.Dtype
-) -> None:
+def test_a_beginning_used_twice_is_found_after_a_restart(start: Starts, dtype: mx.Dtype) -> None:
+    class Narrow(StandIn):
+        def read(self, tokens: Sequence[int], first: int, last: int, caches: list[Any]) -> None:
+            super().read(tokens, first, last, caches)
+            caches[0].keys = caches[0].keys.astype(dtype)
+
+    reader = start.reader = Narrow("all", "recurrent", "sliding")
     caches = read_all(reader, PROMPT)
-    caches[0].keys = caches[0].keys.astype(dtype)
     cache = start()
     cache.put(PROMPT, caches)
     cache.put(PROMPT, caches)
@@ -199,7 +205,7 @@ def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader:
 
 
 def test_arrays_of_a_file_that_is_not_written_are_not_computed(tmp_path: Path) -> None:
-    disk = PrefixDisk(tmp_path, "identity", limit=1000)
+    disk = PrefixDisk(tmp_path, "identity", 1000, Forms([], []))
     keys = mx.arange(10_000.0).reshape(1, 1, 10, 1000)
     before = mx.get_active_memory()
 
@@ -261,7 +267,7 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
 def test_a_file_that_is_removed_while_it_is_written_does_not_end_the_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = PrefixDisk(tmp_path, "identity", AMPLE)
+    disk = PrefixDisk(tmp_path, "identity", AMPLE, Forms([], []))
     first, second = array("I", range(10)), array("I", range(20, 30))
     keys = [mx.ones((1, 1, 10, 4))]
     save, removed = PrefixDisk._save, threading.Event()
@@ -289,3 +295,92 @@ def test_files_are_closed_to_other_users(start: Starts, reader: Reader) -> None:
 
     [file] = start.files
     assert file.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755, 0o1777])
+def test_a_folder_that_others_can_open_is_refused(
+    tmp_path: Path, reader: Reader, mode: int
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    folder.chmod(mode)
+
+    with pytest.raises(NotPrivate, match=rf"is {mode & 0o777:04o}, which .*chmod 700 {folder}"):
+        Starts(folder, reader)()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_within_it_that_others_can_open_is_refused(start: Starts, reader: Reader) -> None:
+    put(start(), reader, PROMPT)
+    start.files[0].parent.chmod(0o707)
+
+    with pytest.raises(NotPrivate, match="is 0707"):
+        start()
+
+
+def test_a_folder_of_another_user_is_refused(start: Starts) -> None:
+    another = patch("os.getuid", return_value=os.getuid() + 1)
+    with another, pytest.raises(NotPrivate, match="belongs to another user; give a folder of your"):
+        start()
+
+
+def test_a_folder_that_does_not_exist_is_made_for_its_owner_alone(
+    tmp_path: Path, reader: Reader
+) -> None:
+    folder = tmp_path / "a" / "b"
+
+    Starts(folder, reader)().close()
+
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_workers_that_share_a_folder_keep_no_more_than_the_limit_together(
+    start: Starts, tmp_path: Path, reader: Reader
+) -> None:
+    put(start(), reader, [9, 9])
+    size = start.files[0].stat().st_size
+    workers = [Starts(tmp_path, reader) for _ in range(2)]
+    caches = [worker(limit=4 * size) for worker in workers]
+
+    for n in range(8):
+        put(caches[n % 2], reader, [n, n])
+        settle(caches[n % 2])
+        held = [path.stat().st_size for path in tmp_path.glob("*/*.safetensors")]
+        assert sum(held) <= 4 * size
+
+    for worker in workers:
+        worker.end()
+    assert [findable(start(), [n, n]) for n in range(8)] == [0, 0, 0, 0, 2, 2, 2, 2]
+
+
+def test_a_file_that_another_worker_has_removed_is_read_again_without_a_word(
+    start: Starts, tmp_path: Path, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(start(), reader, PROMPT)
+    size = start.files[0].stat().st_size
+    ours = start()
+    theirs = Starts(tmp_path, reader)
+    put(theirs(limit=size), reader, PROMPT[::-1])
+    theirs.end()
+
+    assert ours.take(PROMPT, reader.caches()) == 0
+    put(ours, reader, PROMPT)
+
+    assert caplog.records == []
+    assert findable(start(), PROMPT) == 20
+
+
+def test_rows_of_another_salt_find_no_file(start: Starts, reader: Reader) -> None:
+    put(start(), reader, PROMPT, salt="theirs")
+
+    for salt, length in (("theirs", 20), ("ours", 0), ("", 0), (None, 0)):
+        assert start().take(PROMPT, reader.caches(), salt) == length
+    put(start(), reader, PROMPT, salt="ours")
+    assert len(start.files) == 2
+    assert start().take(PROMPT, reader.caches(), "ours") == 20
+
+
+def settle(cache: PrefixCache) -> None:
+    """Wait until everything is written."""
+    while cache._disk and cache._disk._waiting:
+        time.sleep(0.001)

@@ -8,13 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged import prefix_file
+from omlx_worker.engine.ragged import prefix_disk, prefix_file
+from omlx_worker.engine.ragged.prefix_file import Contents, Span, Tokens
 from tests.helpers.prefixes import PROMPT, Starts, equal, findable, put
 from tests.helpers.readers import Reader, StandIn, read_all
 
@@ -111,16 +114,76 @@ def test_a_file_of_other_layers_is_never_used(
     put(start(), reader, PROMPT)
 
     with_a_head = StandIn("all", "recurrent", "sliding", "all")
-    assert start().take(PROMPT, with_a_head.caches()) == 0
+    cache = start(reader=with_a_head)
+    assert cache.take(PROMPT, with_a_head.caches()) == 0
     assert "it belongs to other layers" in caplog.text
+
+
+MISSHAPEN: dict[str, tuple[str, Callable[[mx.array], mx.array]]] = {
+    "fewer positions": ("pieces", lambda part: part[..., :-1, :]),
+    "more heads": ("pieces", lambda part: mx.concatenate([part, part], axis=1)),
+    "wider": ("pieces", lambda part: mx.concatenate([part, part], axis=-1)),
+    "flat": ("pieces", lambda part: part.reshape(-1)),
+    "pieces of another type": ("pieces", lambda part: part.astype(mx.float16)),
+    "states of two rows": ("states", lambda part: mx.concatenate([part, part])),
+    "a longer window": ("states", lambda part: mx.concatenate([part, part], axis=-2)),
+    "states of another type": ("states", lambda part: part.astype(mx.float16)),
+}
+
+
+@pytest.mark.parametrize("damage", MISSHAPEN.values(), ids=MISSHAPEN)
+def test_a_file_with_other_shapes_is_deleted_and_named_once(
+    start: Starts,
+    reader: Reader,
+    damage: tuple[str, Callable[[mx.array], mx.array]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind, change = damage
+
+    class Misshapen(Contents):
+        def __init__(
+            self, identity: str, tokens: Tokens, span: Span, pieces: Any, states: Any
+        ) -> None:
+            arrays = {"pieces": pieces, "states": states}
+            arrays[kind] = [mx.contiguous(change(part)) for part in arrays[kind]]
+            super().__init__(identity, tokens, span, **arrays)
+
+    with patch.object(prefix_disk, "Contents", Misshapen):
+        put(start(), reader, PROMPT)
+        [bad] = start.files
+    cache = start()
+
+    for _ in range(3):
+        assert cache.take(PROMPT, reader.caches()) == 0
+
+    assert not bad.exists()
+    [record] = caplog.records
+    assert f"{bad}: its arrays have other shapes than the model's" in record.getMessage()
+    put(cache, reader, PROMPT)
+    assert findable(start(), PROMPT) == 20
+
+
+def test_a_file_of_another_user_is_never_used(
+    start: Starts, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(start(), reader, PROMPT)
+    [file] = start.files
+    cache = start()
+    elsewhere = file.replace(start.folder / "elsewhere")
+    file.symlink_to(elsewhere)
+
+    assert cache.take(PROMPT, reader.caches()) == 0
+
+    assert "it is another user's" in caplog.text
+    assert elsewhere.exists()
+    assert not file.is_symlink()
 
 
 WRITER = """
 import os, signal, sys, time
 from pathlib import Path
 from omlx_worker.engine.ragged import prefix_disk
-from omlx_worker.engine.ragged.prefix import PrefixCache
-from tests.helpers.prefixes import PROMPT, put
+from tests.helpers.prefixes import PROMPT, Starts, put
 from tests.helpers.readers import StandIn
 
 folder, point = Path(sys.argv[1]), sys.argv[2]
@@ -138,8 +201,8 @@ def name_and_die_writing(span, contents):
     contents.parts = written_in_part(contents.parts)
     return name
 
-cache = PrefixCache(1 << 30, prefix_disk.PrefixDisk(folder, "a model", 1 << 30))
 reader = StandIn("all", "recurrent", "sliding")
+cache = Starts(folder, reader)()
 put(cache, reader, PROMPT)
 while not list(folder.glob("*/*.safetensors")):
     time.sleep(0.01)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlx_producer.protocol import ModelInfo
-from omlx_worker.decode.beginnings import SHORTEST
+from omlx_worker.decode.beginnings import SHORTEST, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -255,3 +255,33 @@ def test_texts_of_any_tree_of_prompts_are_those_of_cold_ones(qwen: Loaded, famil
         check_like_cold(warm, cold, kept, [planted(first, 0), planted(second, 100)])
 
     check()
+
+
+def test_rows_of_different_salts_share_nothing() -> None:
+    decoding, cold = Decoding(tiny("gemma3_text")), Decoding(tiny("gemma3_text"), kept=0)
+    rows = rows_that_share(8, shared=200, own=9)
+    salts = ("one", "other", None, "")
+    salted = [
+        DecodeRow(replace(row.request, salt=salts[n % 4]), BULK) for n, row in enumerate(rows)
+    ]
+    wanted = cold.run(rows)
+
+    assert decoding.run(salted) == wanted
+
+    assert decoding.counters.cached_tokens == 4 * 200
+    again = [bulk("again", rows[0].request.prompt)]
+    assert decoding.run(again)["again"] == wanted["0"]
+    assert decoding.counters.cached_tokens == 5 * 200
+
+
+def test_a_row_does_not_wait_for_one_of_another_salt() -> None:
+    first, second, third = (
+        DecodeRow(replace(row.request, salt=salt), BULK)
+        for row, salt in zip(rows_that_share(3, shared=200, own=9), "aba", strict=True)
+    )
+    for row, others in ((first, []), (second, [first]), (third, [first, second])):
+        note(row, others)
+
+    assert not second.kin
+    assert first.kin == {third: 200}
+    assert 200 not in second.stops
