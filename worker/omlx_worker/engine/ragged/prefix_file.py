@@ -141,6 +141,7 @@ def read(
         raise Unusable("it is damaged")
     arrays, metadata = mx.load(str(path), return_metadata=True)
     assert isinstance(arrays, dict)
+    assert isinstance(metadata, dict)
     if metadata | {"tokens": span.tokens} != _metadata(identity, span):
         raise Unusable("it belongs to another model or version")
     stored = arrays.pop("tokens")

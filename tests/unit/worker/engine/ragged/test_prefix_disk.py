@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omlx_worker.engine.identity import forms_of
 from omlx_worker.engine.ragged import prefix_disk
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, NotPrivate, PrefixDisk
+from tests.helpers.decoding import Loaded
+from tests.helpers.families import tiny
 from tests.helpers.prefixes import (
     AMPLE,
     DROPS,
@@ -35,7 +38,7 @@ from tests.helpers.prefixes import (
     play,
     put,
 )
-from tests.helpers.readers import Reader, StandIn, read_all
+from tests.helpers.readers import Network, Reader, StandIn, read_all
 
 ACTS = st.one_of(READS, READS, DROPS, RESTARTS)
 
@@ -295,6 +298,26 @@ def test_files_are_closed_to_other_users(start: Starts, reader: Reader) -> None:
 
     [file] = start.files
     assert file.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2", "qwen3_5"])
+def test_files_of_a_model_fit_the_forms_that_are_found_at_load(
+    tmp_path: Path, qwen: Loaded, family: str
+) -> None:
+    reader = Network(qwen.network if family == "qwen3_5" else tiny(family))
+    identity, forms = "a model", forms_of(reader._model)
+    prompts = [PROMPT[:1], PROMPT[:7], [*PROMPT, *PROMPT]]
+    disk = PrefixDisk(tmp_path, identity, AMPLE, forms)
+    for prompt in prompts:
+        put(PrefixCache(AMPLE, disk), reader, prompt)
+    disk.close()
+
+    disk = PrefixDisk(tmp_path, identity, AMPLE, forms)
+    for prompt in prompts:
+        caches = reader.caches()
+        assert PrefixCache(AMPLE, disk).take(prompt, caches) == len(prompt)
+        assert equal(reader.arrays(caches), reader.arrays(read_all(reader, prompt)), 1e-3)
+    disk.close()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o755, 0o1777])
