@@ -12,6 +12,10 @@ from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
+from omlx_worker.delivery.message import message_of
+from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.text import RowText, decode_faithfully
 from omlx_worker.engine.tools.syntax import Syntax, syntax_of
 from omlx_worker.engine.vocabulary import tokens_of
 from tests.helpers.checkpoints import write_tokenizer
@@ -121,3 +125,13 @@ def spelled(tokenizer: TokenizerWrapper, text: str) -> list[int]:
         for character in text
         for token in tokenizer.encode(character, add_special_tokens=False)
     ]
+
+
+def answer_of(
+    tokenizer: TokenizerWrapper, form: ReplyForm | None, tokens: list[int]
+) -> dict[str, Any]:
+    """The message of a row with these tokens."""
+    decode_faithfully(tokenizer)
+    text = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=form), tokenizer)
+    said = "".join(text.feed(token).text for token in tokens) + text.cut()
+    return message_of(said, form, "j:0", marks=[mark.place for mark in text.marks])

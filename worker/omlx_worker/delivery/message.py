@@ -27,17 +27,18 @@ def message_of(
 
     Args:
         marks: where in the text tokens that may write markers begin.
-        cut: whether the text had to end. A call without its end marker is not read then, as what
-            is left of it may look whole.
+        cut: whether the text had to end. Of a call without its end marker only what has an end of
+            its own is read then, as what is left of it may look whole.
         row_id: names the calls, so a retry gives them the same ids.
     """
     if form is None:
         return {"role": "assistant", "content": text}
     reply = read(text, form.markup, marks)
-    written = reply.calls
+    written, last = reply.calls, list[str]()
     if cut and reply.in_call and form.markup.call_end:
-        written = written[:-1]
+        written, last = written[:-1], written[-1:]
     calls = [call for each in written if form.read_call for call in form.read_call(each)]
+    calls += [call for each in last if form.read_cut for call in form.read_cut(each)]
     calls = calls if form.parallel else calls[:1]
     if reply.calls and not calls:
         reply = read(text, form.markup, marks, calls=False)

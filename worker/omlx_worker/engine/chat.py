@@ -122,8 +122,8 @@ class Chat:
         markup = Markup(**markers, by_token=by_token)
         if calling is None:
             return ReplyForm(markup, tokens=tokens)
-        read = CallReader(tokenizer, calling.functions).read
-        return ReplyForm(markup, read, calling.parallel, tokens)
+        reader = CallReader(tokenizer, calling.functions)
+        return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens)
 
     def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

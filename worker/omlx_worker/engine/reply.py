@@ -15,11 +15,13 @@ class ReplyForm:
     Attributes:
         read_call: the calls in a text between the markers of a call, none if it cannot be read;
             None if the request has no tools. From any thread.
+        read_cut: the whole calls in a text that was cut before the end marker of a call.
         parallel: whether the message may have several calls.
         tokens: the texts of the tokens that write `Markup.by_token`, by their ids.
     """
 
     markup: Markup
     read_call: Callable[[str], list[FunctionCall]] | None = None
+    read_cut: Callable[[str], list[FunctionCall]] | None = None
     parallel: bool = True
     tokens: Mapping[int, str] = field(default_factory=dict)

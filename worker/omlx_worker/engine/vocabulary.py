@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -24,7 +24,7 @@ def tokens_of(
     ends: Collection[int],
     slices: list[str] | None = None,
 ) -> LLTokenizer:
-    """The tokens of a model; takes a second for a large vocabulary.
+    """The tokens of a model; takes seconds for a large vocabulary.
 
     Those of `named_tokens` are no text, and a grammar names them by their ids. llguidance 1.9.1
     refuses them in texts, but spells forced text with them. So it gets them under other names.
@@ -43,7 +43,7 @@ def tokens_of(
         raise ValueError("only fast tokenizers can be")
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     _hide(backend, named_tokens(tokenizer).keys())
-    text = json.dumps(backend | {"padding": None, "truncation": None})
+    text = json.dumps(backend | {"padding": None, "truncation": None}, ensure_ascii=False)
     return LLTokenizer(text, n_vocab=size, eos_token=sorted(ends), slices=slices)
 
 
@@ -60,7 +60,7 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     }
 
 
-def _hide(backend: dict[str, Any], names: Collection[str]) -> None:
+def _hide(backend: dict[str, Any], names: Set[str]) -> None:
     """Rename tokens of a tokenizer, so that no text is theirs."""
 
     def hidden(name: str) -> str:
@@ -71,7 +71,8 @@ def _hide(backend: dict[str, Any], names: Collection[str]) -> None:
             token["content"], token["special"] = hidden(token["content"]), True
     model = backend["model"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {hidden(name): number for name, number in model["vocab"].items()}
+        for name in names & model["vocab"].keys():
+            model["vocab"][hidden(name)] = model["vocab"].pop(name)
     else:
         model["vocab"] = [[hidden(name), score] for name, score in model["vocab"]]
     if model.get("unk_token"):
@@ -80,7 +81,7 @@ def _hide(backend: dict[str, Any], names: Collection[str]) -> None:
         model["merges"] = [pair for pair in model["merges"] if not _makes(pair, names)]
 
 
-def _makes(pair: str | list[str], names: Collection[str]) -> bool:
+def _makes(pair: str | list[str], names: Set[str]) -> bool:
     """Whether a merge makes one of these tokens."""
     left, right = pair.split(" ") if isinstance(pair, str) else pair
     return left + right in names or left in names or right in names

@@ -89,6 +89,13 @@ def test_a_call_that_was_cut_is_not_read_though_it_looks_whole() -> None:
     assert message_of("a\n<call>f", FORM, "j:0", cut=True)["content"] == "a\n<call>f"
 
 
+def test_the_whole_calls_of_a_section_that_was_cut_count() -> None:
+    form = ReplyForm(CALLS, read_call, lambda text: read_call(text.rpartition(",")[0]))
+    message = message_of("I call.<call>f,g,h", form, "j:0", cut=True)
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f", "g"]
+    assert message["content"] == "I call."
+
+
 def test_calls_that_can_be_read_count_beside_one_that_was_cut() -> None:
     message = message_of("<call>f</call><call>?", FORM, "j:0")
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omlx_producer.protocol import FunctionDefinition
@@ -30,15 +30,14 @@ class ObjectReader:
         self._opening = re.compile(rf"\s*{start}\s*{before}\s*")
         self._after = syntax.after.strip()
 
-    def read(self, text: str) -> list[dict[str, Any]]:
+    def read(self, text: str) -> Iterator[dict[str, Any]]:
         """The calls in a text, in the form of mlx-lm's parsers.
 
         Raises:
-            ValueError: if it is written otherwise.
+            ValueError: after them, if the rest is written otherwise.
         """
-        calls: list[dict[str, Any]] = []
         at = 0
-        while at < len(text) or not calls:
+        while at < len(text) or not at:
             opening = self._opening.match(text, at)
             if opening is None:
                 raise ValueError("no function begins here")
@@ -47,8 +46,7 @@ class ObjectReader:
             if not text.startswith(self._after, at):
                 raise ValueError("something else follows")
             at = _past_space(text, at + len(self._after))
-            calls.append({"name": opening[1], "arguments": arguments})
-        return calls
+            yield {"name": opening[1], "arguments": arguments}
 
 
 def _past_space(text: str, at: int) -> int:

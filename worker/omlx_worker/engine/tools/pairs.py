@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omlx_producer.protocol import FunctionDefinition
@@ -45,24 +45,22 @@ class PairReader:
             for function in functions
         }
 
-    def read(self, text: str) -> list[dict[str, Any]]:
+    def read(self, text: str) -> Iterator[dict[str, Any]]:
         """The calls in a text, in the form of mlx-lm's parsers.
 
         Raises:
-            ValueError: if it is written otherwise.
+            ValueError: after them, if the rest is written otherwise.
         """
-        calls: list[dict[str, Any]] = []
-        text = text.strip()
-        while text or not calls:
+        found, text = 0, text.strip()
+        while text or not found:
             openings = [opening for opening in self._openings if text.startswith(opening)]
-            if not openings or (calls and not self._after):
+            if not openings or (found and not self._after):
                 raise ValueError("no function begins here")
             opening = max(openings, key=len)
             name = self._openings[opening]
             arguments, at = self._arguments(text, len(opening), self._parameters[name])
-            calls.append({"name": name, "arguments": arguments})
-            text = text[_past(text, at, self._after) :].lstrip()
-        return calls
+            text, found = text[_past(text, at, self._after) :].lstrip(), found + 1
+            yield {"name": name, "arguments": arguments}
 
     def is_cut(self, text: str) -> bool:
         """Whether the last pair of a text, however it is written, has no end."""

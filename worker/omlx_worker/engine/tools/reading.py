@@ -55,6 +55,7 @@ class CallReader:
             self._exact = PairReader(syntax, functions)
         elif syntax and not (syntax.pairs or syntax.bare):
             self._exact = ObjectReader(syntax, functions)
+        self._ends = syntax is not None and bool(syntax.after.strip())
         # Where a call has no end marker, the next one's start ends it.
         self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
@@ -78,11 +79,22 @@ class CallReader:
             calls = [call for part in text.split(self._next) for call in self._read(part)]
         return calls
 
+    def read_cut(self, text: str) -> list[FunctionCall]:
+        """The calls that have their own ends in a text that was cut after the marker of a call."""
+        found: list[dict[str, Any]] = []
+        if self._exact is not None and self._ends:
+            with _skipping():
+                found.extend(self._exact.read(text))
+        return self._called(found)
+
     def _read(self, text: str) -> list[FunctionCall]:
         found: list[dict[str, Any]] = []
-        calls: list[FunctionCall] = []
         with _skipping():
             found = self._parsed(text)
+        return self._called(found)
+
+    def _called(self, found: Sequence[dict[str, Any]]) -> list[FunctionCall]:
+        calls: list[FunctionCall] = []
         for call in found:
             with _skipping():
                 calls.append(self._call(call))
@@ -91,7 +103,7 @@ class CallReader:
     def _parsed(self, text: str) -> list[dict[str, Any]]:
         if self._exact is not None:
             with suppress(ValueError):
-                return self._exact.read(text)
+                return list(self._exact.read(text))
             if isinstance(self._exact, PairReader) and self._exact.is_cut(text):
                 raise ValueError("an argument has no end")
         if self._takes_long(text):

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.delivery.message import message_of
 from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.row import Row, Sampling
-from omlx_worker.engine.text import RowText, decode_faithfully
-from tests.helpers.chats import ADDED, pieces_of, spelled, syntax, tokenizer_of, vocabulary
+from tests.helpers.chats import (
+    ADDED,
+    answer_of,
+    pieces_of,
+    spelled,
+    syntax,
+    tokenizer_of,
+    vocabulary,
+)
 
 WRITTEN = [family for family in ADDED if family != "gemma4"]
 PARAMETERS = {
@@ -58,9 +63,7 @@ def request(**fields: Any) -> GenerationRequest:
 
 @functools.cache
 def chat(family: str) -> Chat:
-    tokenizer = tokenizer_of(family, thinking=True)
-    decode_faithfully(tokenizer)
-    return Chat(tokenizer, "m")
+    return Chat(tokenizer_of(family, thinking=True), "m")
 
 
 def tokens_and_grammar(
@@ -87,10 +90,7 @@ def read_again(family: str, tokens: list[int]) -> dict[str, Any]:
     """The message that a row with these tokens ends in."""
     asked = request()
     form = chat(family).form(asked, chat(family).encode(asked))
-    tokenizer = tokenizer_of(family, thinking=True)
-    text = RowText(Row("r", [1], len(tokens), Sampling(), reply=form), tokenizer)
-    said = "".join(text.feed(token).text for token in tokens)
-    return message_of(said, form, "j:0", marks=[mark.place for mark in text.marks])
+    return answer_of(tokenizer_of(family, thinking=True), form, tokens)
 
 
 @pytest.mark.parametrize("family", WRITTEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -10,7 +11,7 @@ import pytest
 
 from omlx_producer.protocol import FunctionDefinition
 from omlx_worker.engine.tools.reading import CallReader
-from tests.helpers.chats import ADDED, tokenizer_of
+from tests.helpers.chats import ADDED, syntax, tokenizer_of, written
 
 WEATHER = FunctionDefinition(
     name="get_weather",
@@ -84,6 +85,28 @@ def test_one_call_that_cannot_be_read_takes_no_other_with_it(
         expected.insert(1, ("get_weather", {}))
     text = one(family) + bad + one(family)
     assert read(family, text.removeprefix("[TOOL_CALLS]")) == expected
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "minimax_m2", "qwen3_coder", "json_tools"])
+def test_of_a_text_that_was_cut_the_calls_with_their_own_ends_are_read(family: str) -> None:
+    reader, form = CallReader(tokenizer_of(family), [WEATHER]), syntax(family)
+    first, second = (
+        written(replace(form, start="", end=""), "get_weather", {"days": days, "place": "é"})
+        for days in (1, 2)
+    )
+
+    for length in range(len((first + second).rstrip("\n"))):
+        cut = (first + second)[:length].lstrip("\n")
+        whole = len(first.rstrip("\n")) <= length
+        assert len(reader.read_cut(cut)) == whole
+    assert [call.parsed["days"] for call in reader.read_cut((first + second).strip())] == [1, 2]
+    assert reader.read_cut("") == []
+
+
+@pytest.mark.parametrize("family", ["glm47", "minicpm5", "mistral", "pythonic"])
+def test_of_a_text_that_was_cut_no_call_is_read_without_an_end_of_its_own(family: str) -> None:
+    text = written(replace(syntax(family), start="", end=""), "get_weather", {"days": 12})
+    assert CallReader(tokenizer_of(family), [WEATHER]).read_cut(text) == []
 
 
 def test_a_start_marker_inside_a_text_begins_no_call() -> None:

@@ -14,9 +14,8 @@ import pytest
 from llguidance import LLMatcher
 
 from omlx_producer.protocol import GenerationRequest
-from omlx_worker.delivery.message import message_of
 from omlx_worker.engine.chat import Chat
-from tests.helpers.chats import ADDED, tokenizer_of, vocabulary
+from tests.helpers.chats import ADDED, answer_of, tokenizer_of, vocabulary
 
 WALKS = 15
 LONGEST = 3000
@@ -62,16 +61,17 @@ class Walker:
         self._matcher = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar))
         self._random = random.Random(seed)
 
-    def walk(self) -> str | None:
-        """A whole text; None if it gets too long."""
-        text = ""
+    def walk(self) -> list[int] | None:
+        """The tokens of a whole text; None if it gets too long."""
+        text, tokens = "", list[int]()
         for _ in range(LONGEST):
             over = self._matcher.is_accepting()
             if self._matcher.is_stopped() or (over and self._random.random() < 0.7):
-                return text
+                return tokens
             token = self._step(text)
             assert self._matcher.consume_token(token)
             text += self._tokenizer.decode([token])
+            tokens.append(token)
         return None
 
     def _step(self, text: str) -> int:
@@ -118,12 +118,12 @@ def test_every_walk_ends_in_calls_that_match_their_schemas(family: str, parallel
     assert constraint is not None
     ended = 0
     for seed in range(WALKS):
-        text = Walker(family, constraint.value, f"{family} {seed}").walk()
-        if text is None:
+        tokens = Walker(family, constraint.value, f"{family} {seed}").walk()
+        if tokens is None:
             continue
         ended += 1
-        message = message_of(text, form, "j:0")
-        assert message["content"] is None, text
+        message = answer_of(tokenizer_of(family, thinking=True), form, tokens)
+        assert message["content"] is None
         calls = message["tool_calls"]
         assert parallel or len(calls) == 1
         for call in calls:
