@@ -9,7 +9,7 @@ import pytest
 
 from omlx_producer.protocol import ChoiceDelta, GenerationRequest, TokensEvent
 from omlx_worker.delivery.job_log import log_end
-from omlx_worker.engine.row import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Row, Said, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 
@@ -66,7 +66,7 @@ def test_the_speed_does_not_count_the_tokens_of_an_interrupted_run(
 ) -> None:
     job = active()
     delta = ChoiceDelta(index=0, text="t" * 90, tokens=[7] * 90)
-    job.resume([TokensEvent(job_id="j", n=90, choices=[delta])], lambda _: "t" * 90)
+    job.resume([TokensEvent(job_id="j", n=90, choices=[delta])], lambda _: Said("t" * 90))
     feed(job, 0, 1, 2, 3, 4, 5)
     line = logged(caplog, job)
     assert (line["tokens"], line["tokens_per_second"]) == (95, 0.5)

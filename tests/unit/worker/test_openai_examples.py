@@ -21,6 +21,7 @@ from omlx_producer.protocol import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.row import Emission, Row, Sampling
+from omlx_worker.engine.text import RowText
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.chats import tokenizer_of, vocabulary
@@ -100,9 +101,12 @@ def answered(family: str, request: GenerationRequest, text: str) -> tuple[Any, A
         assert matcher.try_consume_tokens(tokens) == len(tokens), matcher.get_error()
         assert matcher.is_accepting()
     chunks, state = ChatChunks("j", "m"), ChatCompletionStreamState()
+    written = RowText(row.request, tokenizer)
     for token in tokens:
         row.tokens.append(token)
-        job.feed(Emission(row.row_id, [token], tokenizer.decode([token])))
+        marked = len(written.marks)
+        said = written.feed(token).text
+        job.feed(Emission(row.row_id, [token], said, marks=written.marks[marked:]))
         event = job.take_event()
         assert event is not None
         for chunk in chunks.take(event):
