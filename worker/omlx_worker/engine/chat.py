@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -39,10 +41,17 @@ class Chat:
 
     Args:
         model: its name, for errors.
+        encode: turns what a template has written into tokens; by default the tokenizer does.
     """
 
-    def __init__(self, tokenizer: TokenizerWrapper, model: str) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        model: str,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._encode = encode or partial(tokenizer.encode, add_special_tokens=False)
         self._model = model
         self._syntax = syntax_of(tokenizer)
         self._spelling = Spelling(tokenizer.get_added_vocab())
@@ -72,14 +81,17 @@ class Chat:
     def _rendered(self, request: GenerationRequest, *, begin_answer: bool) -> list[int]:
         messages = [_for_template(message) for message in request.messages or ()]
         try:
-            tokens: list[int] = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=begin_answer, **_template_arguments(request)
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=begin_answer,
+                **_template_arguments(request),
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
                 f"messages: the chat template of {self._model} does not take them: {error}"
             ) from None
-        return tokens
+        return self._encode(text)
 
     def shared(self, request: GenerationRequest, prompt: list[int]) -> int:
         """Length of the prompt's beginning that any chat with the same system message has too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from functools import partial
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -18,6 +19,7 @@ from omlx_producer.protocol import (
 )
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
+from omlx_worker.engine.encoding import Encoder
 from omlx_worker.engine.row import Row, Sampling
 from omlx_worker.engine.tools.grammar import field_of
 
@@ -65,7 +67,8 @@ class Prompter:
         chat_tokens: int = DEFAULT_CHAT_TOKENS,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
-        self._chat = Chat(self._tokenizer, info.model)
+        self._encoder = Encoder(self._tokenizer, info)
+        self._chat = Chat(self._tokenizer, info.model, partial(self._encoder.encode, "messages"))
         self._info = info
         self._vocabulary = vocabulary
         self._defaults = defaults
@@ -83,11 +86,8 @@ class Prompter:
         prompt = self._encode(request)
         room = self._info.context_length - len(prompt)
         if room < 1:
-            raise InvalidRequest(
-                f"{'messages' if request.messages else 'prompt'}: {len(prompt)} tokens do not fit "
-                f"the context of {self._info.model}, {self._info.context_length} tokens with at "
-                "least one generated; shorten it"
-            )
+            field = "messages" if request.messages else "prompt"
+            raise self._encoder.too_long(field, f"{len(prompt)} tokens")
         self._check_token_ids("logit_bias", request.logit_bias or {})
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
@@ -145,13 +145,13 @@ class Prompter:
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]
         if request.messages is not None:
+            characters = sum(len(message.text) for message in request.messages)
+            self._encoder.require_characters("messages", characters)
             tokens = self._chat.encode(request)
         elif isinstance(request.prompt, str):
             bos = self._tokenizer.bos_token
-            tokens = self._tokenizer.encode(
-                request.prompt,
-                add_special_tokens=bos is None or not request.prompt.startswith(bos),
-            )
+            special = bos is None or not request.prompt.startswith(bos)
+            tokens = self._encoder.encode("prompt", request.prompt, add_special_tokens=special)
         else:
             tokens = list(request.prompt or ())
             self._check_token_ids("prompt", tokens)

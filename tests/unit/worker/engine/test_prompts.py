@@ -13,7 +13,7 @@ from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import Loaded
 
-INFO = ModelInfo(model="tiny", context_length=64, longest_token=1)
+INFO = ModelInfo(model="tiny", context_length=64, longest_token=2)
 
 
 @pytest.fixture

@@ -1,0 +1,67 @@
+"""Turns texts into prompts. A text that cannot fit the context is refused before it costs much."""
+
+from __future__ import annotations
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.protocol import InvalidRequest, ModelInfo
+
+PIECE = 2**16
+"""Characters whose tokens are counted at once."""
+
+SPARSE = 4
+"""Characters a token, on average, up to which a text is encoded without counting first."""
+
+MARGIN = 1.125
+"""How many times the context a counted text may have. Pieces may have a few tokens more than the
+whole."""
+
+
+class Encoder:
+    """Encodes the prompts of one model. Safe to call from any one thread at a time."""
+
+    def __init__(self, tokenizer: TokenizerWrapper, info: ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+
+    def encode(self, field: str, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text, in time and memory that the context limits.
+
+        Raises:
+            InvalidRequest: if the text cannot fit the context. A text of slightly too many
+                tokens is returned.
+        """
+        self.require_characters(field, len(text))
+        if len(text) > PIECE + SPARSE * self._info.context_length:
+            self._require_tokens(field, text)
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return tokens
+
+    def require_characters(self, field: str, characters: int) -> None:
+        """Refuse texts that are too long even if all tokens were the longest.
+
+        Raises:
+            InvalidRequest: names both lengths.
+        """
+        least = -(-characters // self._info.longest_token)
+        if least >= self._info.context_length:
+            what = f"{characters} characters, which are at least {least} tokens,"
+            raise self.too_long(field, what)
+
+    def too_long(self, field: str, what: str) -> InvalidRequest:
+        """The refusal of a prompt that leaves no room for an answer."""
+        return InvalidRequest(
+            f"{field}: {what} do not fit the context of {self._info.model}, "
+            f"{self._info.context_length} tokens with at least one generated; shorten it"
+        )
+
+    def _require_tokens(self, field: str, text: str) -> None:
+        """Refuse a text whose pieces have too many tokens, at the first that is too many."""
+        tokens = 0
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            tokens += len(self._tokenizer.encode(piece, add_special_tokens=False))
+            if tokens > MARGIN * self._info.context_length:
+                read = start + len(piece)
+                what = f"{len(text)} characters, of which the first {read} are {tokens} tokens,"
+                raise self.too_long(field, what)
