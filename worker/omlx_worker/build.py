@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pydantic import ByteSize
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loader import Prefixes
 
+log = logging.getLogger(__name__)
+
 _PREFIX_SHARE = 8
 """The default size of the prefix cache is the memory limit divided by this."""
 
@@ -42,7 +45,10 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
 def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
     """`load_engine` in a thread that ends if it fails."""
     try:
-        return load_engine(settings)
+        engine = load_engine(settings)
+        if engine.head_hint:
+            log.warning("%s", engine.head_hint)
+        return engine
     except Exception:
         from omlx_worker.engine.engine import end_streams
 

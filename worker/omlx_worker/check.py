@@ -24,6 +24,8 @@ class Report:
         drafts_by: ``MTP head``, ``draft model`` with its name, ``lookup``, or None; a comma between
             two.
         draft_depth: drafts a step, at most.
+        head: where the MTP head came from; None if none drafts.
+        head_hint: how to get the head that the model's files lack.
         no_drafts_because: why nothing drafts.
         weights: of the model and of what drafts for it.
         token: of a row's cache for each token.
@@ -40,6 +42,8 @@ class Report:
     drafts_by: str | None
     draft_depth: int
     no_drafts_because: str | None
+    head: str | None
+    head_hint: str | None
     weights: int
     token: int
     sliding: int
@@ -62,12 +66,13 @@ class Report:
             "family": self.family,
             "engine": engine,
             "drafts": drafts if self.drafts_by else f"none: {self.no_drafts_because}",
+            "head": f"from {self.head}" if self.head else self.head_hint or "",
             "weights": in_units(self.weights),
             "cache": " + ".join(cache),
             "context": f"{self.context} tokens",
             "rows": f"{self.rows} {more}of the full context fit {in_units(self.memory_limit)}",
         }
-        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in lines.items())
+        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in lines.items() if value)
 
 
 def examine(settings: WorkerSettings) -> Report:
@@ -88,6 +93,8 @@ def examine(settings: WorkerSettings) -> Report:
         drafts_by=_drafter(engine),
         draft_depth=engine.max_depth,
         no_drafts_because=_objection(settings, engine),
+        head=engine.head,
+        head_hint=engine.head_hint,
         weights=engine.weight_bytes,
         token=row.token,
         sliding=row.sliding,

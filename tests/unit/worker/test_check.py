@@ -16,7 +16,7 @@ from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.settings import WorkerSettings
-from tests.helpers.checkpoints import write_family, write_llama, write_qwen
+from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
 from tests.helpers.families import SLIDING
 
 # Float32 on a CPU, half of it on a GPU.
@@ -70,11 +70,31 @@ def test_a_head_drafts_unless_the_mode_forbids_it(tmp_path: Path, llama: Path) -
 
     said = check(qwen, "--mtp-depth", "2").stdout
 
-    assert "drafts   up to 8 a step by MTP head, lookup\n" in said
+    assert "drafts   up to 8 a step by MTP head, lookup\nhead     from the checkpoint\n" in said
     assert "a token + 31 KiB a row for recurrent layers\n" in said
     assert "drafts   none: --mode batched" in check(qwen, "--mode", "batched").stdout
     assert "drafts   up to 8 a step by lookup\n" in check(llama).stdout
     assert "drafts   none: the checkpoint has no MTP" in check(llama, "--no-lookup").stdout
+
+
+def test_it_says_where_the_head_came_from_or_how_to_get_it(tmp_path: Path, llama: Path) -> None:
+    qwen = write_qwen(tmp_path / "qwen")
+    copy = convert_without_head(qwen, tmp_path / "copy")
+    (copy / "README.md").write_text("---\nbase_model: makers/original\n---\n")
+    command = f"omlx-worker run -m {copy} --mtp-from makers/original"
+
+    plain = check(copy).stdout
+    grafted = check(copy, "--mtp-from", str(qwen)).stdout
+
+    assert (
+        f"head     the model's files have no MTP head to draft with; get it with: {command}\n"
+        in plain
+    )
+    assert f"head     from {qwen}\n" in grafted
+    assert checked(copy)["head_hint"].endswith(command)
+    for model, *options in [(llama,), (copy, "--mode", "batched")]:
+        found = checked(model, *options)
+        assert (found["head"], found["head_hint"]) == (None, None)
 
 
 def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Path) -> None:

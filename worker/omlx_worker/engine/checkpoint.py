@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -19,6 +20,8 @@ DEMO = "demo"
 
 WEIGHTS = "model*.safetensors"
 _BESIDE = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
+
+_BASE_MODEL = re.compile(r"""^base_model:\s+(?:-\s+)?["']?([\w.-]+/[\w.-]+)""", re.MULTILINE)
 
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """The base of all errors of the library that the hub's client fetches with."""
@@ -47,6 +50,22 @@ def resolve(model: str, option: str = "--model") -> Path:
         ModelError: if there is none.
     """
     return _folder_of(model, option) or _download(model, option, [*_BESIDE, WEIGHTS])
+
+
+def base_model(model: str, path: Path) -> str | None:
+    """The repository that a checkpoint was made from, by its model card.
+
+    Args:
+        path: from `resolve`.
+    """
+    card = path / "README.md"
+    try:
+        if not card.is_file() and not Path(model).expanduser().is_dir():
+            card = Path(hf_hub_download(model, card.name, revision=path.name))
+        named = _BASE_MODEL.search(card.read_text())
+    except (*_NOT_FETCHED, ValueError):
+        return None
+    return named and named[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,14 @@ class DecodingEngine:
     Args:
         family: of the model, as mlx-lm names it.
         draft_model: its name, if one drafts.
+
+    Attributes:
+        head: where the MTP head that drafts came from; None if none does.
+        head_hint: how to get the one that the model's files lack; None if they lack none.
     """
+
+    head: str | None = None
+    head_hint: str | None = None
 
     def __init__(
         self,

@@ -20,9 +20,9 @@ from omlx_producer.protocol import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.checkpoint import ModelError, resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
-from omlx_worker.engine.drafts.graft import Graft
+from omlx_worker.engine.drafts.graft import Graft, head_hint
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.drafts.mtp import MTPHead, promises_head, with_head
+from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
 from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
@@ -141,7 +141,11 @@ def load_engine(
         chat_tokens=chat_tokens,
     )
     family = config["model_type"]
-    return DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
+    engine = DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
+    if depth and not draft_model and not engine.reason:
+        engine.head = (head.origin or "the checkpoint") if head else None
+        engine.head_hint = head_hint(network, model, path)
+    return engine
 
 
 def context_length(config: Mapping[str, Any]) -> int:
@@ -177,8 +181,6 @@ def load(
         graft.onto(network, config, tokenizer, path)
     elif fault := getattr(network, "head_fault", None):
         log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", fault)
-    elif getattr(network, "mtp", True) is None and promises_head(network):
-        log.warning("the checkpoint promises an MTP head but has no mtp.* weights: no drafts")
     if mx.default_device() == mx.cpu:
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from mlx_lm.utils import load_tokenizer
 from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original, cut_short
+from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original, base_model, cut_short
 from omlx_worker.engine.drafts.mtp import (
     MTPHead,
     Weights,
@@ -27,6 +28,7 @@ from omlx_worker.engine.drafts.mtp import (
     can_have_head,
     is_of_head,
     new_head,
+    promises_head,
     text_model,
 )
 from omlx_worker.engine.identity import digest_of
@@ -205,6 +207,25 @@ class Graft:
 
     def _error(self, said: str) -> ModelError:
         return ModelError(f"{MTP_FROM} {self.original}: {said}")
+
+
+def head_hint(network: nn.Module, model: str, path: Path) -> str | None:
+    """What to do about a head that a model's configuration speaks of and its files lack.
+
+    Args:
+        model: its name, and ``path``, where it was loaded from.
+
+    Returns:
+        A sentence with the command; None if the model has a head or needs none.
+    """
+    if not can_have_head(network) or network.mtp is not None or not promises_head(network):
+        return None
+    original = base_model(model, path) or "ORIGINAL"
+    command = f"omlx-worker run -m {shlex.quote(model)} {MTP_FROM} {original}"
+    said = f"the model's files have no MTP head to draft with; get it with: {command}"
+    if original == "ORIGINAL":
+        said += " (ORIGINAL is the repository that the model was converted from)"
+    return said
 
 
 def _quantise_like(head: MTPHead, network: nn.Module) -> None:

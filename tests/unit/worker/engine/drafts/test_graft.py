@@ -286,13 +286,55 @@ def test_prefixes_of_one_head_are_not_anothers(
         thread = Thread(target=load_and_close)
         thread.start()
         thread.join()
-        return {path.name for path in (tmp_path / "prefixes").iterdir()}
+        return {path.name for path in (tmp_path / "prefixes").iterdir() if path.is_dir()}
 
     assert len(folders(None)) == 1
     assert len(folders(original)) == 2
     other = shard(write_qwen(tmp_path / "other", seed=1))
     assert len(folders(other)) == 3
     assert len(folders(original)) == 3
+
+
+def hint(model: Path | str) -> str | None:
+    return load_engine(str(model), max_rows=1, depth=1).head_hint
+
+
+@pytest.mark.parametrize("named", [NAME, f'"{NAME}"', f"\n  - {NAME}\n  - makers/another"])
+def test_a_copy_without_its_head_says_the_command_that_gets_it(
+    hub: Hub, copy: Path, tmp_path: Path, named: str
+) -> None:
+    """Its card names the original, also where the copy is a repository."""
+    copy = shutil.copytree(copy, tmp_path / "a copy")
+    (copy / "README.md").write_text(f"---\nlicense: mit\nbase_model: {named}\ntags: []\n---\n")
+    hub.repositories["community/copy"] = copy
+    said = "the model's files have no MTP head to draft with; get it with: omlx-worker run -m "
+
+    assert hint(copy) == f"{said}'{copy}' --mtp-from {NAME}"
+    assert hint("community/copy") == f"{said}community/copy --mtp-from {NAME}"
+
+
+def test_without_a_card_the_command_says_what_to_put_in(hub: Hub, copy: Path) -> None:
+    hub.repositories["community/copy"] = copy
+    (copy / "README.md").unlink()
+
+    for model in (copy, "community/copy"):
+        said = hint(model)
+        assert said is not None
+        assert said.endswith(
+            f"omlx-worker run -m {model} --mtp-from ORIGINAL "
+            "(ORIGINAL is the repository that the model was converted from)"
+        )
+
+
+def test_a_model_that_lacks_nothing_gets_no_hint(
+    copy: Path, original: Path, llama_path: Path, state: Path
+) -> None:
+    graft = Graft(str(original), state)
+
+    assert hint(original) is None
+    assert hint(llama_path) is None
+    assert load_engine(str(copy), max_rows=1, depth=1, graft=graft).head_hint is None
+    assert load_engine(str(copy), max_rows=1, depth=0).head_hint is None
 
 
 def check(*options: str) -> Result:

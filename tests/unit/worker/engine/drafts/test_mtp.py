@@ -198,16 +198,6 @@ def assert_plain_after_one_warning(
     assert len(loaded.greedy([1, 2, 3], 3)) == 3
 
 
-def test_a_promised_head_that_is_missing_is_a_warning_and_plain_decoding(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_qwen(tmp_path)
-    names = [name for name in mx.load(str(path / "model.safetensors")) if name.startswith("mtp.")]
-    rewrite(path, **dict.fromkeys(names))
-
-    assert_plain_after_one_warning(path, caplog, "has no mtp.* weights")
-
-
 @pytest.mark.parametrize(
     ("changes", "saying"),
     [
