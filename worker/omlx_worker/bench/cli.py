@@ -114,6 +114,8 @@ def bench(
     from omlx_worker.engine.checkpoint import ModelError
     from omlx_worker.engine.drafts.graft import Graft
 
+    if mtp_from and options["draft_model"]:
+        fail(USAGE, "--mtp-from: --draft-model drafts in place of a head; leave one of the two out")
     start_logging("warning")
     graft = Graft(mtp_from, state_dir) if mtp_from else None
     try:

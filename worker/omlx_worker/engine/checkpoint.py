@@ -61,7 +61,7 @@ def base_model(model: str, path: Path) -> str | None:
     card = path / "README.md"
     try:
         if not card.is_file() and not Path(model).expanduser().is_dir():
-            card = Path(hf_hub_download(model, card.name, revision=path.name))
+            card = Path(hf_hub_download(model, card.name, revision=path.name, tqdm_class=_Silent))
         named = _BASE_MODEL.search(card.read_text())
     except (*_NOT_FETCHED, ValueError):
         return None

@@ -89,6 +89,19 @@ def test_a_grafted_head_is_the_originals(
     assert_alike(head, head_of(load(original)[0]))
 
 
+def test_raw_norms_are_shifted_whatever_they_look_like(tmp_path: Path, state: Path) -> None:
+    """Norms of training may be near 1 minus one, where nothing but the file's format tells."""
+    original = write_qwen(tmp_path / "original")
+    weights = mx.load(str(original / "model.safetensors"))
+    mx.eval(weights)
+    norms = [name for name in weights if name.startswith("mtp.") and "norm" in name]
+    weights |= {name: weights[name] + 0.9 for name in norms}
+    mx.save_safetensors(str(original / "model.safetensors"), weights, {"format": "pt"})
+    copy = convert_without_head(original, tmp_path / "copy")
+
+    assert_alike(head_of(grafted(copy, original, state)), head_of(load(original)[0]))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("write", [write_qwen_moe, write_qwen_next])
 def test_it_is_quantised_as_a_conversion_with_the_head_is(
@@ -363,10 +376,13 @@ def test_a_mode_without_drafts_takes_no_head(copy: Path) -> None:
 
 
 def test_a_head_and_a_draft_model_are_one_too_many() -> None:
-    refused = check("-m", "demo", "--draft-model", "demo", "--mtp-from", "demo")
+    both = ["-m", "demo", "--draft-model", "demo", "--mtp-from", "demo"]
 
-    said = "--mtp-from: got demo; --draft-model drafts in place of a head; leave one of the two out"
-    assert (refused.exit_code, refused.stderr) == (2, f"omlx-worker: {said}\n")
+    for command in ("check", "run", "bench"):
+        refused = CliRunner().invoke(cli.main, [command, *both])
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith("omlx-worker: --mtp-from: ")
+        assert "--draft-model drafts in place of a head; leave one of the two out" in refused.stderr
 
 
 @pytest.mark.slow
