@@ -10,6 +10,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils.tqdm import tqdm
@@ -157,11 +158,13 @@ class Original:
                 raise ModelError(f"{self.option} {self.name}: {pattern} is missing from it")
         found = sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
         for path in found:
-            if wrong := cut_short(path):
+            try:
+                # Reads the header, and compares it with the file's size.
+                mx.load(str(path))
+            except RuntimeError:
                 raise ModelError(
-                    f"{self.option} {self.name}: {path.name} is incomplete ({wrong}); "
-                    "download it again"
-                )
+                    f"{self.option} {self.name}: {path.name} is incomplete; download it again"
+                ) from None
         return found
 
 
@@ -193,17 +196,3 @@ def _download(
         raise ModelError(
             f"{option} {model}: could not be downloaded ({reason}); check the name and the network"
         ) from None
-
-
-def cut_short(path: Path) -> str | None:
-    """What a safetensors file lacks, by the sizes in its header; None if it is whole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        try:
-            tensors = json.loads(file.read(min(header, size)))
-            tensors.pop("__metadata__", None)
-            wanted = 8 + header + max((t["data_offsets"][1] for t in tensors.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "its header cannot be read"
-    return f"{size} of {wanted} bytes" if size < wanted else None

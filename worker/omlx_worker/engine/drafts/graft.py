@@ -20,7 +20,7 @@ from mlx_lm.utils import load_tokenizer
 from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original, base_model, cut_short
+from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original, base_model
 from omlx_worker.engine.drafts.mtp import (
     MTPHead,
     Weights,
@@ -101,8 +101,6 @@ class Graft:
         head = new_head(network)
         _quantise_like(head, network)
         try:
-            if wrong := cut_short(file):
-                raise ValueError(wrong)
             weights, metadata = _read(file)
             head.load_weights(list(weights.items()))
         except (OSError, ValueError, RuntimeError) as error:
