@@ -123,6 +123,11 @@ def bulk_job_id(run: str, row: str) -> str:
     return f"bulk-{run}-{row}"
 
 
+def row_job_id(run: str, number: int | str) -> str:
+    """The id of the job of a batch's row."""
+    return f"row-{run}-{number}"
+
+
 def ended_stream(job_id: str) -> str | None:
     """The stream that names the ended jobs of this job's bulk run; None for other jobs."""
     found = re.match(r"bulk-([0-9a-f]+)-", job_id)
@@ -178,6 +183,7 @@ __all__ = [
     "parse_event",
     "queue_name",
     "read_queue_name",
+    "row_job_id",
     "tokens_channel",
     "wake_channel",
 ]

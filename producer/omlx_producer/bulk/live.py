@@ -10,7 +10,6 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.meter import Meter, Speed
-from omlx_producer.protocol import bulk_job_id
 from omlx_producer.terminal import write
 from omlx_producer.waiting import read_started
 from omlx_producer.workers import read_workers
@@ -19,17 +18,17 @@ FIGURES_SECONDS = 2.0
 
 
 class WorkerWatch:
-    """Reads what the workers of some models do for a run every `FIGURES_SECONDS`.
+    """Reads what the workers of some models do for a run or a batch every `FIGURES_SECONDS`.
 
     It says on stderr, once, that nobody serves a model whose rows wait.
 
     Args:
-        run: the id of the run.
+        jobs: what the ids of its jobs begin with.
     """
 
-    def __init__(self, connection: redis.Redis, run: str) -> None:
+    def __init__(self, connection: redis.Redis, jobs: str) -> None:
         self._connection = connection
-        self._own = bulk_job_id(run, "").encode()
+        self._own = jobs.encode()
         self._looked_at = float("-inf")
         self._unserved: set[str] = set()
         self._told: set[str] = set()

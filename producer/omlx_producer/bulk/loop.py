@@ -1,4 +1,4 @@
-"""The loops around a run and a feeder: on through outages of Redis, until done or interrupted."""
+"""The loop around a run: on through outages of Redis, until done or interrupted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, Feeder
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.outage import Outage, waiting_text
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 
+WAIT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
@@ -60,26 +60,7 @@ def drive(
     return not stopping
 
 
-def serve(feeder: Feeder, signals: StopSignals, *, burst: bool) -> None:
-    """Turn a feeder until interrupted. In a burst, until no batch is left.
-
-    Raises:
-        redis.exceptions.RedisError: if Redis is away at the start, or refuses.
-    """
-    outage, first = Outage(FIRST_PAUSE, LONGEST_PAUSE), True
-    while not signals.asked and (first or not (burst and feeder.idle)):
-        try:
-            feeder.turn()
-            first = False
-            outage.answered()
-        except RedisError as error:
-            if first:
-                raise
-            _wait(outage, error)
-            feeder.recover()
-
-
-def _wait(outage: Outage, error: RedisError, patience: float = float("inf")) -> None:
+def _wait(outage: Outage, error: RedisError, patience: float) -> None:
     """Sleep before the next try.
 
     Raises:

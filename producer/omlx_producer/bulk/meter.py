@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.bulk.batch_state import BatchState
+from omlx_producer.bulk.batch import BatchState
 from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.row import RowResult, RowUsage
 
@@ -96,17 +96,16 @@ class Meter:
                 self.reasons[result.code] += 1
             else:
                 self.ok += 1
-                self._count_usage(result.body.get("usage") or {})
-                self.cut_by_length += RowUsage.of(result.body).cut
+                for name, number in asdict(RowUsage.of(result.body)).items():
+                    setattr(self, name, getattr(self, name) + number)
         self._mark()
 
     def adopt(self, state: BatchState) -> None:
         """Take over the counts of a batch."""
         self.total, self.ok = state.rows, state.ok
         self.reasons = Counter(state.failures)
-        self.prompt_tokens, self.completion_tokens = state.prompt_tokens, state.completion_tokens
-        self.cached_tokens, self.cut_by_length = state.cached_tokens, state.cut_by_length
-        self.drafted, self.accepted = state.drafted, state.accepted
+        for name, number in asdict(state.usage).items():
+            setattr(self, name, number)
         self.age = max(0.0, (state.ended_at or time.time()) - state.created_at)
         self._mark()
 
@@ -188,15 +187,6 @@ class Meter:
             return None
         totals, seconds = self.overall
         return {**totals._asdict(), "seconds": round(seconds, 2)}
-
-    def _count_usage(self, usage: dict[str, Any]) -> None:
-        self.prompt_tokens += usage.get("prompt_tokens", 0)
-        self.completion_tokens += usage.get("completion_tokens", 0)
-        details = usage.get("prompt_tokens_details") or {}
-        self.cached_tokens += details.get("cached_tokens", 0)
-        speculation = usage.get("speculation") or {}
-        self.drafted += speculation.get("drafted", 0)
-        self.accepted += sum(speculation.get("accepted", ()))
 
     def _mark(self) -> None:
         """Remember the current counts; rates are measured from them."""

@@ -16,7 +16,7 @@ from omlx_producer.bulk.records import MAX_LINE_BYTES, Record, import_pyarrow, v
 from omlx_producer.bulk.row import RowResult, job_of_line, may_be_ours, read_line, write_line
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.protocol import bulk_job_id
+from omlx_producer.protocol import row_job_id
 
 
 def real_path(output: Path) -> Path:
@@ -244,7 +244,7 @@ def require_batch_output(output: Path, run: str, lines: Iterable[bytes]) -> None
                 place, written = f"{path}: line {number}", read_line(line)
                 if written is not None and not written.ok:
                     errors.setdefault(written.digest, place)
-                elif written is None or job_of_line(line) != bulk_job_id(run, written.digest):
+                elif written is None or not job_of_line(line).startswith(row_job_id(run, "")):
                     raise _not_of_batch(place)
     if errors:
         for line in lines:

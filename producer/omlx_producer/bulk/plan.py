@@ -114,7 +114,14 @@ class RowIndex:
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET done = excluded.done, "
                 "result = excluded.result, tokens_in = excluded.tokens_in, "
                 "tokens_out = excluded.tokens_out, cut = excluded.cut",
-                (key, digest, offset, usage.prompt_tokens, usage.completion_tokens, usage.cut),
+                (
+                    key,
+                    digest,
+                    offset,
+                    usage.prompt_tokens,
+                    usage.completion_tokens,
+                    usage.cut_by_length,
+                ),
             )
             self._run(f"{_FORGET_ERROR} AND failed = ?", (key, digest))
         else:

@@ -98,17 +98,46 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A row of a detached batch, as its job names it.
+
+    Attributes:
+        run: the batch, without ``batch-``.
+        number: its place in the input, from 1.
+    """
+
+    run: str
+    number: int
+    digest: str
+    custom_id: str
+
+    @property
+    def key(self) -> str:
+        return id_key(self.custom_id)
+
+    @classmethod
+    def of_field(cls, text: bytes) -> BatchRow | None:
+        """Read the job's field; None if it is not one of a batch's row: anybody can write it."""
+        try:
+            run, number, digest, custom_id = text.decode().split(" ", 3)
+            row = cls(run, int(number), digest, json.loads(custom_id))
+        except ValueError:
+            return None
+        return row if isinstance(row.custom_id, str) else None
+
+
+@dataclass(frozen=True, slots=True)
 class RowResult:
     """The end of a row: an OpenAI response body, or a code and a sentence."""
 
-    row: Row | BadRow
+    row: Row | BadRow | BatchRow
     job_id: str
     body: dict[str, Any] | None = None
     code: str = ""
     reason: str = ""
 
     @classmethod
-    def of_job(cls, row: Row, outcome: Outcome) -> RowResult:
+    def of_job(cls, row: Row | BatchRow, outcome: Outcome) -> RowResult:
         """The result of a row whose job is over."""
         try:
             return cls(row, outcome.job_id, body=outcome.unwrap())
@@ -135,7 +164,8 @@ class RowResult:
         row = self.row
         if self.body is not None:
             return WrittenLine(row.key, row.digest, usage=RowUsage.of(self.body))
-        return WrittenLine(row.key, row.digest, self.code, row.key == line_key(row.line))
+        by_line = isinstance(row, BadRow) and row.key == line_key(row.line)
+        return WrittenLine(row.key, row.digest, self.code, by_line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +173,30 @@ class RowUsage:
     """What the response of a row counts.
 
     Attributes:
-        cut: whether one of its choices ended at the limit of tokens.
+        cached_tokens: those of ``prompt_tokens`` that were not read.
+        cut_by_length: 1 if one of its choices ended at the limit of tokens.
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
-    cut: bool = False
+    drafted: int = 0
+    accepted: int = 0
+    cut_by_length: int = 0
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> RowUsage:
         """Those of a response body; 0 for a figure that it lacks."""
         usage = body.get("usage") or {}
+        speculation = usage.get("speculation") or {}
+        choices = body.get("choices", ())
         return cls(
             usage.get("prompt_tokens", 0),
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             usage.get("completion_tokens", 0),
-            any(choice.get("finish_reason") == "length" for choice in body.get("choices", ())),
+            speculation.get("drafted", 0),
+            sum(speculation.get("accepted", ())),
+            int(any(choice.get("finish_reason") == "length" for choice in choices)),
         )
 
 

@@ -51,7 +51,7 @@ from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.models import only_model
 from omlx_producer.outage import passes
-from omlx_producer.protocol import ModelInfo, Priority
+from omlx_producer.protocol import ModelInfo, Priority, bulk_job_id
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
@@ -311,7 +311,10 @@ def run_here(
             on_results=count,
             rerun_failures=only_failures,
         )
-        signals, watch = StopSignals(), WorkerWatch(producer.connection, run_file.run)
+        signals, watch = (
+            StopSignals(),
+            WorkerWatch(producer.connection, bulk_job_id(run_file.run, "")),
+        )
         whole, finished = options.limit is None and not only_failures, False
         try:
             with signals.caught():
@@ -354,7 +357,6 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
         batch = Batch.create(
             producer.connection,
             priority=options.priority,
-            window=options.window,
             job_timeout=options.job_timeout,
         )
         seen = Seen()

@@ -1,9 +1,7 @@
-"""omlx-submit results and feed; status, watch and cancel of a batch."""
+"""omlx-submit results; status, watch and cancel of a batch."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import time
 from datetime import UTC, datetime
@@ -11,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from redis.exceptions import RedisError
 
-from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.batch_feeder import WAIT_SECONDS, BatchFeed, Feeder, LockLost
-from omlx_producer.bulk.batch_state import BatchState
-from omlx_producer.bulk.loop import serve
+from omlx_producer.bulk.batch import Batch, BatchState
+from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import (
     real_path,
@@ -29,7 +24,6 @@ from omlx_producer.bulk.progress import Style, make_display, written_text
 from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.common import (
-    INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
     NOT_ENDED,
@@ -38,18 +32,16 @@ from omlx_producer.cli.common import (
     local_time,
     output_option,
     redis_option,
-    say,
     with_body_option,
 )
 from omlx_producer.cli.form import json_schema_option
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import goes_on, open_producer
-from omlx_producer.cli.wait_reason import LOOK_SECONDS
-from omlx_producer.signals import StopSignals
+from omlx_producer.protocol import row_job_id
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
 
-CANCEL_SECONDS = 10.0
+WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
 TIMES = ("created_at", "ended_at")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
@@ -108,34 +100,10 @@ def results(
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
 
 
-@click.command(cls=SectionedCommand)
-@click.option("--burst", is_flag=True, help="End when no batch is left.")
-@redis_option
-def feed(burst: bool, redis_url: str | None) -> None:
-    """Feed detached batches to the workers until interrupted.
-
-    Any number of feeders may run, on any machine; each batch has one of them. When a feeder ends,
-    another takes over its batches.
-    """
-    signals = StopSignals()
-    with open_producer(redis_url) as producer, signals.caught():
-        feeder = Feeder(producer.connection)
-        say(f"feeding detached batches until {'none is left' if burst else 'Ctrl-C'}")
-        try:
-            serve(feeder, signals, burst=burst)
-        finally:
-            with contextlib.suppress(RedisError):
-                feeder.leave()
-    if signals.asked:
-        say("interrupted; another feeder can go on with its batches")
-        raise click.exceptions.Exit(INTERRUPTED)
-    say("no batch is left")
-
-
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
     """``omlx-submit status`` of a batch."""
     with open_producer(url) as producer:
-        state = dataclasses.asdict(Batch(producer.connection, batch_id).read())
+        state = Batch(producer.connection, batch_id).read().as_dict()
     if as_json:
         write(json.dumps(state) + "\n")
     else:
@@ -175,14 +143,13 @@ def cancel_batch(batch_id: str, url: str | None) -> None:
         state = batch.read().state
         if state == "uploading":
             fail(INVALID, f"{batch_id}: its upload is not finished; interrupt the upload instead")
-        click.echo(_finish_cancelling(batch) if batch.ask_to_cancel() else "over")
+        click.echo(_wait_for_the_end(batch) if batch.cancel() else "over")
 
 
 def follow(batch: Batch, progress: Style) -> BatchState:
-    """Show the progress of a batch until its end, and say if no feeder has it."""
+    """Show the progress of a batch until its end, and say if nobody serves one of its models."""
     display, meter = make_display(progress), Meter()
-    state = batch.read()
-    fed_at, told = time.monotonic(), False
+    state, watch = batch.read(), WorkerWatch(batch.connection, row_job_id(batch.run, ""))
     # Rates are those from now on.
     meter.adopt(state)
     meter.restart()
@@ -191,34 +158,18 @@ def follow(batch: Batch, progress: Style) -> BatchState:
             time.sleep(WAIT_SECONDS)
             state = batch.read()
             meter.adopt(state)
+            watch.look(state.models, meter, state.left)
             display.update(meter)
-            if state.state == "uploading" or batch.has_feeder():
-                fed_at, told = time.monotonic(), False
-            elif not told and time.monotonic() - fed_at > LOOK_SECONDS:
-                say(f"no feeder has {batch.id}; start one with: omlx-submit feed")
-                told = True
     finally:
         display.end(meter)
     return state
 
 
-def _finish_cancelling(batch: Batch) -> str:
-    """Wait for the feeder to cancel the batch; without a feeder, cancel it here."""
-    deadline, feed = time.monotonic() + CANCEL_SECONDS, None
-    while time.monotonic() < deadline:
-        state = batch.read()
-        if state.over:
-            return "cancelled" if state.state == "cancelled" else "over"
-        try:
-            if feed is None and (feed := BatchFeed.begin(batch)) is not None:
-                # Reading a large batch may have taken longer than the deadline.
-                deadline = time.monotonic() + CANCEL_SECONDS
-            if feed is None:
-                time.sleep(WAIT_SECONDS / 5)
-            elif not feed.turn(WAIT_SECONDS):
-                return "cancelled"
-        except LockLost:
-            feed = None
-    if feed is not None:
-        feed.leave()
-    return "stopping"
+def _wait_for_the_end(batch: Batch) -> str:
+    """Wait for the rows that run to stop; without a worker they do not."""
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while not (state := batch.read()).over and time.monotonic() < deadline:
+        time.sleep(WAIT_SECONDS / 5)
+    if not state.over:
+        return "stopping"
+    return "cancelled" if state.state == "cancelled" else "over"

@@ -30,7 +30,7 @@ DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.
 SECTIONS = {
     "Submit and read": {"submit": "submit", "watch": "submit", "result": "submit"},
-    "Files of requests": {"run": "bulk", "retry": "bulk", "results": "batch", "feed": "batch"},
+    "Files of requests": {"run": "bulk", "retry": "bulk", "results": "batch"},
     "Look and cancel": {"status": "status", "models": "status", "cancel": "status"},
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}

@@ -76,13 +76,11 @@ class FileRun(BulkRows):
 
 
 class DetachedBatch(BulkRows):
-    """``omlx-submit run --detach`` and ``feed``."""
-
-    args = ("feed", "--burst")
+    """``omlx-submit run --detach``: nobody is left who waits for it."""
 
     def __init__(self, path: Path, random: Random, connection: Redis) -> None:
         super().__init__(path, random)
-        options = RunOptions.of(str(path), None, Shape(), window=3, require_known_model=False)
+        options = RunOptions.of(str(path), None, Shape(), require_known_model=False)
         self._id = detach(Producer(connection), options).id
 
     def check(self, connection: Redis) -> list[str]:

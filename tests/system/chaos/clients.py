@@ -12,7 +12,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from omlx_producer import Producer
-from omlx_producer.bulk import batch_feeder, feed, loop
+from omlx_producer.bulk import feed, loop
 from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
 from omlx_producer.outage import passes
@@ -60,10 +60,7 @@ def submit_all(url: str, path: Path) -> None:
 
 
 def _hurry() -> None:
-    """Waits that are long only to spare servers, and the lock of a feeder that was killed."""
+    """Waits that are long only to spare servers."""
     feed.RECONCILE_SECONDS = 1.0
-    batch_feeder.LOCK_SECONDS = 2.5
-    batch_feeder.LOOK_SECONDS = 0.1
-    batch_feeder.WAIT_SECONDS = 0.1
     loop.WAIT_SECONDS = 0.1
     loop.LONGEST_PAUSE = 0.5

@@ -21,9 +21,9 @@ def commit_without_fence() -> None:
         text = source(name)
         if name != "commit":
             return text
-        before, fence, after = text.partition("if not holds(queue, job, execution) then return")
+        before, fence, after = text.partition("if not holds(queue, job, execution) then\n")
         assert fence
-        return f"{before}if false then return{after}"
+        return f"{before}if false then\n{after}"
 
     scripts.source = unfenced  # type: ignore[assignment]
 

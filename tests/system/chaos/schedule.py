@@ -86,7 +86,8 @@ class Schedule:
             submissions = Submissions(self._folder / "submissions.jsonl", random)
             self._submissions.append(submissions)
         for client in (*self._bulk, *self._submissions):
-            place.send_client(*client.args)
+            if not isinstance(client, DetachedBatch):
+                place.send_client(*client.args)
 
     def _attend(self, jobs: list[Accepted]) -> None:
         place, random = self._place, self._random

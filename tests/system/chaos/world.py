@@ -13,6 +13,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from omlx_producer.bulk.batch import BATCHES_KEY
 from omlx_worker.queue import lua as scripts
 from tests.helpers.redis_server import RedisServer, redis_server
 from tests.system.chaos.consumers import Consumer
@@ -179,6 +180,7 @@ class World:
             all(errand.done for errand in self.errands)
             and are_over(self.connection, self.jobs)
             and not nothing_is_held(self.connection, self.jobs)
+            and not self.connection.exists(BATCHES_KEY)
         )
 
     def dismiss(self) -> None:

@@ -65,7 +65,6 @@ def test_a_command_of_other_programs_is_refused_with_a_hint(
         ("cancel", ["--redis-url", "cancel", "cancel", "j"]),
         ("results", ["-o", "out.jsonl", "results", "batch-0"]),
         ("run", ["-m", "qwen", "--seed", "7", "run", "rows.jsonl", "-o", "out.jsonl"]),
-        ("feed", ["--burst", "feed"]),
     ],
 )
 def test_options_may_come_before_a_command(

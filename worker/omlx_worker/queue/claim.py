@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Self
 
+from omlx_producer.bulk.row import BatchRow
+
 MAX_BODY_BYTES = 64 * 2**20
 """The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
 
@@ -35,6 +37,7 @@ class Claim:
         claimed_at: monotonic seconds.
         expires_in: seconds from the claim to the end of the completion window, None without one.
         enqueued_at: seconds since 1970, on the producer's clock; None if unknown.
+        row: the row of a batch that it runs; None for other jobs.
     """
 
     id: str
@@ -52,13 +55,14 @@ class Claim:
     sizes: tuple[Size, ...] = ()
     expires_in: float | None = None
     enqueued_at: float | None = None
+    row: BatchRow | None = None
     claimed_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def from_reply(cls, fields: list[Any]) -> Self:
         """Parse one job of claim.lua's reply."""
         job_id, execution, queue, started_at, streamed, data, size, timeout, *rest = fields
-        unsupported, crashes, treatment, enqueued_at = rest
+        unsupported, crashes, treatment, enqueued_at, row = rest
         return cls(
             id=job_id.decode(),
             execution=execution.decode(),
@@ -72,6 +76,7 @@ class Claim:
             crashes=crashes,
             treatment=treatment.decode(),
             enqueued_at=_since_1970(enqueued_at),
+            row=BatchRow.of_field(row) if row else None,
         )
 
     @property

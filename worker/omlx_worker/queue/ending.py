@@ -6,13 +6,15 @@ import json
 import logging
 import zlib
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Self
 
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
+from omlx_producer.bulk.row import BatchRow, RowResult, write_line
 from omlx_producer.outage import passes
+from omlx_producer.outcome import ENDINGS, Outcome
 from omlx_producer.protocol import TerminalEvent, ended_stream
 from omlx_worker.queue.unfit import unfit
 
@@ -50,9 +52,12 @@ class Ending:
             return b64encode(json.dumps(self.result).encode()).decode()
         return b64encode(zlib.compress(self.sentence.encode())).decode()
 
-    @property
-    def fields(self) -> tuple[str, str, int, str, str, int, str]:
-        """The arguments of commit.lua after the lease."""
+    def fields(self, row: BatchRow | None) -> tuple[str | int | bytes, ...]:
+        """The arguments of commit.lua after the lease.
+
+        Args:
+            row: the row of a batch whose job ends.
+        """
         ttl = DEFAULT_RESULT_TTL if self.status == "finished" else DEFAULT_FAILURE_TTL
         return (
             "retry" if self.status == "failed" and self.retry else self.status,
@@ -62,7 +67,19 @@ class Ending:
             self.event.model_dump_json(),
             self.published,
             ended_stream(self.event.job_id) or "",
+            *self._of_row(row),
         )
+
+    def _of_row(self, row: BatchRow | None) -> tuple[str, int | str, bytes | str, str]:
+        """What a batch gets: run, number, output line and counts."""
+        if row is None:
+            return "", "", "", ""
+        kind = ENDINGS[self.status]
+        outcome = Outcome(self.event.job_id, kind, self.result, self.sentence)
+        result = RowResult.of_job(row, outcome)
+        counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.written.usage)
+        line = zlib.compress(write_line(result))
+        return row.run, row.number, line, " ".join(f"{name}={n}" for name, n in counts.items())
 
 
 class Commit(IntEnum):

@@ -161,7 +161,7 @@ class LeaseTable:
 
         A call that raised may be repeated; nothing is done twice.
         """
-        args: list[str | int] = [
+        args: list[str | int | bytes] = [
             self.worker_name,
             self.stream_ttl,
             events_key(""),
@@ -169,7 +169,7 @@ class LeaseTable:
             ENDED_SECONDS,
         ]
         for job, ending in endings:
-            args += [*job.lease, *ending.fields]
+            args += [*job.lease, *ending.fields(job.row)]
         verdicts = []
         for (job, _), reply in zip(endings, self._commit(args=args), strict=True):
             verdict = Commit.of(reply)

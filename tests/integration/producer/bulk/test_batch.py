@@ -1,72 +1,76 @@
-"""Detached batches: uploaded, fed by anyone, taken over, cancelled."""
+"""Detached batches: workers take their rows, and nothing else is needed."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
-import time
 import zlib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis.lock import Lock
+from rq.job import Job
+from rq.serializers import JSONSerializer
 
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch
-from omlx_producer.bulk.batch_feeder import BatchFeed, BatchSink, Feeder, LockLost
-from omlx_producer.bulk.row import BadRow, RowResult
-from tests.helpers.bulk_runs import (
-    jobs_in_redis,
-    spawn,
-    wait_for_model,
+from omlx_producer import Producer
+from omlx_producer.bulk.batch import BATCHES_KEY, Batch, open_key
+from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.protocol import GenerationRequest, queue_name
+from tests.helpers.bulk_runs import jobs_in_redis
+from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
+from tests.helpers.workers import (
+    ALIAS,
+    enqueue,
+    run_burst,
+    running_worker,
+    status,
+    wait_for,
+    worker_process,
 )
-from tests.helpers.workers import ALIAS, running_worker, wait_for, worker_process
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_feed import rows
 
+QUEUE = queue_name(ALIAS, "bulk")
 
-def batch_of(connection: redis.Redis, count: int, window: int = 64) -> Batch:
-    batch = Batch.create(connection, window=window)
-    batch.upload(rows(count))
+
+def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
+    batch = Batch.create(connection)
+    batch.upload(rows(count, **fields))
     return batch
-
-
-def feed_all(connection: redis.Redis, seconds: float = 30.0) -> None:
-    feeder, deadline = Feeder(connection), time.monotonic() + seconds
-    feeder.turn()
-    while not feeder.idle:
-        feeder.turn()
-        assert time.monotonic() < deadline, "the batches do not end"
 
 
 def custom_ids(batch: Batch) -> list[str]:
     return [json.loads(line)["custom_id"] for line in batch.results(batch.read().rows)]
 
 
-def test_a_batch_is_fed_to_its_end_in_windows(redis_url: str, connection: redis.Redis) -> None:
-    batch = batch_of(connection, 150, window=20)
+def test_workers_alone_bring_a_batch_to_its_end(redis_url: str, connection: redis.Redis) -> None:
+    batch = batch_of(connection, 150)
     state = batch.read()
-    assert (state.state, state.rows, state.ok) == ("open", 150, 0)
-    assert jobs_in_redis(connection) == 0
-    feed = BatchFeed.begin(batch)
-    assert feed is not None
-    most = 0
-    with running_worker(redis_url, max_rows=8):
-        while feed.turn(0.01):
-            most = max(most, jobs_in_redis(connection))
-    assert most == 20
+    assert (state.state, state.rows, state.ok, state.left) == ("open", 150, 0, 150)
+    assert jobs_in_redis(connection) == 0, "a row that waits is no job"
+    run_burst(redis_url, max_rows=8)
     state = batch.read()
-    assert (state.state, state.ok, state.failed) == ("done", 150, 0)
-    assert state.completion_tokens > 300
+    assert (state.state, state.ok, state.failed, state.left) == ("done", 150, 0, 0)
+    assert state.usage.completion_tokens > 300
     # In the order of the input, whatever the order of the ends was.
     assert custom_ids(batch) == [f"r{n}" for n in range(150)]
     assert jobs_in_redis(connection) == 0
-    assert connection.ttl(batch.key) > 0
-    assert not connection.exists(batch.rows_key)
-    assert connection.zcard(BATCHES_KEY) == 0
+    assert 0 < connection.ttl(batch.key) <= 7 * 24 * 3600
+    assert 0 < connection.ttl(batch.results_key) <= 7 * 24 * 3600
+    assert connection.keys("omlx:batches*") == []
+    left = {batch.key.encode(), batch.results_key.encode()}
+    assert set(connection.keys("omlx:batch:*")) == left
+
+
+def test_a_row_is_a_job_while_it_runs(redis_url: str, connection: redis.Redis) -> None:
+    batch = batch_of(connection, 3, max_completion_tokens=9000)
+    with running_worker(redis_url, max_rows=2, step_seconds=0.01):
+        wait_for(lambda: jobs_in_redis(connection) == 2)
+        assert connection.llen(batch.waiting_key(QUEUE)) == 1
+        job = Job.fetch(f"row-{batch.run}-1", connection=connection, serializer=JSONSerializer)
+        assert status(job) == "started"
+        assert job.origin == QUEUE
+        assert job.kwargs["request"]["prompt"].startswith("prompt ")
 
 
 def test_rows_that_can_never_run_have_their_error_at_once(connection: redis.Redis) -> None:
@@ -77,270 +81,218 @@ def test_rows_that_can_never_run_have_their_error_at_once(connection: redis.Redi
     assert custom_ids(batch) == [None]
 
 
-def test_an_upload_that_is_cut_off_is_never_fed_and_expires(connection: redis.Redis) -> None:
+def test_a_batch_without_rows_to_run_is_done_at_once(connection: redis.Redis) -> None:
+    batch = Batch.create(connection)
+    batch.upload([BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)])
+    state = batch.read()
+    assert (state.state, state.rows, state.failed) == ("done", 1, 1)
+    assert connection.ttl(batch.results_key) > 0
+    assert connection.zcard(BATCHES_KEY) == 0
+
+
+def test_an_upload_that_is_cut_off_never_runs_and_expires(
+    redis_url: str, connection: redis.Redis
+) -> None:
     batch = Batch.create(connection)
 
     def breaking():
-        yield from rows(300)
+        yield from rows(1300)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         batch.upload(breaking())
-    assert BatchFeed.begin(batch) is None
+    assert run_burst(redis_url).most_rows == 0
     assert 0 < connection.ttl(batch.key) <= 3600
-    assert 0 < connection.ttl(batch.rows_key) <= 3600
-    assert Feeder(connection).idle
+    assert 0 < connection.ttl(batch.waiting_key(QUEUE)) <= 3600
 
 
-def test_one_feeder_has_a_batch_and_the_next_takes_over(connection: redis.Redis) -> None:
-    batch = batch_of(connection, 10)
-    first = BatchFeed.begin(batch)
-    assert first is not None
-    assert BatchFeed.begin(batch) is None
-    first.leave()
-    assert BatchFeed.begin(batch) is not None
-
-
-def test_a_feeder_that_was_away_too_long_can_write_nothing(connection: redis.Redis) -> None:
-    batch = batch_of(connection, 2)
-    lock = Lock(connection, batch.lock_key, timeout=15, thread_local=False)
-    assert lock.acquire(blocking=False)
-    sink = BatchSink(batch, lock.local.token)
-    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": {}})
-    connection.set(batch.lock_key, "another")
-    with pytest.raises(LockLost):
-        sink.commit([result])
-    assert batch.read().ok == 0
-    assert len(list(batch.unfinished())) == 2
-
-
-def test_a_result_that_is_committed_twice_counts_once(connection: redis.Redis) -> None:
-    batch = batch_of(connection, 2)
-    connection.set(batch.lock_key, "token")
-    sink = BatchSink(batch, b"token")
-    usage = {
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "prompt_tokens_details": {"cached_tokens": 2},
-        "speculation": {"drafted": 6, "accepted": [3, 2]},
-    }
-    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": usage})
-    sink.commit([result])
-    sink.commit([result])
+def test_a_failed_row_has_its_code_and_sentence_and_the_others_run(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    batch = Batch.create(connection)
+    batch.upload([*rows(1), *rows(1, start=1, max_completion_tokens=20_000), *rows(1, start=2)])
+    run_burst(redis_url)
     state = batch.read()
-    assert (state.ok, state.prompt_tokens, state.completion_tokens) == (1, 3, 4)
-    assert (state.cached_tokens, state.drafted, state.accepted) == (2, 6, 5)
-    assert [row.custom_id for row in batch.unfinished()] == ["r1"]
+    assert (state.state, state.ok, state.failures) == ("done", 2, {"invalid_request": 1})
+    [line] = [json.loads(line) for line in batch.results(3) if b'"response": null' in line]
+    assert line["custom_id"] == "r1"
+    assert "tokens; at most" in line["error"]["message"]
 
 
-def test_rows_whose_results_redis_has_lost_run_again(
-    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
-    batch, feeder = batch_of(connection, 6, window=2), Feeder(connection)
-    keys = [batch.key, batch.rows_key]
-    before = [connection.dump(key) for key in keys]
-    with running_worker(redis_url):
-        while batch.read().ok < 3:
-            feeder.turn()
-        connection.delete(batch.results_key)
-        for key, value in zip(keys, before, strict=True):
-            connection.restore(key, 0, value, replace=True)
-        wait_for(lambda: feeder.turn() or feeder.idle)
-    assert (batch.read().state, batch.read().ok) == ("done", 6)
-    assert custom_ids(batch) == [f"r{n}" for n in range(6)]
-
-
-def test_a_batch_does_not_end_while_a_row_is_left(connection: redis.Redis) -> None:
-    batch = batch_of(connection, 2)
-    assert not batch.end("done")
-    assert batch.read().state == "open"
-    assert [row.custom_id for row in batch.unfinished()] == ["r0", "r1"]
-    assert batch.end("cancelled")
-
-
-def test_a_batch_whose_rows_come_back_at_its_end_does_not_end(
-    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_of(connection, 1)
-    row = connection.dump(batch.rows_key)
-    connection.delete(batch.rows_key)
-    execute = redis.client.Pipeline.execute
-
-    def restart(pipe: redis.client.Pipeline, *args: Any, **options: Any) -> Any:
-        if pipe.watching:
-            connection.restore(batch.rows_key, 0, row)
-        return execute(pipe, *args, **options)
-
-    monkeypatch.setattr(redis.client.Pipeline, "execute", restart)
-    assert not batch.end("done")
-    assert batch.read().state == "open"
-
-
-def packed(*document: Any) -> bytes:
-    return zlib.compress(json.dumps(document).encode())
-
-
-@pytest.mark.parametrize(
-    ("stored", "code"),
-    [
-        (b"x", "unparsable"),
-        (packed("r0"), "unparsable"),
-        (packed("r0", "0" * 24, {"model": ALIAS, "prompt": "x", "newer": 1}), "invalid_request"),
-    ],
-    ids=["no-row", "another-shape", "newer-field"],
-)
-def test_a_row_that_cannot_be_read_fails_and_the_others_run(
-    redis_url: str, connection: redis.Redis, stored: bytes, code: str
-) -> None:
-    batch, other = batch_of(connection, 1), batch_of(connection, 2)
-    connection.delete(batch.rows_key)
-    connection.xadd(batch.rows_key, {"row": stored}, id="1-0")
-    with running_worker(redis_url):
-        feed_all(connection)
+def test_a_commit_that_is_repeated_counts_its_row_once(connection: redis.Redis) -> None:
+    batch, leases = batch_of(connection, 2), table(connection)
+    (claimed,) = claim(leases)
+    for _ in range(2):
+        commit(leases, claimed, done(claimed.id))
     state = batch.read()
-    assert (state.state, state.ok, state.failures) == ("done", 0, {code: 1})
-    assert custom_ids(batch) == [None if code == "unparsable" else "r0"]
-    assert other.read().ok == 2
+    assert (state.ok + state.failed, state.left, state.state) == (1, 1, "open")
+    assert len(list(batch.results(2))) == 1
 
 
-def test_a_broken_batch_is_dropped_with_one_line_and_the_others_run(
-    redis_url: str,
+def test_a_row_of_a_dead_worker_goes_on_and_ends_once(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    batch, leases = batch_of(connection, 1), table(connection)
+    (old,) = claim(leases)
+    kill(connection, leases)
+    run_burst(redis_url)
+    assert commit(leases, old, failed(old.id)).name == "DONE", "it has its result"
+    state = batch.read()
+    assert (state.state, state.ok, state.failed) == ("done", 1, 0)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_row_whose_job_somebody_removes_runs_again(
+    redis_url: str, connection: redis.Redis, how: str
+) -> None:
+    batch, leases = batch_of(connection, 2), table(connection)
+    (claimed,) = claim(leases)
+    job = Job.fetch(claimed.id, connection=connection, serializer=JSONSerializer)
+    if how == "deleted":
+        job.delete()
+    else:
+        leases.give_back([claimed])
+        connection.delete(f"rq:queue:{QUEUE}")
+    with running_worker(redis_url, lease_seconds=1):
+        wait_for(lambda: batch.read().over)
+    state = batch.read()
+    assert (state.state, state.ok) == ("done", 2)
+
+
+def test_a_row_whose_job_is_cancelled_by_hand_fails_and_the_batch_ends(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    batch, leases = batch_of(connection, 2), table(connection)
+    (claimed,) = claim(leases)
+    leases.give_back([claimed])
+    assert Producer(connection).cancel(claimed.id) == "cancelled"
+    with running_worker(redis_url, lease_seconds=1):
+        wait_for(lambda: batch.read().over)
+    state = batch.read()
+    assert (state.ok, state.failures) == (1, {"cancelled": 1})
+    [line] = [json.loads(line) for line in batch.results(2) if b'"response": null' in line]
+    assert line["error"]["code"] == "cancelled"
+    assert line["custom_id"] == claimed.row.custom_id
+
+
+def test_single_jobs_go_before_batches_and_batches_share_the_worker(
     connection: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
-    wrong_type, wrong_field, other = (batch_of(connection, 2) for _ in range(3))
-    connection.delete(wrong_type.rows_key)
-    connection.set(wrong_type.rows_key, "x")
-    connection.hset(wrong_field.key, "window", "x")
-    with running_worker(redis_url):
-        feed_all(connection)
-    assert other.read().state == "done"
-    assert [record.message.partition(" (")[0] for record in caplog.records] == [
-        f"{wrong_field.id}: its data are broken",
-        f"{wrong_type.id}: its data are broken",
+    first, second = (batch_of(connection, 40) for _ in range(2))
+    enqueue(connection, priority="bulk", job_id="single")
+    leases, served = table(connection), Counter[str]()
+    assert [job.id for job in claim(leases)] == ["single"]
+    for _ in range(20):
+        for job in claim(leases, 2):
+            served[job.row.run] += 1
+    assert served == {first.run: 20, second.run: 20}
+
+
+def test_consecutive_rows_of_a_batch_come_in_one_claim(connection: redis.Redis) -> None:
+    batches = [batch_of(connection, 8) for _ in range(2)]
+    for _ in batches:
+        claimed = claim(table(connection), 4)
+        assert len({job.row.run for job in claimed}) == 1
+        assert len(claimed) == 4
+
+
+def test_rows_of_a_model_that_nobody_serves_keep_no_others_waiting(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    batch = Batch.create(connection)
+    served = rows(5)
+    asleep = [
+        Row(f"x{n}", n, GenerationRequest(model="asleep", prompt="x"), f"{n:024x}")
+        for n in range(2000)
     ]
+    batch.upload([*asleep, *served])
+    run_burst(redis_url)
+    state = batch.read()
+    assert (state.state, state.ok, state.left) == ("open", 5, 2000)
+    assert state.models == ["asleep", ALIAS]
+    other = batch_of(connection, 3)
+    run_burst(redis_url)
+    assert other.read().state == "done"
 
 
-def test_a_lock_that_runs_out_while_a_feeder_looks_is_no_broken_batch(
-    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_row_that_is_no_row_does_not_stop_the_others(
+    redis_url: str, connection: redis.Redis
 ) -> None:
-    monkeypatch.setattr("omlx_producer.bulk.batch_feeder.LOOK_SECONDS", 0.0)
-    batch, feeder, read = batch_of(connection, 1), Feeder(connection), Batch.read
+    batch = batch_of(connection, 2)
+    connection.lset(batch.waiting_key(QUEUE), 0, b'1 00 "r0"\n' + zlib.compress(b"no request"))
+    run_burst(redis_url)
+    state = batch.read()
+    assert (state.state, state.ok, state.failed) == ("done", 1, 1)
 
-    def read_late(looked_at: Batch) -> Any:
-        connection.delete(batch.lock_key)
-        return dataclasses.replace(read(looked_at), state="uploading")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Batch, "read", read_late)
-        feeder.turn()
-    feeder.turn()
-    assert connection.exists(batch.lock_key)
-    assert caplog.records == []
+@pytest.mark.parametrize("broken", ["waiting", "running", "open"])
+def test_a_key_of_another_type_leaves_other_batches_and_queues_running(
+    redis_url: str, connection: redis.Redis, broken: str
+) -> None:
+    batch, other = batch_of(connection, 2), batch_of(connection, 2)
+    key = {
+        "waiting": batch.waiting_key(QUEUE),
+        "running": batch.running_key(QUEUE),
+        "open": open_key(QUEUE),
+    }[broken]
+    connection.delete(key)
+    connection.set(key, "x")
+    job = enqueue(connection)
+    with running_worker(redis_url):
+        wait_for(lambda: status(job) == "finished")
+        if broken != "open":
+            wait_for(lambda: other.read().over)
 
 
 @pytest.mark.system
-def test_feeders_killed_at_any_moment_lose_and_double_nothing(
-    redis_url: str, connection: redis.Redis, tmp_path: Path
+def test_workers_killed_at_any_moment_lose_and_double_nothing(
+    redis_url: str, connection: redis.Redis
 ) -> None:
-    with worker_process(redis_url, max_rows=8, step_seconds=0.01):
-        wait_for_model(connection)
-        batch = batch_of(connection, 200, window=40)
-        for _ in range(4):
-            feeder = spawn(redis_url, tmp_path, "feed", "--burst")
-            done = batch.read().ok
-            with contextlib.suppress(AssertionError):
-                wait_for(lambda done=done: batch.read().ok > done, 5)
-            feeder.kill()
-            feeder.communicate()
-            # Its lock would run out by itself, later than a test wants to wait.
-            connection.delete(batch.lock_key)
-        feed_all(connection)
+    batch = batch_of(connection, 300, max_completion_tokens=20)
+    for share in (20, 60, 100, 150):
+        with worker_process(redis_url, max_rows=8, step_seconds=0.005):
+            wait_for(lambda share=share: batch.read().ok > share, 30)
+    with worker_process(redis_url, max_rows=8):
+        wait_for(lambda: batch.read().over, 60)
     state = batch.read()
-    assert (state.state, state.ok) == ("done", 200)
-    assert Counter(custom_ids(batch)) == Counter(f"r{n}" for n in range(200))
+    assert (state.state, state.ok) == ("done", 300)
+    assert Counter(custom_ids(batch)) == Counter(f"r{n}" for n in range(300))
     assert jobs_in_redis(connection) == 0
 
 
-def test_several_batches_are_fed_side_by_side(redis_url: str, connection: redis.Redis) -> None:
-    batches = [batch_of(connection, 30, window=5) for _ in range(3)]
-    with running_worker(redis_url):
-        feed_all(connection)
-    assert [batch.read().state for batch in batches] == ["done"] * 3
-
-
-def test_cancelling_takes_out_what_waits_stops_what_runs_and_keeps_results(
+def test_cancelling_drops_what_waits_stops_what_runs_and_keeps_results(
     redis_url: str, connection: redis.Redis, run: Run
 ) -> None:
-    batch = Batch.create(connection, window=20)
-    batch.upload(rows(100, max_completion_tokens=9_000))
+    batch = Batch.create(connection)
+    batch.upload([*rows(2), *rows(98, start=2, max_completion_tokens=9_000)])
     with running_worker(redis_url, max_rows=4, step_seconds=0.01):
-        feed = BatchFeed.begin(batch)
-        assert feed is not None
-        feed.turn(0.01)
-        wait_for(lambda: connection.llen(f"rq:queue:omlx:{ALIAS}:bulk") == 16)
-        batch.ask_to_cancel()
-        deadline = time.monotonic() + 20
-        while feed.turn(0.05):
-            assert time.monotonic() < deadline, "the batch does not end"
+        wait_for(lambda: batch.read().ok == 2 and jobs_in_redis(connection) == 4)
+        assert run("cancel", batch.id).output == "cancelled\n"
     state = batch.read()
-    assert (state.state, state.failures) == ("cancelled", {"cancelled": 4})
+    assert (state.state, state.ok, state.failures) == ("cancelled", 2, {"cancelled": 4})
     assert jobs_in_redis(connection) == 0
     assert run("cancel", batch.id).output == "over\n"
     for command in ("watch", "results"):
         told = run(command, batch.id)
         assert told.exit_code == 1
-        assert told.stderr.endswith(f"{batch.id}: cancelled, 4 of 100 rows ended\n")
+        assert f"{batch.id}: cancelled, 6 of 100 rows ended\n" in told.stderr
 
 
-def test_a_cancel_that_crosses_the_end_leaves_the_batch_done(
-    redis_url: str, connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch, read = batch_of(connection, 1), Batch.read
-
-    def end_after_the_look(looked_at: Batch) -> Any:
-        state = read(looked_at)
-        monkeypatch.setattr(Batch, "read", read)
-        with running_worker(redis_url):
-            feed_all(connection)
-        return state
-
-    monkeypatch.setattr(Batch, "read", end_after_the_look)
-    assert run("cancel", batch.id).output == "over\n"
-    assert batch.read().state == "done"
-    assert connection.zcard(BATCHES_KEY) == 0
-
-
-def test_cancelling_needs_no_feeder(redis_url: str, connection: redis.Redis, run: Run) -> None:
-    batch = batch_of(connection, 100, window=20)
-    feed = BatchFeed.begin(batch)
-    assert feed is not None
-    feed.turn(0.01)
-    # It dies and leaves twenty jobs; nobody else feeds.
-    connection.delete(batch.lock_key)
+def test_cancelling_what_waits_needs_no_worker(connection: redis.Redis, run: Run) -> None:
+    batch = batch_of(connection, 100)
     assert run("cancel", batch.id).output == "cancelled\n"
-    assert jobs_in_redis(connection) == 0
-    assert connection.llen(f"rq:queue:omlx:{ALIAS}:bulk") == 0
+    assert connection.keys("omlx:batches*") == []
 
 
-@pytest.mark.timeout(20)
-def test_cancelling_takes_out_prompts_of_more_characters_than_a_window(
-    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_a_dead_worker_end_a_cancelled_batch_when_another_sweeps(
+    redis_url: str, connection: redis.Redis
 ) -> None:
-    batch = batch_of(connection, 20)
-    feed = BatchFeed.begin(batch)
-    assert feed is not None
-    feed.turn(0.01)
-    feed.leave()
-    # Two feeders in turn may leave as much as two windows.
-    monkeypatch.setattr("omlx_producer.bulk.window.WINDOW_CHARACTERS", 100)
-    batch.ask_to_cancel()
-    feed = BatchFeed.begin(batch)
-    assert feed is not None
-    while feed.turn(0.01):
-        pass
-    assert batch.read().state == "cancelled"
-    assert jobs_in_redis(connection) == 0
+    batch, dead = batch_of(connection, 3), table(connection, "dead")
+    claim(dead)
+    assert batch.cancel()
+    assert batch.read().state == "cancelling"
+    expire(connection, dead)
+    with running_worker(redis_url, lease_seconds=1):
+        wait_for(lambda: batch.read().over)
+    state = batch.read()
+    assert (state.state, state.failures) == ("cancelled", {"cancelled": 1})

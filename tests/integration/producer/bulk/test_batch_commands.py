@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,18 @@ import pytest
 import redis
 
 from omlx_producer import UnknownJob
-from omlx_producer.bulk.batch import Batch, is_batch_id
-from omlx_producer.bulk.batch_feeder import BatchSink
-from omlx_producer.bulk.batch_state import BatchState
-from omlx_producer.bulk.jobs import job_id_of
-from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.batch import Batch, BatchState, is_batch_id
+from omlx_producer.bulk.row import BadRow
 from omlx_producer.bulk.runfile import RunFile
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Ending
 from tests.helpers.bulk_runs import (
     errors,
     ids,
-    jobs_in_redis,
-    spawn,
     write_rows,
 )
-from tests.helpers.workers import running_worker, wait_for
+from tests.helpers.leases import claim, commit, done, failed, table
+from tests.helpers.workers import ALIAS, run_burst
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
 from tests.integration.producer.bulk.test_feed import rows
@@ -44,8 +42,7 @@ def test_the_commands_reach_a_batch_from_anywhere(
     assert is_batch_id(batch_id)
     status = json.loads(run("status", batch_id, "--json").output)
     assert (status["state"], status["rows"], status["failures"]) == ("open", 41, {"unparsable": 1})
-    with running_worker(redis_url):
-        assert run("feed", "--burst").exit_code == 0
+    run_burst(redis_url)
     watched = run("watch", batch_id, "--json")
     assert watched.exit_code == 1
     assert json.loads(watched.stderr)["ok"] == 40
@@ -74,38 +71,38 @@ def test_the_status_of_a_batch_has_its_failures_in_words_and_no_zeros_of_what_is
     batch.upload([BadRow(line, None, "unparsable", "not JSON", "0" * 24, False) for line in (1, 2)])
     shown = dict(line.split(maxsplit=1) for line in run("status", batch.id).stdout.splitlines())
     assert (shown["rows"], shown["ok"], shown["failures"]) == ("2", "0", "2 unparsable")
-    assert not {"drafted", "accepted", "cached_tokens", "prompt_tokens", "ended_at"} & set(shown)
+    assert not {"drafted", "accepted", "cached_tokens", "prompt_tokens"} & set(shown)
 
 
 def test_results_before_the_end_say_how_many_are_missing_and_end_with_4(
     connection: redis.Redis, run: Run, tmp_path: Path
 ) -> None:
-    batch = batch_of(connection, 120)
-    connection.set(batch.lock_key, "token")
-    result = RowResult(next(batch.unfinished()), "bulk-1-1", body={"usage": {}})
-    BatchSink(batch, b"token").commit([result])
+    batch, leases = batch_of(connection, 120), table(connection)
+    (claimed,) = claim(leases)
+    commit(leases, claimed, finished(claimed, body()))
     early, said = run("results", batch.id), f"{batch.id}: open, 1 of 120 rows ended\n"
     assert (early.exit_code, early.stderr) == (4, said)
     assert len(early.stdout.splitlines()) == 1
     output = tmp_path / "out.jsonl"
     assert run("results", batch.id, "-o", str(output)).exit_code == 4
-    assert ids(output) == ["r0"]
+    assert ids(output) == [claimed.row.custom_id]
     meant = run("results", batch.id, "--partial")
     assert (meant.exit_code, meant.stderr) == (0, said)
-    batch.end("cancelled")
+    batch.cancel()
     assert run("results", batch.id).exit_code == 1
     assert run("results", batch.id, "--partial").exit_code == 0
 
 
-def settle(batch: Batch, body: dict[str, Any] | None = None, code: str = "") -> None:
-    """End all rows of a batch alike."""
-    batch.connection.set(batch.lock_key, "token")
-    results = [
-        RowResult(row, job_id_of(batch.run, row), body=body, code=code, reason="why")
-        for row in batch.unfinished()
-    ]
-    BatchSink(batch, b"token").commit(results)
-    batch.end("done")
+def finished(job: Claim, body: dict[str, Any]) -> Ending:
+    return replace(done(job.id), result=body)
+
+
+def settle(batch: Batch, body: dict[str, Any] | None = None) -> None:
+    """End all rows of a batch alike; without a body they fail."""
+    leases = table(batch.connection)
+    while claimed := claim(leases, 8):
+        for job in claimed:
+            commit(leases, job, failed(job.id, "why") if body is None else finished(job, body))
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
@@ -142,7 +139,7 @@ def test_errors_of_another_batch_and_lines_of_something_else_are_not_replaced(
     first, second = Batch.create(connection), Batch.create(connection)
     first.upload(rows(2))
     second.upload(rows(2, start=2))
-    settle(first, code="failed")
+    settle(first)
     settle(second, body())
     output = tmp_path / "out.jsonl"
     said = f"written: {output}.errors.jsonl (2 rows)\n"
@@ -164,7 +161,8 @@ def test_a_table_of_a_batch_has_its_failures_in_their_places(
     bad = BadRow(2, None, "unparsable", "line 2: not JSON", "0" * 24, False)
     batch.upload([*rows(1), bad, *rows(1, start=1)])
     choice = {"index": 0, "text": "t", "finish_reason": "stop"}
-    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    body = {"choices": [choice], "usage": usage}
     settle(batch, body)
     output = tmp_path / "out.csv"
     assert run("results", batch.id, "-o", str(output)).exit_code == 1
@@ -226,43 +224,20 @@ def test_looking_at_no_batch_raises(connection: redis.Redis) -> None:
         Batch(connection, "batch-0123456789ab").read()
 
 
-def test_an_interrupted_feeder_leaves_its_batch_to_others_at_once(
-    redis_url: str, connection: redis.Redis, tmp_path: Path
-) -> None:
-    batch = batch_of(connection, 10)
-    feeder = spawn(redis_url, tmp_path, "feed")
-    wait_for(lambda: jobs_in_redis(connection) == 10)
-    feeder.send_signal(signal.SIGINT)
-    _, err = feeder.communicate(timeout=20)
-    assert feeder.returncode == 130
-    assert err.splitlines() == [
-        "omlx-submit: feeding detached batches until Ctrl-C",
-        "omlx-submit: interrupted; another feeder can go on with its batches",
-    ]
-    assert not connection.exists(batch.lock_key)
-
-
-def test_a_feeder_says_that_it_feeds_and_why_it_ends(run: Run) -> None:
-    assert run("feed", "--burst").stderr.splitlines() == [
-        "omlx-submit: feeding detached batches until none is left",
-        "omlx-submit: no batch is left",
-    ]
-
-
-def test_who_watches_a_batch_without_a_feeder_is_told_so_once(
+def test_who_watches_a_batch_that_nobody_serves_is_told_so_once(
     connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_producer.cli.batch.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("omlx_producer.bulk.live.FIGURES_SECONDS", 0.0)
     monkeypatch.setattr("omlx_producer.cli.batch.WAIT_SECONDS", 0.02)
     batch = batch_of(connection, 1)
-    known, read = iter(range(4)), Batch.read
+    known, read = iter(range(6)), Batch.read
 
     def read_a_few_times(self: Batch) -> BatchState:
         if next(known, None) is None:
-            self.end("cancelled")
+            monkeypatch.setattr(Batch, "read", read)
+            self.cancel()
         return read(self)
 
     monkeypatch.setattr(Batch, "read", read_a_few_times)
     watched = run("watch", batch.id)
-    assert watched.stderr.count(f"no feeder has {batch.id}") == 1
-    assert "omlx-submit feed" in watched.stderr
+    assert watched.stderr.count(f"no worker serves {ALIAS}; its rows wait for one") == 1

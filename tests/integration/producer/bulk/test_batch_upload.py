@@ -15,11 +15,10 @@ from redis.connection import Connection
 from omlx_producer import UnknownJob
 from omlx_producer.bulk import batch as batch_module
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch
-from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
 from tests.helpers.workers import wait_for
-from tests.integration.producer.bulk.test_feed import rows
+from tests.integration.producer.bulk.test_feed import QUEUE, rows
 
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
 
@@ -32,15 +31,15 @@ def test_an_input_that_blocks_for_longer_than_the_expiry_is_uploaded_whole(
     batch = Batch.create(connection)
 
     def slow() -> Iterator[Row]:
-        yield from rows(250)
+        yield from rows(1250)
         time.sleep(2.5)
-        yield from rows(10, start=250)
+        yield from rows(10, start=1250)
 
-    assert batch.upload(slow()) == 260
+    assert batch.upload(slow()) == 1260
     state = batch.read()
-    assert (state.state, state.rows) == ("open", 260)
-    assert len(list(batch.unfinished())) == 260
-    assert connection.ttl(batch.key) == connection.ttl(batch.rows_key) == -1
+    assert (state.state, state.rows) == ("open", 1260)
+    assert connection.llen(batch.waiting_key(QUEUE)) == 1260
+    assert connection.ttl(batch.key) == connection.ttl(batch.waiting_key(QUEUE)) == -1
 
 
 def test_an_upload_that_has_expired_is_told_and_leaves_nothing_for_ever(
@@ -49,11 +48,11 @@ def test_an_upload_that_has_expired_is_told_and_leaves_nothing_for_ever(
     batch = Batch.create(connection)
 
     def expiring() -> Iterator[Row | BadRow]:
-        yield from rows(250)
+        yield from rows(1250)
         # As a machine finds it that slept for longer.
-        connection.delete(batch.key, batch.rows_key)
+        connection.delete(batch.key, batch.waiting_key(QUEUE))
         yield BAD
-        yield from rows(250, start=250)
+        yield from rows(250, start=1250)
 
     with pytest.raises(UnknownJob, match="has expired; run it again"):
         batch.upload(expiring())
@@ -70,7 +69,7 @@ def test_an_upload_that_is_over_is_no_longer_renewed(
     batch = Batch.create(connection)
     with pytest.raises(KeyboardInterrupt):
         batch.upload(interrupted())
-    wait_for(lambda: not connection.exists(batch.key, batch.rows_key), what="the expiry")
+    wait_for(lambda: not connection.exists(batch.key, batch.waiting_key(QUEUE)), what="the expiry")
 
 
 def test_an_upload_whose_answer_is_lost_counts_each_row_once(
@@ -91,7 +90,8 @@ def test_an_upload_whose_answer_is_lost_counts_each_row_once(
         assert len(cuts) == 1
         state = batch.read()
         assert (state.state, state.rows, state.failures) == ("open", 251, {"unparsable": 1})
-        assert [row.line for row in batch.unfinished()] == list(range(2, 252))
+        waiting = connection.lrange(batch.waiting_key(QUEUE), 0, -1)
+        assert sorted(int(row.split()[0]) for row in waiting) == list(range(2, 252))
 
 
 def test_a_kill_while_a_batch_is_made_leaves_nothing_for_ever(
@@ -107,18 +107,5 @@ def test_a_kill_while_a_batch_is_made_leaves_nothing_for_ever(
 
 
 def interrupted() -> Iterator[Row]:
-    yield from rows(250)
+    yield from rows(1250)
     raise KeyboardInterrupt
-
-
-def test_a_feeder_forgets_a_batch_that_is_no_more(connection: redis.Redis) -> None:
-    connection.zadd(BATCHES_KEY, {"batch-0123456789ab": 1})
-    feeder = Feeder(connection)
-    feeder.turn()
-    assert connection.zcard(BATCHES_KEY) == 0
-
-    def idle() -> bool:
-        feeder.turn()
-        return feeder.idle
-
-    wait_for(idle, what="the feeder to have nothing left")

@@ -170,7 +170,7 @@ def test_the_results_of_a_batch_replace_no_foreign_table(
     run: Run, connection: redis.Redis, tmp_path: Path
 ) -> None:
     batch, table = batch_of(connection, 1), tmp_path / "mine.csv"
-    batch.end("cancelled")
+    batch.cancel()
     table.write_text("hello\n")
     code, said = told(run, "results", batch.id, "-o", str(table))
     assert code == 2

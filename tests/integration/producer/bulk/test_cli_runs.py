@@ -262,7 +262,7 @@ def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
 
     def shown(run: str) -> Speed | None:
         meter = Meter()
-        WorkerWatch(connection, run).look({ALIAS, "another"}, meter, in_flight=100)
+        WorkerWatch(connection, bulk_job_id(run, "")).look({ALIAS, "another"}, meter, in_flight=100)
         return meter.now
 
     both = 2 * 123.4
@@ -276,7 +276,7 @@ def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
 ) -> None:
     monkeypatch.setattr(live, "FIGURES_SECONDS", 0.0)
     watch, said = (
-        WorkerWatch(connection, "aa"),
+        WorkerWatch(connection, bulk_job_id("aa", "")),
         f"no worker serves {ALIAS}; its rows wait for one\n",
     )
 

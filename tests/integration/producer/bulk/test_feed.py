@@ -17,9 +17,11 @@ from omlx_producer.bulk import feed as feed_module
 from omlx_producer.bulk.feed import Feed
 from omlx_producer.bulk.jobs import job_id_of
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.bulk.window import InFlight
 from omlx_producer.outcome import results_key
 from omlx_producer.protocol import GenerationRequest, ended_stream
 from tests.helpers.bulk_runs import jobs_in_redis
+from tests.helpers.leases import claim, table
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
 RUN = "0123456789ab"
@@ -291,3 +293,22 @@ def test_a_result_stays_in_redis_until_the_sink_has_it(
     sink = Kept()
     finish(Feed(connection, RUN, rows(5), sink))
     assert len(sink.results) == 5
+
+
+def test_a_client_that_slept_enqueues_nothing_that_another_has(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, awake = (Feed(connection, RUN, rows(3), Kept()) for _ in range(2))
+    workers = table(connection, "worker-a"), table(connection, "worker-b")
+    enqueue, claimed = asleep._enqueue, []
+
+    def sleep_first(flights: list[InFlight]) -> None:
+        awake.turn(0)
+        claimed.extend(claim(workers[0], 8))
+        enqueue(flights)
+
+    monkeypatch.setattr(asleep, "_enqueue", sleep_first)
+    asleep.turn(0)
+    assert len(claimed) == 3
+    assert claim(workers[1], 8) == []
+    assert connection.zcard(f"rq:wip:{QUEUE}") == 3

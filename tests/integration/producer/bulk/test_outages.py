@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from omlx_producer.bulk import feed as feed_module
-from omlx_producer.bulk.batch_feeder import Feeder
 from omlx_producer.bulk.feed import Feed
-from omlx_producer.bulk.loop import drive, serve
+from omlx_producer.bulk.loop import drive
 from omlx_producer.signals import StopSignals
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker
@@ -78,21 +77,6 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
     said = capsys.readouterr().err
     assert "Redis is unavailable" in said
     assert "NOREPLICAS" in said
-
-
-def test_a_feeder_outlasts_a_server_that_can_not_write(connection: redis.Redis) -> None:
-    signals, turns = StopSignals(), []
-
-    class Troubled(Feeder):
-        def turn(self) -> None:
-            turns.append(len(turns))
-            if len(turns) == 2:
-                raise redis.ResponseError("MISCONF Redis is configured to save RDB snapshots")
-            if len(turns) == 3:
-                signals.receive(signal.SIGINT)
-
-    serve(Troubled(connection), signals, burst=False)
-    assert len(turns) == 3
 
 
 def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.bulk import progress as progress_module
-from omlx_producer.bulk.batch_state import BatchState
+from omlx_producer.bulk.batch import BatchState
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.plan import Totals
 from omlx_producer.bulk.progress import (
@@ -20,7 +20,7 @@ from omlx_producer.bulk.progress import (
     make_display,
     summary_text,
 )
-from omlx_producer.bulk.row import RowResult
+from omlx_producer.bulk.row import RowResult, RowUsage
 from tests.unit.producer.bulk.test_output import failed, ok, row
 
 
@@ -179,15 +179,9 @@ def test_the_figures_of_a_batch_are_those_of_its_own_time() -> None:
             rows=9,
             ok=9,
             failures={},
-            prompt_tokens=1_000,
-            cached_tokens=0,
-            completion_tokens=500,
-            drafted=0,
-            accepted=0,
-            cut_by_length=3,
-            priority="bulk",
-            window=4,
-            job_timeout=60,
+            left=0,
+            usage=RowUsage(prompt_tokens=1_000, completion_tokens=500, cut_by_length=3),
+            queues=(),
             created_at=100.0,
             ended_at=110.0,
         )

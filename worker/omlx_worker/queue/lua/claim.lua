@@ -1,5 +1,8 @@
 -- Take up to `limit` jobs over all queues, the first queue first, and start them.
 --
+-- After the jobs of a queue come rows of the open batches for that queue, the least recently served
+-- batch first. A row becomes a job when it is taken.
+--
 -- A job whose workers have died is a suspect and runs alone; see omlx_worker.queue.quarantine. A
 -- worker that holds nothing takes it and nothing else. A worker that holds jobs reserves it and
 -- takes no more until they end. Other workers that hold jobs pass over a reserved suspect. A
@@ -30,7 +33,8 @@
 -- Returns nil while workers are suspended, else
 --   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    a field that is not supported or '', crashes, 'run', 'alone', 'stop' or 'fail', enqueued at}
+--    a field that is not supported or '', crashes, 'run', 'alone', 'stop' or 'fail', enqueued at,
+--    run, number, digest and custom_id of a batch's row, or ''}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -72,7 +76,7 @@ local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_
 
 local function unsupported(fields)
   for i, name in ipairs(UNSUPPORTED) do
-    local value = fields[8 + i]
+    local value = fields[9 + i]
     if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
   end
   return ''
@@ -80,7 +84,7 @@ end
 
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP, 'data',
-    'enqueued_at', 'meta', unpack(UNSUPPORTED))
+    'enqueued_at', 'meta', ROW, unpack(UNSUPPORTED))
 end
 
 -- The key that names the owner of a job's beginning; nil for a job that names none.
@@ -145,7 +149,7 @@ local function start(queue, job, fields)
     'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
   extend(queue, job, execution, time, lease, grace)
   claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', unsupported(fields), as_count(fields[3]), how, fields[7] or ''}
+    fields[2] or '', unsupported(fields), as_count(fields[3]), how, fields[7] or '', fields[9] or ''}
 end
 
 local function take(queue, job, fields, index)
@@ -203,6 +207,40 @@ local function take_best(queue, job, fields, index)
   take(queue, job, fields, index)
 end
 
+-- Make a job of a waiting row, and start it. Returns false if a key of the batch is of another type.
+local function take_row(queue, run, entry)
+  local ending = string.find(entry, '\n', 1, true)
+  local row = string.match(entry, '^%d+')
+  local key, job = batch_key(run), row_job(run, row)
+  if not try('HSET', running_key(run, queue), row, entry) then return false end
+  redis.call('HSET', job_key(job), 'status', 'queued', 'origin', queue, 'enqueued_at', date,
+    'created_at', redis.call('HGET', key, 'created') or date,
+    'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
+    'description', 'row ' .. row .. ' of batch-' .. run,
+    ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))
+  start(queue, job, read(job))
+  redis.call('LPOP', waiting_key(run, queue))
+  return true
+end
+
+local function take_rows(queue)
+  local served = {}
+  while #claimed < limit and bytes_left > 0 do
+    local run = (try('ZRANGE', open_key(queue), 0, 0) or {})[1]
+    if not run or served[run] then return end
+    served[run] = true
+    local entry = try('LINDEX', waiting_key(run, queue), 0)
+    while entry and #claimed < limit and bytes_left > 0 and take_row(queue, run, entry) do
+      entry = redis.call('LINDEX', waiting_key(run, queue), 0)
+    end
+    if entry then
+      redis.call('ZADD', open_key(queue), number(time), run)
+    else
+      redis.call('ZREM', open_key(queue), run)
+    end
+  end
+end
+
 -- Whether jobs can be taken from a queue and started.
 local function is_open(queue)
   return try('LLEN', queue_key(queue)) and try('ZCARD', started_key(queue))
@@ -241,6 +279,7 @@ for _, queue in ipairs(KEYS) do
       index = index + 1
     end
   end
+  if open and reserved == '' then take_rows(queue) end
 end
 if alone ~= '' and #claimed > 0 then redis.call('HDEL', job_key(alone), ALONE) end
 return answer({reserved_queue, reserved, claimed})

@@ -10,7 +10,8 @@
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
 --             id of the terminal event, the terminal event, tokens published,
---             stream of its bulk run's ended jobs, or ''
+--             stream of its bulk run's ended jobs, or '',
+--             of a batch's row: run, number, output line and counts, see `settle_row`; else ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
 -- gone; 2 if the server has lost tokens of the job (nothing is written); 3 if the job is retried; or
@@ -46,11 +47,11 @@ local function add_result(job, execution, succeeded, payload, started, ttl)
 end
 
 -- The last writes: nothing is published that is not committed.
-local function announce(job, id, event, run, succeeded, ttl)
+local function announce(job, id, event, ended, succeeded, ttl)
   local stream = events .. job
   redis.pcall('XADD', stream, id, 'event', event)
   redis.call('PUBLISH', channels .. job, event)
-  if run ~= '' and try('XADD', run, '*', 'job', job) then redis.call('EXPIRE', run, run_ttl) end
+  if ended ~= '' and try('XADD', ended, '*', 'job', job) then redis.call('EXPIRE', ended, run_ttl) end
   if ttl == 0 then
     redis.call('EXPIRE', stream, 60)
   elseif succeeded then
@@ -107,8 +108,12 @@ local function release_dependents(job, ending)
   end
 end
 
-local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published, run)
-  if not holds(queue, job, execution) then return is_done(job, execution) and 1 or 0 end
+local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published, ended,
+    run, row, line, counts)
+  if not holds(queue, job, execution) then
+    local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
+    return (done or is_done(job, execution)) and 1 or 0
+  end
   if ending == 'retry' then
     if retry(queue, job, execution) then
       failed_count = failed_count + 1
@@ -155,15 +160,16 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     end
   end
   drop_execution(queue, job, execution)
-  announce(job, id, event, run, succeeded, ttl)
+  announce(job, id, event, ended, succeeded, ttl)
+  if run ~= '' then settle_row(queue, run, row, line, counts) end
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started
   return 1
 end
 
 local replies = {}
-for i = 6, #ARGV, 10 do
-  local ran, reply = pcall(commit, unpack(ARGV, i, i + 9))
+for i = 6, #ARGV, 14 do
+  local ran, reply = pcall(commit, unpack(ARGV, i, i + 13))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply
 end

@@ -15,6 +15,16 @@ local function execution_key(job, execution) return RQ .. 'execution:' .. job ..
 local function reservation_key(job) return 'omlx:suspect:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
+-- Batches; see omlx_producer.bulk.batch. A row waits in a list of its queue. While it has a job, its
+-- entry is in a hash by its number.
+local BATCHES = 'omlx:batches'
+local function batch_key(run) return 'omlx:batch:' .. run end
+local function waiting_key(run, queue) return batch_key(run) .. ':waiting:' .. queue end
+local function running_key(run, queue) return batch_key(run) .. ':running:' .. queue end
+local function results_key(run) return batch_key(run) .. ':results' end
+local function open_key(queue) return BATCHES .. ':' .. queue end
+local function row_job(run, number) return 'row-' .. run .. '-' .. number end
+
 -- This project's fields in RQ's job hash. RQ keeps unknown fields.
 local CRASHES = 'omlx_crashes'  -- how many workers died while they held the job
 local LONE = 'omlx_lone'        -- how many of them held no other job
@@ -22,6 +32,7 @@ local ALONE = 'omlx_alone'      -- '1': it is its worker's only job, or was when
 local STOP = 'omlx_stop'        -- '1': it is to be stopped
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
 local PASSED = 'omlx_passed'    -- how many jobs behind it were taken in its place
+local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
 
 -- The time: seconds since 1970, and RQ's format of it in job hashes.
 local function now()
@@ -162,4 +173,25 @@ local function put_back_crashed(queue, job, execution)
     if type(reply) == 'table' then redis.call('HSET', job_key(job), count, 1) end
   end
   return true
+end
+
+-- Write the result of a batch's row once, and end the batch with its last one.
+--
+-- counts   what to add to fields of the batch: 'name=number name=number ...'
+local function settle_row(queue, run, row, line, counts)
+  local key, running = batch_key(run), running_key(run, queue)
+  if redis.call('HEXISTS', running, row) == 0 then return end
+  redis.call('HSET', results_key(run), row, line)
+  for name, count in string.gmatch(counts, '(%S+)=(%d+)') do
+    redis.call('HINCRBY', key, name, count)
+  end
+  redis.call('HDEL', running, row)
+  if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
+  local time = now()
+  local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled' or 'done'
+  redis.call('HSET', key, 'state', state, 'ended_at', number(time))
+  local keep = redis.call('HGET', key, 'keep_seconds') or 604800
+  redis.call('EXPIRE', key, keep)
+  redis.call('EXPIRE', results_key(run), keep)
+  redis.call('ZREM', BATCHES, run)
 end

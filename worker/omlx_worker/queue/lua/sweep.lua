@@ -1,5 +1,6 @@
 -- Put jobs with expired leases back at the front of their queues, and count a crash for each: their
--- worker has died, or was away for as long.
+-- worker has died, or was away for as long. Rows of batches whose jobs were deleted wait again; those
+-- whose jobs other tools have ended fail.
 --
 -- KEYS[1]    lock: while it exists, only its owner sweeps
 -- ARGV[1]    milliseconds until the lock expires
@@ -28,6 +29,49 @@ for i = 4, #ARGV do
   for _, entry in ipairs(ours) do
     local job = entry[1]
     if put_back_crashed(queue, job, entry[2]) then returned[#returned + 1] = job end
+  end
+end
+
+local ended = {failed = true, stopped = true, canceled = true, finished = true}
+local MOST_ROWS = 100  -- that one call puts back or settles
+
+local function settle_cancelled(queue, run, row)
+  local entry = redis.call('HGET', running_key(run, queue), row)
+  local digest, custom_id = string.match(entry, '^%d+ (%x+) ([^\n]*)')
+  local line = '{"id": "batch_req_' .. digest .. '", "custom_id": ' .. custom_id
+    .. ', "response": null, "error": {"code": "cancelled", "message": "the job was cancelled"}}\n'
+  settle_row(queue, run, row, line, 'failed:cancelled=1')
+end
+
+local function wait_again(queue, run, row)
+  redis.call('LPUSH', waiting_key(run, queue), redis.call('HGET', running_key(run, queue), row))
+  redis.call('ZADD', open_key(queue), 0, run)
+  redis.call('HDEL', running_key(run, queue), row)
+end
+
+-- Returns whether the row was not where it should be.
+local function mend(queue, run, row, cancelling)
+  local job = row_job(run, row)
+  local state = status(job)
+  if state == 'queued' and not try('LPOS', queue_key(queue), job) then
+    return try('LPUSH', queue_key(queue), job)
+  end
+  if ended[state] or (state == 'deleted' and cancelling) then
+    settle_cancelled(queue, run, row)
+  elseif state == 'deleted' then
+    wait_again(queue, run, row)
+  end
+  return ended[state] or state == 'deleted'
+end
+
+for _, run in ipairs(try('ZRANGE', BATCHES, 0, -1) or {}) do
+  local cancelling = redis.pcall('HGET', batch_key(run), 'state') == 'cancelling'
+  for i = 4, #ARGV do
+    local mended = 0
+    for _, row in ipairs(try('HKEYS', running_key(run, ARGV[i])) or {}) do
+      if mend(ARGV[i], run, row, cancelling) then mended = mended + 1 end
+      if mended == MOST_ROWS then break end
+    end
   end
 end
 return answer(returned)
