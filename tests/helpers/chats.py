@@ -59,18 +59,19 @@ TEMPLATE = (
 
 @functools.cache
 def tokenizer_of(
-    family: str, *, thinking: bool = False, template: str = TEMPLATE
+    family: str, *, thinking: bool = False, marks: bool = True, template: str = TEMPLATE
 ) -> TokenizerWrapper:
     """A tokenizer whose calls a parser of mlx-lm reads.
 
     Args:
         thinking: whether it has markers of thinking.
+        marks: whether the markers of calls are tokens.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_tokenizer(path)
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        added = ADDED[family] + (THINKING if thinking else [])
+        added = ADDED[family] * marks + (THINKING if thinking else [])
         tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
         tokenizer.save(str(path / "tokenizer.json"))
         file = path / "tokenizer_config.json"
@@ -128,10 +129,10 @@ def spelled(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
 
 def answer_of(
-    tokenizer: TokenizerWrapper, form: ReplyForm | None, tokens: list[int]
+    tokenizer: TokenizerWrapper, form: ReplyForm | None, tokens: list[int], *, cut: bool = False
 ) -> dict[str, Any]:
     """The message of a row with these tokens."""
     decode_faithfully(tokenizer)
     text = RowText(Row("j:0", [1], len(tokens) + 1, Sampling(), reply=form), tokenizer)
     said = "".join(text.feed(token).text for token in tokens) + text.cut()
-    return message_of(said, form, "j:0", marks=[mark.place for mark in text.marks])
+    return message_of(said, form, "j:0", marks=[mark.place for mark in text.marks], cut=cut)

@@ -135,6 +135,11 @@ class Chat:
         if calling is None:
             return ReplyForm(markup, tokens=tokens)
         reader = CallReader(tokenizer, calling.functions)
+        holds = calling.required or request.constraint is not None
+        if holds and reader.is_exact and markup.call_end and markup.call_end not in by_token:
+            # An argument may spell this end. Only the reader, as the grammar's inverse, can tell.
+            markup = markup.model_copy(update={"call_end": ""})
+            return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens)
         return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens)
 
     def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:

@@ -29,9 +29,13 @@ class ObjectReader:
         start = f"(?:{re.escape(syntax.start)})?" if syntax.start else ""
         self._opening = re.compile(rf"\s*{start}\s*{before}\s*")
         self._after = syntax.after.strip()
+        self._end = syntax.end
 
-    def read(self, text: str) -> Iterator[dict[str, Any]]:
+    def read(self, text: str, *, ended: bool = False) -> Iterator[dict[str, Any]]:
         """The calls in a text, in the form of mlx-lm's parsers.
+
+        Args:
+            ended: whether each is followed by the end marker.
 
         Raises:
             ValueError: after them, if the rest is written otherwise.
@@ -42,10 +46,12 @@ class ObjectReader:
             if opening is None:
                 raise ValueError("no function begins here")
             arguments, at = _JSON.raw_decode(text, opening.end())
+            for expected in (self._after, self._end) if ended else (self._after,):
+                at = _past_space(text, at)
+                if not text.startswith(expected, at):
+                    raise ValueError("something else follows")
+                at += len(expected)
             at = _past_space(text, at)
-            if not text.startswith(self._after, at):
-                raise ValueError("something else follows")
-            at = _past_space(text, at + len(self._after))
             yield {"name": opening[1], "arguments": arguments}
 
 

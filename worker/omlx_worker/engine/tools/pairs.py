@@ -34,6 +34,7 @@ class PairReader:
         assert syntax.pairs is not None
         self._pairs: Pairs = syntax.pairs
         before, self._after = syntax.before.lstrip(), syntax.after.rstrip()
+        self._start, self._end = syntax.start, syntax.end
         self._openings = {
             before.replace("{name}", function.name): function.name for function in functions
         }
@@ -45,8 +46,11 @@ class PairReader:
             for function in functions
         }
 
-    def read(self, text: str) -> Iterator[dict[str, Any]]:
+    def read(self, text: str, *, ended: bool = False) -> Iterator[dict[str, Any]]:
         """The calls in a text, in the form of mlx-lm's parsers.
+
+        Args:
+            ended: whether each is followed by the end marker.
 
         Raises:
             ValueError: after them, if the rest is written otherwise.
@@ -54,12 +58,14 @@ class PairReader:
         found, text = 0, text.strip()
         while text or not found:
             openings = [opening for opening in self._openings if text.startswith(opening)]
-            if not openings or (found and not self._after):
+            if not openings or (found and not (self._after or ended)):
                 raise ValueError("no function begins here")
             opening = max(openings, key=len)
             name = self._openings[opening]
             arguments, at = self._arguments(text, len(opening), self._parameters[name])
             text, found = text[_past(text, at, self._after) :].lstrip(), found + 1
+            if ended:
+                text = text[_past(text, 0, self._end) :].lstrip().removeprefix(self._start).lstrip()
             yield {"name": name, "arguments": arguments}
 
     def is_cut(self, text: str) -> bool:

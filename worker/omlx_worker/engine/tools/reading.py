@@ -56,6 +56,7 @@ class CallReader:
         elif syntax and not (syntax.pairs or syntax.bare):
             self._exact = ObjectReader(syntax, functions)
         self._ends = syntax is not None and bool(syntax.after.strip())
+        self._end = tokenizer.tool_call_end or ""
         # Where a call has no end marker, the next one's start ends it.
         self._next = "" if tokenizer.tool_call_end else tokenizer.tool_call_start
         self._parser: Parser = tokenizer.tool_parser or _parse_bare
@@ -81,11 +82,31 @@ class CallReader:
 
     def read_cut(self, text: str) -> list[FunctionCall]:
         """The calls that have their own ends in a text that was cut after the marker of a call."""
+        return self._exactly(text)[0] if self._ends else []
+
+    def read_all(self, text: str) -> list[FunctionCall]:
+        """The calls with their end markers in the rest of a text after the first one's start."""
+        calls, complete = self._exactly(text, ended=True)
+        if complete:
+            return calls
+        # MiniCPM wraps some texts, which its parser unwraps.
+        before, end, _ = text.rpartition(self._end)
+        return max(calls, self._read(before + end), key=len)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that the grammar takes is read as it is written."""
+        return self._exact is not None
+
+    def _exactly(self, text: str, *, ended: bool = False) -> tuple[list[FunctionCall], bool]:
+        """The calls that are written exactly, and whether all of the text is."""
         found: list[dict[str, Any]] = []
-        if self._exact is not None and self._ends:
+        complete = False
+        if self._exact is not None:
             with _skipping():
-                found.extend(self._exact.read(text))
-        return self._called(found)
+                found.extend(self._exact.read(text, ended=ended))
+                complete = True
+        return self._called(found), complete
 
     def _read(self, text: str) -> list[FunctionCall]:
         found: list[dict[str, Any]] = []

@@ -23,7 +23,10 @@ from tests.helpers.chats import (
     vocabulary,
 )
 
-WRITTEN = [family for family in ADDED if family != "gemma4"]
+WITH_TOKENS = [(family, True) for family in ADDED if family != "gemma4"]
+WITHOUT = [(family, False) for family in ("json_tools", "qwen3_coder", "minimax_m2")]
+"""Families, and whether their markers are tokens; MiniCPM has none in any case."""
+
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -41,7 +44,15 @@ TOOLS = [
 MARKERS = sorted(
     {
         *(token for tokens in ADDED.values() for token in tokens),
-        *("</function>", "</param>", "</parameter>", "[TOOL_CALLS]say[ARGS]{}", ")]", "<think>"),
+        *(
+            '<function name="say">',
+            "</function>",
+            "</param>",
+            "</parameter>",
+            "[TOOL_CALLS]say[ARGS]{}",
+            ")]",
+            "<think>",
+        ),
         *("</think>", '"', "'", "\\", "\n", "{", "}", ",", "=", "<", "a", " ", "null", "é"),
         *("</arg_value>", "\n</parameter>\n", "<parameter=text>\n", "say:0", "functions.say:0"),
     }
@@ -50,8 +61,8 @@ TEXTS = st.lists(st.sampled_from(MARKERS), max_size=5).map("".join)
 
 
 @functools.cache
-def tokens_of(family: str) -> LLTokenizer:
-    return vocabulary(tokenizer_of(family, thinking=True))
+def tokens_of(family: str, marks: bool) -> LLTokenizer:
+    return vocabulary(tokenizer_of(family, thinking=True, marks=marks))
 
 
 def request(**fields: Any) -> GenerationRequest:
@@ -62,15 +73,15 @@ def request(**fields: Any) -> GenerationRequest:
 
 
 @functools.cache
-def chat(family: str) -> Chat:
-    return Chat(tokenizer_of(family, thinking=True), "m")
+def chat(family: str, marks: bool) -> Chat:
+    return Chat(tokenizer_of(family, thinking=True, marks=marks), "m")
 
 
 def tokens_and_grammar(
-    family: str, calls: list[tuple[str, dict[str, Any]]]
+    family: str, marks: bool, calls: list[tuple[str, dict[str, Any]]]
 ) -> tuple[list[int], bool]:
     """The tokens of calls, and whether the grammar takes them."""
-    tokenizer, written = tokenizer_of(family, thinking=True), syntax(family)
+    tokenizer, written = tokenizer_of(family, thinking=True, marks=marks), syntax(family)
     tokens: list[int] = []
     for name, arguments in calls:
         tokens += tokenizer.encode(written.between, add_special_tokens=False) if tokens else []
@@ -79,21 +90,21 @@ def tokens_and_grammar(
                 tokens += tokenizer.encode(text, add_special_tokens=False)
             else:
                 tokens += spelled(tokenizer, text)
-    constraint = chat(family).constraint(request(), None)
+    constraint = chat(family, marks).constraint(request(), None)
     assert constraint is not None
-    matcher = LLMatcher(tokens_of(family), LLMatcher.grammar_from_lark(constraint.value))
+    matcher = LLMatcher(tokens_of(family, marks), LLMatcher.grammar_from_lark(constraint.value))
     taken = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
     return tokens, taken
 
 
-def read_again(family: str, tokens: list[int]) -> dict[str, Any]:
+def read_again(family: str, marks: bool, tokens: list[int]) -> dict[str, Any]:
     """The message that a row with these tokens ends in."""
     asked = request()
-    form = chat(family).form(asked, chat(family).encode(asked))
-    return answer_of(tokenizer_of(family, thinking=True), form, tokens)
+    form = chat(family, marks).form(asked, chat(family, marks).encode(asked))
+    return answer_of(tokenizer_of(family, thinking=True, marks=marks), form, tokens)
 
 
-@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize(("family", "marks"), [*WITH_TOKENS, *WITHOUT])
 @settings(max_examples=40)
 @given(
     calls=st.lists(
@@ -112,21 +123,54 @@ def read_again(family: str, tokens: list[int]) -> dict[str, Any]:
     )
 )
 @example(calls=[("say", {"text": "a</tool_call>b"})])
+@example(
+    calls=[("say", {"text": "", "spots": ["</function>", "</tool_call>"]}), ("say", {"text": ""})]
+)
 @example(calls=[("say", {"text": "a<think>b</think>c"})])
 def test_a_call_that_the_grammar_takes_is_read_as_it_was_meant(
-    family: str, calls: list[tuple[str, dict[str, Any]]]
+    family: str, marks: bool, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     calls = calls if syntax(family).repeats else calls[:1]
-    tokens, taken = tokens_and_grammar(family, calls)
+    tokens, taken = tokens_and_grammar(family, marks, calls)
     assume(taken)
-    if family == "minicpm5":  # whose end marker is text, and may also be a part of JSON
-        others = [value for _, given in calls for key, value in given.items() if key != "text"]
-        assume("</function>" not in json.dumps(others))
-
-    message = read_again(family, tokens)
+    message = read_again(family, marks, tokens)
 
     assert message["content"] is None
     assert [
         (call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message["tool_calls"]
     ] == calls
+
+
+SAID = '<function name="say"><param name="text">{}</param></function>'
+
+
+def minicpm(text: str, *, cut: bool = False, **fields: Any) -> tuple[Any, list[Any]]:
+    """The content and the arguments of calls of an answer whose markers are no tokens."""
+    asked, model = request(**fields), chat("minicpm5", True)
+    form, tokenizer = model.form(asked, model.encode(asked)), tokenizer_of("minicpm5")
+    message = answer_of(tokenizer, form, spelled(tokenizer, text), cut=cut)
+    calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+    return message["content"], calls
+
+
+def test_a_text_that_minicpm_wraps_is_unwrapped_where_calls_are_required() -> None:
+    wrapped = SAID.format("<![CDATA[a < b]]>")
+    assert minicpm(wrapped) == (None, [{"text": "a < b"}])
+    assert minicpm(f"{SAID.format('a')}\n{wrapped}") == (None, [{"text": "a"}, {"text": "a < b"}])
+
+
+def test_a_required_call_that_was_cut_is_not_read_though_its_end_is_no_token() -> None:
+    text = f"{SAID.format('a')}\n{SAID.format('b')}"
+    for length in range(len(text)):
+        content, calls = minicpm(text[:length], cut=True)
+        assert calls == [{"text": "a"}] * (length >= len(SAID.format("a")))
+        assert (content is None) == bool(calls)
+    for length in range(len(SAID.format("<![CDATA[a]]>"))):
+        assert minicpm(SAID.format("<![CDATA[a]]>")[:length], cut=True)[1] == []
+
+
+def test_an_answer_beside_tools_may_spell_what_begins_a_call() -> None:
+    answer = '{"a": "<function name=\\"say\\">", "b": "</function>"}'
+    fields = {"tool_choice": "auto", "response_format": {"type": "json_object"}}
+    assert minicpm(answer, **fields) == (answer, [])
