@@ -296,8 +296,86 @@ RECURRENT: dict[str, dict[str, Any]] = {
 """Families with recurrent or convolution layers."""
 
 
+ALONE: dict[str, dict[str, Any]] = {
+    "afm7": {
+        "hidden_dim": 64,
+        "num_layers": 4,
+        "num_kv_reuse_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+    },
+    "minimax_m3_vl": {
+        "text_config": COMMON
+        | {
+            "model_type": "minimax_m3",
+            "dense_intermediate_size": 96,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_block_size": 8,
+            "index_topk_blocks": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        }
+    },
+    "baichuan_m1": {
+        "sliding_window_layers": [0, 2],
+        "conv_window": 2,
+        "tie_word_embeddings": False,
+    },
+    "recurrent_gemma": {
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": SLIDING,
+        "layer_types": None,
+        "block_types": ["recurrent", "recurrent", "attention", "recurrent"],
+    },
+    "internlm2": {"bias": False, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "internlm3": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "gpt_bigcode": {
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_inner": 96,
+        "n_head": 4,
+        "n_positions": 4096,
+        "layer_norm_epsilon": 1e-5,
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "longcat_flash_ngram": LATENT
+    | {
+        "num_layers": 2,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+        "ngram_vocab_size_ratio": 3,
+        "emb_neighbor_num": 3,
+        "emb_split_num": 2,
+    },
+    "deepseek_v41": {
+        "head_dim": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "o_groups": 2,
+        "o_lora_rank": 32,
+        "scoring_func": "sqrtsoftplus",
+        "sliding_window": 8,
+        "compress_ratios": [0, 4, 4, 4],
+        "kv_source_layer_ids": [1, 3],
+        "index_source_layer_ids": [1],
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+        "index_topk": 4,
+        "hc_mult": 2,
+    },
+}
+"""Families that neither the ragged batch nor mlx-lm's `BatchGenerator` runs rightly."""
+
+
 def config_of(family: str) -> dict[str, Any]:
-    return COMMON | {"model_type": family} | (FAMILIES | RECURRENT)[family]
+    return COMMON | {"model_type": family} | (FAMILIES | RECURRENT | ALONE)[family]
 
 
 def tiny(family: str, seed: int = 0) -> nn.Module:

@@ -64,7 +64,7 @@ def check_text(job: str, folder: Path, tokens: int, redis_url: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "recurrent_gemma"])
 def test_a_folder_with_a_checkpoint_serves_a_job_with_mlx_lms_own_text(
     tmp_path: Path, redis_url: str, family: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_folder_with_a_checkpoint_serves_a_job_with_mlx_lms_own_text(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2"])
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "baichuan_m1"])
 def test_a_job_whose_worker_is_killed_ends_with_the_same_text(
     tmp_path: Path, redis_url: str, connection: Redis, family: str
 ) -> None:

@@ -11,6 +11,7 @@ from omlx_producer.terminal import one_cell
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.generator import SerialDecoder
 from omlx_worker.settings import MOST_ROWS, WorkerSettings
 
 
@@ -19,7 +20,8 @@ class Report:
     """What a worker with this model would have. Sizes are in bytes.
 
     Attributes:
-        engine: ``ragged batch`` or ``BatchGenerator``, which is mlx-lm's.
+        engine: ``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``. The last one
+            decodes a row at a time.
         reason: why it is mlx-lm's.
         drafts_by: ``MTP head``, ``draft model`` with its name, ``lookup``, or None; a comma between
             two.
@@ -53,7 +55,10 @@ class Report:
     rows: int
 
     def __str__(self) -> str:
-        engine = f"mlx-lm's {self.engine}, because {self.reason}" if self.reason else self.engine
+        engine = self.engine
+        if self.reason:
+            pace = ", a row at a time," if engine == SerialDecoder.name else ","
+            engine = f"mlx-lm's {engine}{pace} because {self.reason}"
         drafts = f"up to {self.draft_depth} a step by {self.drafts_by}"
         cache = [f"{in_units(self.token)} a token"] if self.token else []
         if self.sliding:
@@ -88,7 +93,7 @@ def examine(settings: WorkerSettings) -> Report:
     return Report(
         model=settings.model,
         family=engine.family,
-        engine="BatchGenerator" if engine.reason else "ragged batch",
+        engine=engine.decoder,
         reason=engine.reason,
         drafts_by=_drafter(engine),
         draft_depth=engine.max_depth,
@@ -115,7 +120,7 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
     if engine.max_depth:
         return None
     if engine.reason:
-        return "BatchGenerator has no drafts"
+        return f"{engine.decoder} has no drafts"
     if not settings.depth:
         return "--mode batched or --mtp-depth 0"
     return "the checkpoint has no MTP head, --draft-model names no model, and --no-lookup"
@@ -125,8 +130,9 @@ def _rows(engine: DecodingEngine, limit: int) -> int:
     """How many rows of the full context fit, one of which is still reading its prompt."""
     memory = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
     context = engine.info.context_length
+    most = 1 if engine.decoder == SerialDecoder.name else MOST_ROWS
 
     def too_many(rows: int) -> bool:
         return not memory.fits([(context, context), *[(0, context)] * (rows - 1)])
 
-    return bisect_left(range(1, MOST_ROWS + 1), True, key=too_many)
+    return bisect_left(range(1, most + 1), True, key=too_many)

@@ -113,6 +113,18 @@ def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> N
     assert "drafts   none: BatchGenerator has no drafts\n" in said
 
 
+def test_a_model_that_is_right_in_no_batch_is_told_with_both_reasons(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "afm7", "afm7")
+
+    said, found = check(folder).stdout, checked(folder)
+
+    assert "engine   mlx-lm's generate_step, a row at a time, because its modules cannot" in said
+    assert "and mlx-lm's BatchGenerator differs from a row alone by " in said
+    assert "drafts   none: generate_step has no drafts\n" in said
+    assert "rows     1 of the full context fit" in said
+    assert (found["engine"], found["rows"]) == ("generate_step", 1)
+
+
 def test_the_rows_are_as_many_as_a_worker_admits(llama: Path) -> None:
     limit = 12 << 20
     rows = checked(llama, "--memory-limit", str(limit))["rows"]

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Decoder(Rows, Protocol):
-    """Rows to tokens: the ragged batch, or mlx-lm's `BatchGenerator` for any other model."""
+    """Rows to tokens: the ragged batch, or a loop of mlx-lm's for any other model."""
+
+    name: str
+    """``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``."""
 
     @property
     def depth(self) -> int:
@@ -44,7 +47,7 @@ class Decoder(Rows, Protocol):
 
     @property
     def reason(self) -> str | None:
-        """Why this is mlx-lm's `BatchGenerator`, after "because"; None for the ragged batch."""
+        """Why this is a loop of mlx-lm's, after "because"; None for the ragged batch."""
         ...
 
     @property
@@ -109,6 +112,11 @@ class DecodingEngine:
     def reason(self) -> str | None:
         """See `Decoder.reason`."""
         return self._decoder.reason
+
+    @property
+    def decoder(self) -> str:
+        """See `Decoder.name`."""
+        return self._decoder.name
 
     @property
     def row_bytes(self) -> RowBytes:

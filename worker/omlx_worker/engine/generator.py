@@ -1,14 +1,14 @@
-"""The decoder for families without a ragged form: mlx-lm's `BatchGenerator`, without drafts."""
+"""Decoders for families without a ragged form: mlx-lm's own loops, without drafts."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_worker.engine.footprint import GeneratorFootprint, RowBytes
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
@@ -60,8 +60,8 @@ class _RowSampler:
         return token
 
 
-class GeneratorDecoder:
-    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps.
+class _PlainDecoder:
+    """What decoders over mlx-lm's own loops have in common: no drafts, and no way to pause a row.
 
     Args:
         reason: why the model is not decoded by the ragged batch.
@@ -71,25 +71,15 @@ class GeneratorDecoder:
     looks_up = shares = False
     pads = True
 
-    def __init__(self, model: nn.Module, max_rows: int, reason: str = "") -> None:
+    def __init__(self, model: nn.Module, reason: str = "") -> None:
         self.reason = reason
-        self._generator = BatchGenerator(
-            model, completion_batch_size=max_rows, prefill_step_size=PREFILL_CHUNK
-        )
-        self._footprint = GeneratorFootprint(model)
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
-        # Making a generator wires memory; this undoes it. Whether to wire is the user's choice.
-        self._generator.close()
+        self._footprint = GeneratorFootprint(model)
         self._waiting: dict[str, Row] = {}
-        self._inserted: dict[int, tuple[Row, _RowSampler | None]] = {}
-
-    @property
-    def slots(self) -> int:
-        return len(self._inserted)
 
     @property
     def changes(self) -> int:
-        """None: mlx-lm's generator traces nothing."""
+        """None: mlx-lm traces nothing."""
         return 0
 
     def add(self, row: Row) -> Known:
@@ -104,37 +94,18 @@ class GeneratorDecoder:
     def finish(self, row_id: str) -> None:
         self.remove(row_id)
 
+    def remove(self, row_id: str) -> None:
+        if self._waiting.pop(row_id, None) is None:
+            self._drop(row_id)
+
     def close(self) -> None:
         """There are no files."""
 
     def limit_prefixes(self, room: int) -> None:
         """There are none."""
 
-    def _insert(self, row: Row) -> None:
-        greedy = Plan.of([row.sampling]) == Plan()
-        sampler = None if greedy else _RowSampler(row)
-        left = row.max_tokens - len(row.generated)
-        processors = [] if sampler is None else [sampler.read]
-        [uid] = self._generator.insert(
-            [row.history], [left], samplers=[sampler], logits_processors=[processors]
-        )
-        self._inserted[uid] = (row, sampler)
-
-    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
-        steps = []
-        for response in self._generator.next_generated():
-            row, sampler = self._inserted[response.uid]
-            if response.finish_reason is not None:
-                del self._inserted[response.uid]
-            if sampler is None:
-                sampled = Sampled(response.token)
-            else:
-                sampled = ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)
-            steps.append(RowStep(row.row_id, [sampled]))
-        return steps
-
     def suspend(self, row_id: str) -> bool:  # noqa: ARG002
-        """A row's cache cannot be taken out of mlx-lm's batch and put back."""
+        """A row's cache cannot be taken out of mlx-lm's loop and put back."""
         return False
 
     def resume(self, row_id: str) -> None:
@@ -152,11 +123,104 @@ class GeneratorDecoder:
         longest = max((tokens for _, tokens in rows), default=0)
         return prompts + self._footprint.of_batch(len(rows), longest)
 
-    def remove(self, row_id: str) -> None:
-        if self._waiting.pop(row_id, None) is not None:
-            return
+    def _insert(self, row: Row) -> None:
+        """Give a row to mlx-lm."""
+        raise NotImplementedError
+
+    def _drop(self, row_id: str) -> None:
+        """Take a row from mlx-lm, if it has it."""
+        raise NotImplementedError
+
+
+def _sampler_of(row: Row) -> _RowSampler | None:
+    """None for a greedy row, which mlx-lm's own sampler serves."""
+    return None if Plan.of([row.sampling]) == Plan() else _RowSampler(row)
+
+
+def _sampled(row: Row, token: int, sampler: _RowSampler | None) -> RowStep:
+    if sampler is None:
+        return RowStep(row.row_id, [Sampled(token)])
+    return RowStep(row.row_id, [ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)])
+
+
+class GeneratorDecoder(_PlainDecoder):
+    """A `Decoder` over a `BatchGenerator`, which reads prompts within its own steps."""
+
+    name = "BatchGenerator"
+
+    def __init__(self, model: nn.Module, max_rows: int, reason: str = "") -> None:
+        super().__init__(model, reason)
+        self._generator = BatchGenerator(
+            model, completion_batch_size=max_rows, prefill_step_size=PREFILL_CHUNK
+        )
+        # Making a generator wires memory; this undoes it. Whether to wire is the user's choice.
+        self._generator.close()
+        self._inserted: dict[int, tuple[Row, _RowSampler | None]] = {}
+
+    @property
+    def slots(self) -> int:
+        return len(self._inserted)
+
+    def _insert(self, row: Row) -> None:
+        sampler = _sampler_of(row)
+        left = row.max_tokens - len(row.generated)
+        processors = [] if sampler is None else [sampler.read]
+        [uid] = self._generator.insert(
+            [row.history], [left], samplers=[sampler], logits_processors=[processors]
+        )
+        self._inserted[uid] = (row, sampler)
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
+        steps = []
+        for response in self._generator.next_generated():
+            row, sampler = self._inserted[response.uid]
+            if response.finish_reason is not None:
+                del self._inserted[response.uid]
+            steps.append(_sampled(row, response.token, sampler))
+        return steps
+
+    def _drop(self, row_id: str) -> None:
         for uid, (row, _) in self._inserted.items():
             if row.row_id == row_id:
                 del self._inserted[uid]
                 self._generator.remove([uid])
                 return
+
+
+class SerialDecoder(_PlainDecoder):
+    """A `Decoder` over mlx-lm's `generate_step`, which decodes one row after the other.
+
+    For models that are right in no batch. The first step of a row reads its prompt.
+    """
+
+    name = "generate_step"
+
+    def __init__(self, model: nn.Module, reason: str = "") -> None:
+        super().__init__(model, reason)
+        self._model = model
+        # The first one decodes, the others wait for its end.
+        self._rows: dict[str, tuple[Row, _RowSampler | None, Iterator[tuple[int, mx.array]]]] = {}
+
+    @property
+    def slots(self) -> int:
+        return len(self._rows)
+
+    def _insert(self, row: Row) -> None:
+        sampler = _sampler_of(row)
+        tokens = generate_step(
+            mx.array(row.history),
+            self._model,
+            max_tokens=row.max_tokens - len(row.generated),
+            sampler=sampler,
+            logits_processors=[] if sampler is None else [sampler.read],
+        )
+        self._rows[row.row_id] = (row, sampler, tokens)
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
+        for row, sampler, tokens in self._rows.values():
+            for token, _ in tokens:
+                return [_sampled(row, token, sampler)]
+        return []
+
+    def _drop(self, row_id: str) -> None:
+        self._rows.pop(row_id, None)

@@ -24,12 +24,13 @@ from omlx_worker.engine.drafts.graft import Graft, head_hint
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
-from omlx_worker.engine.generator import GeneratorDecoder
+from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
 from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.models.self_check import CannotGenerate, check_batched
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
@@ -141,6 +142,8 @@ def load_engine(
         chat_tokens=chat_tokens,
     )
     family = config["model_type"]
+    if isinstance(decoder, SerialDecoder):
+        max_rows = 1
     engine = DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
     if depth and not draft_model and not engine.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
@@ -235,7 +238,7 @@ def decoder_of(
     lookup: Lookup | None = None,
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
 ) -> Decoder:
-    """The ragged batch if the model has that form, else mlx-lm's `BatchGenerator`.
+    """The ragged batch if the model has that form, else the faster of mlx-lm's loops that is right.
 
     Args:
         draft: drafts in place of the model's own head.
@@ -243,18 +246,17 @@ def decoder_of(
         make_prefixes: makes the prefix cache; None for none.
 
     Raises:
-        ModelError: if ``draft`` cannot draft for the model.
+        ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
     """
     try:
         ragged = as_ragged(network, drafts=depth > 0 and draft is None)
     except Unsupported as reason:
         if draft is not None:
             raise ModelError(
-                f"{DRAFT_MODEL}: leave it out; the model runs on mlx-lm's BatchGenerator, which "
+                f"{DRAFT_MODEL}: leave it out; the model does not run on the ragged batch, so it "
                 f"has no drafts, because {reason}"
             ) from None
-        log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
-        return GeneratorDecoder(network, max_rows, reason=str(reason))
+        return _plain_decoder(network, max_rows, str(reason))
     if draft is not None:
         try:
             ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False))
@@ -265,3 +267,28 @@ def decoder_of(
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     return RaggedDecoder(ragged, depth, lookup, make_prefixes(ragged) if make_prefixes else None)
+
+
+def _plain_decoder(network: nn.Module, max_rows: int, reason: str) -> Decoder:
+    """mlx-lm's `BatchGenerator` if it is right on this model, else its `generate_step`.
+
+    Raises:
+        ModelError: if that fails too.
+    """
+    try:
+        check_batched(network)
+    except Unsupported as other:
+        log.warning(
+            "the model runs one row at a time on mlx-lm's generate_step, slowly and without "
+            "drafts, because %s, and %s",
+            reason,
+            other,
+        )
+        return SerialDecoder(network, f"{reason}, and {other}")
+    except CannotGenerate as error:
+        family = getattr(network, "model_type", type(network).__module__)
+        raise ModelError(
+            f"--model: mlx-lm itself cannot generate with this {family} ({error}); give another"
+        ) from None
+    log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
+    return GeneratorDecoder(network, max_rows, reason)

@@ -127,8 +127,8 @@ class Prompter:
             return None
         if self._grammars is None:
             raise InvalidRequest(
-                f"{field}: {self._info.model} takes no constraints, as it runs on mlx-lm's "
-                "BatchGenerator; leave it out"
+                f"{field}: {self._info.model} takes no constraints, as it does not run "
+                "on the ragged batch; leave it out"
             )
         try:
             return self._grammars.compile(constraint)

@@ -229,7 +229,7 @@ def test_a_request_that_cannot_be_constrained_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidRequest) as refused:
         plain.rows(ask(response_format={"type": "json_object"}), "job")
     assert str(refused.value) == (
-        "response_format: m takes no constraints, as it runs on mlx-lm's BatchGenerator; leave it "
+        "response_format: m takes no constraints, as it does not run on the ragged batch; leave it "
         "out"
     )
     with pytest.raises(InvalidRequest) as refused:

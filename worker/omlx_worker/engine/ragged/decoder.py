@@ -23,6 +23,7 @@ class RaggedDecoder(Batch):
         prefixes: keeps beginnings of prompts for other rows; None to keep none.
     """
 
+    name = "ragged batch"
     reason = None
 
     def __init__(

@@ -238,5 +238,5 @@ def test_a_draft_model_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None
 def test_a_draft_model_for_batch_generator_is_refused(target: nn.Module) -> None:
     broken = patch.object(AttentionCache, "put", lambda *_: None)
 
-    with broken, pytest.raises(ModelError, match="--draft-model: leave it out; the model runs on"):
+    with broken, pytest.raises(ModelError, match="--draft-model: leave it out; the model does not"):
         decoder_of(target, 1, 2, smaller())
