@@ -149,6 +149,15 @@ class Feed:
         self._rows = iter(())
         self._exhausted = self._stopping = True
 
+    def abandon(self) -> None:
+        """Take the rows that wait, and those that have ended, out of Redis. No more turns follow.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis does not answer; what is left expires.
+        """
+        self._withdraw()
+        self._delete([(r.job_id, r.row) for r in self._settled if isinstance(r.row, Row)])
+
     def sweep(self) -> None:
         """Delete the jobs that earlier runs left behind, of rows that are done, edited or removed.
 

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.guard import Guard
 from omlx_producer.bulk.journal import keep_copy
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.loop import drive
@@ -239,7 +240,8 @@ def run_here(
         replace_results: run with other options than the last run's, and keep a copy of its output.
 
     Raises:
-        InvalidRequest: if input or output cannot be used.
+        InvalidRequest: if input or output cannot be used, or a worker refuses what the options ask
+            of every row.
         UnsuitableRedis: if the server would lose jobs.
         redis.exceptions.RedisError: if Redis was away for too long.
         OSError: if a file cannot be read or written.
@@ -304,7 +306,7 @@ def run_here(
             producer.connection,
             run_file.run,
             balanced(rows),
-            files,
+            Guard(files, maker.constraint, proven=index.totals().ok > 0),
             window=options.window,
             priority=options.priority,
             job_timeout=options.job_timeout,
@@ -327,6 +329,10 @@ def run_here(
                     if whole:
                         _sweep(feed)
                     _say_if_empty(options, seen)
+        except InvalidRequest:
+            with contextlib.suppress(RedisError):
+                feed.abandon()
+            raise
         finally:
             meter.before = seen.done
             if finished:

@@ -13,6 +13,7 @@ from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
+from omlx_producer.compiling import require_compilable
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
 from omlx_producer.models import (
     only_model,
@@ -130,10 +131,11 @@ class RowMaker:
     Attributes:
         ignored: how many rows had a field of OpenAI that has no effect, by field.
         used: the models of the rows.
+        constraint: of the options, for rows without one of their own.
 
     Raises:
-        InvalidRequest: if the shape does not suit the format, the template is invalid, or no row
-            can have a known model.
+        InvalidRequest: if the shape does not suit the format, the template is invalid, no request
+            can have these options, or no row a known model.
     """
 
     def __init__(
@@ -170,7 +172,9 @@ class RowMaker:
         fields = text_fields("x", chat=not shape.raw, system=None)
         # Batch lines may ask for log-probabilities themselves.
         fields |= {"model": "x", "logprobs": self._batch_lines}
-        GenerationRequest.parse({**fields, **shape.sampling})
+        asked = GenerationRequest.parse({**fields, **shape.sampling})
+        require_compilable(asked)
+        self.constraint = asked.constraint
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()
 

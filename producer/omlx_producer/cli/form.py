@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 import click
 
 from omlx_producer.cli.sections import option
+from omlx_producer.structure import NamedSchema
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_WRAPPER = {field.alias or name for name, field in NamedSchema.model_fields.items()}
 _CONSTRAINTS = ("regex", "choice")
 
 
@@ -34,7 +36,19 @@ def _response_format(
     schema = _document(path)
     if not isinstance(schema, dict):
         raise click.BadParameter(f"{path} holds no object; give a JSON schema")
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return {"type": "json_schema", "json_schema": {"name": "answer"} | _named(schema)}
+
+
+def _named(given: dict[str, Any]) -> dict[str, Any]:
+    """A schema with its name, also of one that comes in OpenAI's wrappers.
+
+    A schema of JSON that has only the wrapper's keys would allow everything.
+    """
+    if given.get("type") == "json_schema" and isinstance(given.get("json_schema"), dict):
+        given = given["json_schema"]
+    if "schema" in given and given.keys() <= _WRAPPER:
+        return given
+    return {"schema": given}
 
 
 def _tools(

@@ -177,6 +177,8 @@ def _name_option(message: str) -> str:
     # What an option holds is a field's part here, or the field of a part.
     own = message.removeprefix("structured_outputs.")
     own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
+    own = own.replace("structured_outputs: the regular", "regex: the regular", 1)
+    own = own.replace("structured_outputs: the list of choices", "choice: the list of choices", 1)
     field = re.match(r"\w*", own)[0]  # type: ignore[index]
     for param in click.get_current_context().command.params:
         if param.name == "prompt" and field in ("prompt", "messages"):

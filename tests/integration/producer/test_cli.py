@@ -182,6 +182,38 @@ def test_who_asks_for_log_probabilities_is_told_what_shows_them(run: Run, how: l
     assert said not in run("x", "--logprobs", "--detach", *how).stderr
 
 
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        (SCHEMA, {"name": "answer", "schema": SCHEMA}),
+        (
+            {"name": "person", "strict": True, "schema": SCHEMA},
+            {"name": "person", "strict": True, "schema": SCHEMA},
+        ),
+        ({"schema": SCHEMA}, {"name": "answer", "schema": SCHEMA}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
+            {"name": "person", "schema": SCHEMA},
+        ),
+        # A schema whose only property is called schema is no wrapper.
+        (
+            {"type": "object", "properties": {"schema": SCHEMA}},
+            {"name": "answer", "schema": {"type": "object", "properties": {"schema": SCHEMA}}},
+        ),
+    ],
+)
+def test_a_schema_may_come_in_the_wrappers_of_openai(
+    run: Run, served: dict[str, Any], tmp_path: Path, document: Any, named: Any
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(document))
+    assert run("x", "--json-schema", str(file)).exit_code == 0
+    assert served["request"]["response_format"] == {"type": "json_schema", "json_schema": named}
+
+
 def test_a_text_is_a_chat_unless_the_checkpoint_has_no_template(
     run: Run, served: dict[str, Any], connection: redis.Redis, tmp_path: Path
 ) -> None:

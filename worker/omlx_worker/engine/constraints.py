@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from omlx_producer.compiling import JSON_FORM, plain_reason
 from omlx_producer.constraint import Constraint
 from omlx_worker.engine.lark import Spelling, literally, numbered, quoted
 from omlx_worker.engine.vocabulary import named_tokens, tokens_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
 MOST_GRAMMARS = 128
 """Compiled grammars that are kept; the least recently used go."""
@@ -38,15 +38,6 @@ HARMLESS_CHOICES = 10_000
 MOST_SECONDS, MOST_WALL_SECONDS = 2, 10.0
 """CPU time and wall time that the dry run of one grammar may take."""
 
-JSON_FORM: JsonCompileOptions = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "lenient": False,
-    "coerce_one_of": False,
-}
-"""JSON is written as `json.dumps` writes it, so most tokens between values are forced."""
-
 TOO_SLOW = "{}: the constraint takes too long to follow; make it less ambiguous"
 """Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
 
@@ -54,15 +45,6 @@ _DRY_RUN = Path(__file__).with_name("dry_run.py")
 
 _TOKEN, _SOME_TOKEN = re.compile(r"<\[[^]<>]*\]>"), "<[256]>"
 """Tokens by their ids, and one of the dry run's vocabulary that is not a byte."""
-
-_OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
-
-_PLAINLY = {
-    "NoExtension": "no text can match it",
-    "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
-    "Expecting object schema": "it is no JSON object; give one",
-}
-"""How messages of llguidance begin, and what users read instead."""
 
 
 class BadConstraint(ValueError):
@@ -158,9 +140,9 @@ class Grammars:
         start = LLMatcher(tokens, text, log_level=0, limits=limits)
         start.compute_bitmask()
         if start.is_error():
-            return BadConstraint(_reason(start.get_error()))
+            return BadConstraint(plain_reason(start.get_error()))
         if warnings := start.get_grammar_warnings():
-            return BadConstraint(_reason(warnings[0]))
+            return BadConstraint(plain_reason(warnings[0]))
         return Grammar(start, tokens.vocab_size, frozenset(tokens.eos_tokens))
 
     def _text_of(self, constraint: Constraint) -> str:
@@ -192,7 +174,7 @@ def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
     except ValueError as error:
-        raise BadConstraint(_reason(str(error))) from None
+        raise BadConstraint(plain_reason(str(error))) from None
 
 
 def _form(*grammars: dict[str, str]) -> str:
@@ -243,7 +225,7 @@ def _dry_run(constraint: Constraint, text: str) -> None:
     (error, rule), *paths = map(json.loads, said.splitlines() or ['["", ""]'])
     if error:
         where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
-        raise BadConstraint(where + _reason(error), rule)
+        raise BadConstraint(where + plain_reason(error), rule)
     if late or process.returncode == -signal.SIGXCPU:
         slow = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
         raise TooLate(slow) if late else BadConstraint(slow)
@@ -251,17 +233,3 @@ def _dry_run(constraint: Constraint, text: str) -> None:
         raise BadConstraint("it is nested too deeply to compile; make it simpler")
     if process.returncode:
         raise BadConstraint(f"it cannot be tried: Python ended with {process.returncode}")
-
-
-def _reason(error: str) -> str:
-    """The part of llguidance's message that says why, on one line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    chosen = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
-    chosen = _OF_SCHEMA.sub("", chosen.removeprefix("error:").strip())
-    if chosen.startswith("Unimplemented keys: "):
-        names = " and ".join(re.findall('"(.+?)"', chosen))
-        return f"{names}: not supported; leave it out"
-    for start, plain in _PLAINLY.items():
-        if chosen.startswith(start):
-            return plain
-    return chosen if len(chosen) <= 200 else f"{chosen[:200]}..."

@@ -17,8 +17,16 @@ from omlx_producer.bulk import live
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.runfile import read_settings
-from omlx_producer.protocol import MODELS_KEY, bulk_job_id, ended_stream, queue_name
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.protocol import (
+    MODELS_KEY,
+    GenerationRequest,
+    bulk_job_id,
+    ended_stream,
+    queue_name,
+)
 from omlx_producer.workers import workers_key
+from omlx_worker.engine.row import Row
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
     batch_line,
@@ -30,6 +38,7 @@ from tests.helpers.bulk_runs import (
     write_jsonl,
     write_rows,
 )
+from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.workers import ALIAS, enqueue, running_worker
 from tests.integration.producer.bulk.conftest import Run
@@ -575,3 +584,89 @@ def test_a_broken_zipped_input_is_told_before_anything_runs(run: Run, tmp_path: 
         assert done.stderr.splitlines()[-1].startswith(
             "omlx-submit: the input is no whole gzip file ("
         )
+
+
+@pytest.mark.parametrize("doors", [["-o", "out.jsonl"], ["--dry-run"], ["--detach"]])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        (
+            "--regex",
+            "([0-9]+",
+            "--regex: the regular expression cannot be compiled (uncl",
+        ),
+        (
+            "--json-schema",
+            {"uniqueItems": True},
+            "--json-schema: the schema cannot be compiled (",
+        ),
+        ("--json-schema", {"type": "objekt"}, "--json-schema: type: got 'objekt'; give one of "),
+    ],
+)
+def test_options_that_no_row_can_have_are_told_once_before_any_row(
+    run: Run,
+    connection: redis.Redis,
+    tmp_path: Path,
+    doors: list[str],
+    option: str,
+    value: Any,
+    said: str,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 20)
+    if isinstance(value, dict):
+        (tmp_path / "schema.json").write_text(json.dumps(value))
+        value = "schema.json"
+    done = run("run", "rows.jsonl", option, value, *doors)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(f"omlx-submit: {said}")
+    assert not (tmp_path / "out.jsonl").exists()
+    assert jobs_in_redis(connection) == 0
+
+
+REFUSAL = "structured_outputs: the list of choices cannot be compiled (no text); change it"
+
+
+def test_what_only_a_worker_refuses_ends_the_run_before_any_row_is_written(
+    run: Run,
+    redis_url: str,
+    connection: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare = FakeEngine.prepare
+
+    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+        if request.structured_outputs is not None:
+            raise InvalidRequest(REFUSAL)
+        return prepare(self, request, job_id)
+
+    monkeypatch.setattr(FakeEngine, "prepare", refuse)
+    write_rows(tmp_path / "rows.jsonl", 300)
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
+    with running_worker(redis_url):
+        done = run(*command, "--choice", "a")
+        said = REFUSAL.replace("structured_outputs", "--choice")
+        assert (done.exit_code, done.stderr) == (2, f"omlx-submit: {said}\n")
+        assert lines(tmp_path / "out.jsonl") == errors(tmp_path / "out.jsonl") == []
+        assert run(*command).exit_code == 0
+    assert len(lines(tmp_path / "out.jsonl")) == 300
+    assert jobs_in_redis(connection) == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_refusal_of_rows_with_constraints_of_their_own_is_theirs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = FakeEngine.prepare
+
+    def refuse(self: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+        if request.constraint and "own" in request.constraint.value:
+            raise InvalidRequest(REFUSAL)
+        return prepare(self, request, job_id)
+
+    monkeypatch.setattr(FakeEngine, "prepare", refuse)
+    own = {"structured_outputs": {"choice": ["own"]}}
+    write_rows(tmp_path / "rows.jsonl", 5, **own)
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none", "--choice", "a")
+    assert done.exit_code == 1
+    assert len(errors(tmp_path / "out.jsonl")) == 5
