@@ -1,0 +1,62 @@
+"""The commands that the documentation prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    name: ROOT / name
+    for name in (
+        *("README.md", "docs/usage.md", "docs/bulk.md"),
+        *("docs/operations.md", "docs/tutorial.md"),
+    )
+}
+
+DOWNLOAD = "downloads a model"
+HERE = "the test is in the clone, in a folder with the files of examples/data"
+OTHER_SHELL = "is for another shell than bash"
+NOT_TYPED = {
+    "git clone https://github.com/omlx-queue/omlx-queue": HERE,
+    "cd omlx-queue": HERE,
+    ". .venv/bin/activate": HERE,
+    "cd examples/data": HERE,
+    "./scripts/quickstart": "installs; tests of the demo run the rest",
+    "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
+    "--embedded-redis": DOWNLOAD,
+    "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --mtp-from Qwen/Qwen3.5-9B "
+    "--model-alias qwen --redis-url redis://my-server:6379/0 --max-batch 16": DOWNLOAD,
+    "omlx-worker check -m mlx-community/Qwen3.5-9B-MLX-4bit": DOWNLOAD,
+    "omlx-worker convert Qwen/Qwen3.5-9B -o Qwen3.5-9B-4bit --bits 4": DOWNLOAD,
+    "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,
+    'eval "$(_OMLX_SUBMIT_COMPLETE=zsh_source omlx-submit)"': OTHER_SHELL,
+    'eval "$(_OMLX_WORKER_COMPLETE=zsh_source omlx-worker)"': OTHER_SHELL,
+    "_OMLX_SUBMIT_COMPLETE=fish_source omlx-submit | source": OTHER_SHELL,
+    'omlx-submit --tools tools.json "How warm is it in Paris?"': "the toy has no chat template",
+    "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
+}
+"""Commands that the test does not type, and why."""
+
+ENDLESS = {
+    "omlx-worker run -m demo --embedded-redis",
+    "omlx-submit status --watch",
+}
+"""Commands that go on until they are interrupted."""
+
+IN_THE_BACKGROUND = {
+    # The test's own server takes the place of the embedded one.
+    "omlx-worker run -m demo --embedded-redis --name first": "omlx-worker run -m demo --name first",
+}
+"""Commands that must go on beside the next ones, and what is typed for them."""
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands of a page in order: of indented blocks, those after ``$`` if any has one."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = []
+    for block in re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE):
+        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        prompted = [line.removeprefix("    $ ") for line in lines if line.startswith("    $ ")]
+        found += prompted or [line.removeprefix("    ") for line in lines]
+    return [re.sub(r"\s+# .*", "", command).strip() for command in found]
