@@ -1,7 +1,8 @@
-"""The messages between the three threads. Each thread reads one mailbox.
+"""The messages between threads. Each of the three main ones reads one mailbox.
 
-The main thread claims jobs, the decode thread runs rows, the traffic thread writes tokens and
-endings. A job passes them once: main -> decode (`Admit`) -> traffic (`Admit`, `Stepped`, `Drop`).
+The main thread claims jobs, two others prepare them for it (`Prepared`), the decode thread runs
+rows, the traffic thread writes tokens and endings. A job passes the three once: main -> decode
+(`Admit`) -> traffic (`Admit`, `Stepped`, `Drop`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Lost:
 
 
 Reason = Failed | Stopped | GivenBack | Lost
+Outcome = ActiveJob | Failed | Stopped | GivenBack
+"""What preparing a claimed job has come to: it is ready to run, or why it is not."""
 
 # To the decode thread, which passes the first two on to the traffic thread.
 
@@ -101,6 +104,14 @@ class StopJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A claimed job is ready to run, or cannot."""
+
+    claim: Claim
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class Crashed:
     """A thread ended with an error."""
 
@@ -109,7 +120,7 @@ class Crashed:
 
 DecodeMessage = Admit | Drop | Drain | Stop
 TrafficMessage = Admit | Stepped | Drop | Stop
-MainMessage = Ring | StopJob | Crashed
+MainMessage = Ring | StopJob | Prepared | Crashed
 
 DecodeMailbox = SimpleQueue[DecodeMessage]
 TrafficMailbox = SimpleQueue[TrafficMessage]

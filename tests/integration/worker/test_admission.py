@@ -14,8 +14,9 @@ from rq.job import Job
 from omlx_producer.protocol import GenerationRequest
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.messages import Admit, DecodeMessage, Drop, TrafficMessage
+from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepared, TrafficMessage
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.order import ClaimOrder
 from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
@@ -122,16 +123,26 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
     budget = MemoryBudget(2**20, engine.weight_bytes, engine.bytes_for)
     submitted: list[DecodeMessage] = []
     traffic: SimpleQueue[TrafficMessage] = SimpleQueue()
+    intake = Intake(engine, ALIAS, connection, budget.objection)
+    main: MainMailbox = SimpleQueue()
+    preparers = Preparers(intake.prepare, leases.holds, main)
     admission = Admission(
         leases,
         ClaimOrder(QUEUES, patience=30),
-        Intake(engine, ALIAS, connection, budget.objection),
+        preparers,
         budget,
         engine.max_rows,
+        start_over=intake.start_over,
         submit=submitted.append,
         traffic=traffic,
     )
     assert admission.take()
+    for _ in range(2):
+        message = main.get(timeout=5)
+        assert isinstance(message, Prepared)
+        admission.prepared(message)
+    assert not admission.take()
+    preparers.close()
     refused = traffic.get_nowait()
     assert isinstance(refused, Drop)
     assert refused.claim.id == large.id

@@ -1,6 +1,7 @@
-"""Claims jobs as there is room, hands them to the decode thread, and stops them.
+"""Claims jobs as there is room, has them prepared, hands them to the decode thread, and stops them.
 
-A job that does not fit waits in Redis, where it is safe and another worker may take it.
+A job that does not fit waits in Redis, where it is safe and another worker may take it. Jobs of one
+queue are let in in the order of their claims, however long each takes to prepare.
 """
 
 from __future__ import annotations
@@ -8,11 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from redis.exceptions import RedisError
-
-from omlx_producer.outage import passes
-from omlx_worker.control.intake import Intake
+from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.delivery.job_log import log_start
 from omlx_worker.job import ActiveJob
@@ -22,21 +21,28 @@ from omlx_worker.messages import (
     Drop,
     Failed,
     GivenBack,
+    Outcome,
+    Prepared,
+    Reason,
     Stopped,
     TrafficMailbox,
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.order import ClaimOrder
-from omlx_worker.queue.unfit import unfit
+from omlx_worker.queue.order import ClaimOrder, ClaimPlan
 
 log = logging.getLogger("omlx_worker.worker")
+
+MOST_COMING = 16
+"""Jobs of the best queue, and of the others, that are being prepared or wait for that."""
 
 
 class Admission:
     """Runs on the main thread.
 
     Args:
+        preparers: prepare the jobs; what they have come to is told to `prepared`.
+        start_over: see `Intake.start_over`.
         max_rows: rows in the batch at the same time.
         submit: sends the decode thread a job to run or to drop.
         traffic: where refused jobs go.
@@ -50,10 +56,11 @@ class Admission:
         self,
         leases: LeaseTable,
         order: ClaimOrder,
-        intake: Intake,
+        preparers: Preparers,
         budget: MemoryBudget,
         max_rows: int,
         *,
+        start_over: Callable[[Claim], None],
         submit: Callable[[DecodeMessage], None],
         traffic: TrafficMailbox,
     ) -> None:
@@ -61,12 +68,15 @@ class Admission:
         self.served = False
         self._leases = leases
         self._order = order
-        self._intake = intake
+        self._preparers = preparers
+        self._start_over = start_over
         self._budget = budget
         self._max_rows = max_rows
         self._submit = submit
         self._traffic = traffic
         self._swept_at = float("-inf")
+        # The jobs that are being prepared, oldest first, with what each has come to.
+        self._coming: dict[Claim, Outcome | None] = {}
 
     def stop(self, job_id: str) -> None:
         """Stop a job on request."""
@@ -74,18 +84,26 @@ class Admission:
         if claim is None:
             log.info("told to stop job %s, which does not run here", job_id)
         else:
-            self._submit(Drop(claim, Stopped("the job was stopped on request")))
+            self._drop(claim, Stopped("the job was stopped on request"))
 
     def give_back(self) -> None:
         """Give back the jobs that run, with all that they have produced."""
+        self.give_back_coming()
         for claim in self._leases.jobs():
             self._submit(Drop(claim, GivenBack()))
+
+    def give_back_coming(self, rank: int = 0) -> None:
+        """Give back the jobs that are being prepared, of this rank and those after it."""
+        # Each goes to the front of its queue, so the first is the last.
+        for claim in reversed(list(self._coming)):
+            if self._order.rank(claim) >= rank:
+                self._drop(claim, GivenBack())
 
     def fail_overdue(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
             if sentence := claim.overdue:
-                self._submit(Drop(claim, Failed(sentence)))
+                self._drop(claim, Failed(sentence))
 
     def sweep(self) -> None:
         """Put expired leases of other workers back into their queues, if it is time to."""
@@ -99,55 +117,89 @@ class Admission:
         """After an outage all workers renew their leases before any of them sweeps."""
         self._swept_at = time.monotonic()
 
+    def prepared(self, message: Prepared) -> None:
+        """Note what a job has come to. Those that left in the meantime are ignored."""
+        if message.claim in self._coming:
+            self._coming[message.claim] = message.outcome
+
     def take(self) -> bool:
-        """Claim as many jobs as there is room for; returns whether there were any."""
+        """Let prepared jobs in and claim others; returns whether any were claimed."""
+        self._admit()
         held = self._leases.jobs()
         room = self._max_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
         planned = self._order.plan(room, bulk + min(room, 0), held)
+        if planned is not None:
+            planned = self._within_bounds(planned)
         if planned is None:
             return False
         claims = self._leases.claim(planned.limit, planned.queues)
         self.suspended = claims is None
         claims = claims or []
         self._order.claimed(planned, claims)
-        for index, claim in enumerate(claims):
+        for claim in claims:
             self.served = True
             claim.urgent = planned.overdue and claim.queue == planned.queues[0]
-            if not self._admit_or_end(claim):
-                for later in claims[index:]:
-                    self._traffic.put(Drop(later, GivenBack()))
-                break
+            self._coming[claim] = None
+            self._preparers.submit(claim, self._order.rank(claim))
         return bool(claims)
 
-    def _admit_or_end(self, claim: Claim) -> bool:
-        """Returns False for a job that does not fit into the memory now."""
-        prepared: ActiveJob | Failed | Stopped | GivenBack
-        try:
-            prepared = self._intake.prepare(claim)
-        except RedisError as error:
-            if unfit(error):
-                raise
-            log.warning("the keys of job %s cannot be read: %s", claim.id, error)
-            # A key of another type.
-            refused = Failed(f"Redis refuses the job's keys: {error}")
-            prepared = GivenBack() if passes(error) else refused
-        if not isinstance(prepared, ActiveJob):
-            self._traffic.put(Drop(claim, prepared))
-            return True
-        held = [other for other in self._leases.jobs() if other is not claim]
-        # Without refused jobs and later ones of the same claim: they have no sizes.
-        others = [other for other in held if other.sizes]
+    def _within_bounds(self, planned: ClaimPlan) -> ClaimPlan | None:
+        """Claim no more than wait to be prepared anyway; jobs of the best queue do not wait."""
+        best = self._order.best
+        others = sum(claim.queue != best for claim in self._coming)
+        if others <= MOST_COMING // 2:
+            return replace(planned, limit=min(planned.limit, MOST_COMING - others))
+        room = MOST_COMING - (len(self._coming) - others)
+        if room <= 0 or best not in planned.queues:
+            return None
+        return ClaimPlan((best,), min(planned.limit, room))
+
+    def _admit(self) -> None:
+        """Let in the jobs that are ready, unless an earlier one of their rank is not."""
+        unready: set[int] = set()
+        for claim in sorted(self._coming, key=self._order.rank):
+            rank, outcome = self._order.rank(claim), self._coming[claim]
+            if not self._leases.holds(claim):
+                del self._coming[claim]
+            elif outcome is None:
+                unready.add(rank)
+            elif rank in unready:
+                continue
+            elif not isinstance(outcome, ActiveJob):
+                self._drop(claim, outcome)
+            elif self._fits(claim, outcome):
+                if claim.streamed and not outcome.sent:
+                    self._start_over(claim)
+                del self._coming[claim]
+                log_start(outcome)
+                self._submit(Admit(outcome))
+            else:
+                self.give_back_coming(rank)
+                return
+
+    def _fits(self, claim: Claim, job: ActiveJob) -> bool:
+        """Whether a job fits into the memory now; then it counts as taking its room."""
+        # Jobs that are not let in yet have no sizes.
+        others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
         # The others have read their prompts, or will before this job does.
         beside = [(0, longest) for other in staying for _, longest in other.sizes]
-        if others and not self._budget.fits([*beside, *claim.sizes]):
+        sizes = tuple(row.size for row in job.rows)
+        if others and not self._budget.fits([*beside, *sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False
-        log_start(prepared)
-        self._submit(Admit(prepared))
+        claim.sizes = sizes
         return True
+
+    def _drop(self, claim: Claim, reason: Reason) -> None:
+        if claim in self._coming:
+            # The decode thread does not know it.
+            del self._coming[claim]
+            self._traffic.put(Drop(claim, reason))
+        else:
+            self._submit(Drop(claim, reason))
 
     def _may_pause(self, claim: Claim) -> bool:
         return claim.queue == self._order.last and not claim.urgent

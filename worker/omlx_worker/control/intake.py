@@ -47,7 +47,7 @@ CONVICTED = (
 
 
 class Intake:
-    """Prepares jobs for one engine under one alias. Runs on the main thread.
+    """Prepares jobs for one engine under one alias. Safe to use from several threads.
 
     Args:
         objection: why rows of these sizes can never run here; None if they can.
@@ -97,10 +97,11 @@ class Intake:
             claim.expires_in = request.window_seconds - self._age(claim)
             if overdue := claim.overdue:
                 return Failed(overdue, retry=False)
-        job = self._resumed(claim, request, rows)
-        # A refused job is held until its ending is written, and must take no room until then.
-        claim.sizes = sizes
-        return job
+        return self._resumed(claim, request, rows)
+
+    def start_over(self, claim: Claim) -> None:
+        """Delete the stream that an interrupted run left, of a job that does not go on from it."""
+        self._connection.delete(events_key(claim.id))
 
     def _within_memory(self, rows: list[Row]) -> list[Row]:
         """Halve the default limit of rows until memory allows for it."""
@@ -117,7 +118,10 @@ class Intake:
             return 0.0
 
     def _resumed(self, claim: Claim, request: GenerationRequest, rows: list[Row]) -> ActiveJob:
-        """The job, with the tokens that an interrupted run left in its stream."""
+        """The job, with the tokens that an interrupted run left in its stream.
+
+        Without them if they cannot be used; see `start_over`.
+        """
         streams = claim.priority != "bulk" if request.stream is None else request.stream
         fingerprint = self._engine.info.system_fingerprint
         new = partial(ActiveJob, claim, request, rows, streams=streams, fingerprint=fingerprint)
@@ -134,7 +138,6 @@ class Intake:
             # Not the error itself: it may quote the text.
             reason = type(error).__name__
         log.warning("cannot resume the stream of job %s (%s); starting over", claim.id, reason)
-        self._connection.delete(key)
         return new()
 
     def _streamed(self, key: str) -> Iterator[TokensEvent]:

@@ -23,6 +23,7 @@ from omlx_producer.signals import StopSignals
 from omlx_producer.wording import counted
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
+from omlx_worker.control.preparers import Preparers
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
@@ -37,6 +38,7 @@ from omlx_worker.messages import (
     Drain,
     MainMailbox,
     MainMessage,
+    Prepared,
     Ring,
     Stop,
     StopJob,
@@ -126,12 +128,15 @@ class GenerationWorker(RecordedWorker):
         """
         self._engine = self.decode_thread.start()
         budget = self.decode_thread.budget
+        intake = Intake(self._engine, self._settings.alias, self.connection, budget.objection)
+        self._preparers = Preparers(intake.prepare, self._leases.holds, self._mailbox)
         self._admission = Admission(
             self._leases,
             ClaimOrder(self.queue_names(), self._settings.patience),
-            Intake(self._engine, self._settings.alias, self.connection, budget.objection),
+            self._preparers,
             budget,
             self._engine.max_rows,
+            start_over=intake.start_over,
             submit=self.decode_thread.submit,
             traffic=self._traffic,
         )
@@ -170,6 +175,7 @@ class GenerationWorker(RecordedWorker):
         if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
             self._drain_ends = time.monotonic() + self._settings.drain_timeout
+            self._admission.give_back_coming()
             self.decode_thread.submit(Drain())
         self._admission.fail_overdue()
         try:
@@ -234,6 +240,8 @@ class GenerationWorker(RecordedWorker):
                 pass
             case StopJob(job_id):
                 self._admission.stop(job_id)
+            case Prepared():
+                self._admission.prepared(message)
             case Crashed(error):
                 self._error = unfit(error) or error
 
@@ -253,8 +261,9 @@ class GenerationWorker(RecordedWorker):
         self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:
-        """End both threads, and give back the remaining jobs unless one of them may be to blame."""
+        """End the threads, and give back the remaining jobs unless one of them may be to blame."""
         at_once = self._signals.at_once
+        self._preparers.close()
         if self._error is None:
             self._admission.give_back()
         self.decode_thread.submit(Stop())

@@ -1,8 +1,8 @@
 """The traffic thread: writes tokens, endings and lease renewals to Redis.
 
 One call takes everything that steps have produced since the last call. If Redis is slow or away,
-the calls grow and decoding does not wait, until the `Outbox` is full. The main thread may be busy
-for seconds with a long prompt, so leases are renewed here.
+the calls grow and decoding does not wait, until the `Outbox` is full. Leases are renewed here, also
+while the main thread waits for Redis.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -85,8 +86,16 @@ class Grammar:
     slow: bool = False
 
 
+class _Kept:
+    """The place of a grammar that is compiled once, or of the reason why it cannot be."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.made: Grammar | BadConstraint | None = None
+
+
 class Grammars:
-    """Compiles constraints for one model. Safe to call from any one thread at a time.
+    """Compiles constraints for one model, different ones at the same time. Any thread may call it.
 
     Args:
         vocabulary: entries of the model's logits. Those past the tokenizer's are never allowed.
@@ -95,7 +104,8 @@ class Grammars:
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: int) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        self._kept = lru_cache(MOST_GRAMMARS)(self._compiled)
+        self._lock = Lock()
+        self._kept = lru_cache(MOST_GRAMMARS)(lambda _: _Kept())
 
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
@@ -104,7 +114,10 @@ class Grammars:
             BadConstraint: if it cannot be compiled, or not in time.
             TooSlow: if it took too long to follow before.
         """
-        kept = self._kept(constraint)
+        with self._lock:
+            place = self._kept(constraint)
+        with place.lock:
+            kept = place.made = place.made or self._compiled(constraint)
         if isinstance(kept, BadConstraint):
             raise BadConstraint(str(kept), kept.rule)
         if kept.slow:
@@ -126,7 +139,8 @@ class Grammars:
     def _compiled(self, constraint: Constraint) -> Grammar | BadConstraint:
         """The grammar of a constraint, or why there is none, which is kept as well."""
         try:
-            tokens = self.tokens
+            with self._lock:
+                tokens = self.tokens
             text = self._text_of(constraint)
             if not _is_harmless(constraint):
                 _dry_run(constraint, _TOKEN.sub(_SOME_TOKEN, text))

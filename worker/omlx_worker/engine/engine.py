@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
+from queue import SimpleQueue
 from typing import Protocol
 
 import mlx.core as mx
@@ -71,6 +72,7 @@ class DecodingEngine:
 
     Args:
         family: of the model, as mlx-lm names it.
+        prompters: so many requests can be prepared at the same time.
         draft_model: its name, if one drafts.
 
     Attributes:
@@ -86,7 +88,7 @@ class DecodingEngine:
         family: str,
         decoder: Decoder,
         tokenizer: TokenizerWrapper,
-        prompter: Prompter,
+        prompters: Sequence[Prompter],
         info: ModelInfo,
         max_rows: int,
         draft_model: str | None = None,
@@ -97,7 +99,9 @@ class DecodingEngine:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._bytes_of = bytes_of_tokens(tokenizer)
-        self._prompter = prompter
+        self._prompters: SimpleQueue[Prompter] = SimpleQueue()
+        for prompter in prompters:
+            self._prompters.put(prompter)
         self.info = info
         self.max_rows = max_rows
         self.max_depth = decoder.depth
@@ -129,7 +133,11 @@ class DecodingEngine:
         return f"{models}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        return self._prompter.rows(request, job_id)
+        prompter = self._prompters.get()
+        try:
+            return prompter.rows(request, job_id)
+        finally:
+            self._prompters.put(prompter)
 
     def text_of(self, row: Row) -> Said:
         text = RowText(row, self._tokenizer)

@@ -1,6 +1,6 @@
 """The interface between the service and an engine. This module imports no MLX.
 
-The service prepares rows from requests on any thread. One thread then drives the engine: ``add``,
+The service prepares rows from requests on any threads. One thread then drives the engine: ``add``,
 ``prefill`` until the prompt is read, then ``step`` repeatedly. One ``prefill`` may read several
 prompts. A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
 """
@@ -12,6 +12,9 @@ from typing import Protocol
 
 from omlx_producer.protocol import GenerationRequest, ModelInfo
 from omlx_worker.engine.row import Emission, Known, Row, Said
+
+PREPARED_AT_ONCE = 2
+"""Requests that are prepared at the same time."""
 
 LONGEST_CHUNK = 2048
 """Tokens of a row that one `Rows.prefill` reads, at most."""
@@ -155,7 +158,7 @@ class Engine(Rows, Protocol):
         ...
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
-        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``.
+        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
 
         Raises:
             InvalidRequest: when this model can never serve it.

@@ -26,6 +26,7 @@ from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
 from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
+from omlx_worker.engine.interface import PREPARED_AT_ONCE
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
@@ -132,19 +133,22 @@ def load_engine(
     )
     defaults = _defaults(path)
     grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
-    prompter = Prompter(
-        tokenizer,
-        info,
-        vocabulary,
-        defaults,
-        ratio=ratio,
-        grammars=grammars,
-        chat_tokens=chat_tokens,
-    )
+    prompters = [
+        Prompter(
+            tokenizer,
+            info,
+            vocabulary,
+            defaults,
+            ratio=ratio,
+            grammars=grammars,
+            chat_tokens=chat_tokens,
+        )
+        for _ in range(PREPARED_AT_ONCE)
+    ]
     family = config["model_type"]
     if isinstance(decoder, SerialDecoder):
         max_rows = 1
-    engine = DecodingEngine(family, decoder, tokenizer, prompter, info, max_rows, draft_model)
+    engine = DecodingEngine(family, decoder, tokenizer, prompters, info, max_rows, draft_model)
     if depth and not draft_model and not engine.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         engine.head_hint = head_hint(network, model, path)

@@ -58,6 +58,10 @@ class ClaimOrder:
         """The queue whose jobs may be paused."""
         return self._queues[-1]
 
+    def rank(self, job: Claim) -> int:
+        """Whose turn a held job's is: 0 is the first."""
+        return 0 if job.urgent else self._queues.index(job.queue)
+
     def plan(self, room: int, pausable: int, held: Sequence[Claim]) -> ClaimPlan | None:
         """What to claim now, or None.
 

@@ -48,7 +48,7 @@ class Decoding:
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prompter = cast(Any, None)  # rows come with tokens
-        engine = DecodingEngine("tiny", decoder, tokenizer, prompter, info, max_rows=8)
+        engine = DecodingEngine("tiny", decoder, tokenizer, [prompter], info, max_rows=8)
         self.counters = Counters()
         self.logprobs: dict[str, list[float]] = {}
         self._loop = DecodeLoop(

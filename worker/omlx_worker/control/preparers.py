@@ -1,0 +1,80 @@
+"""Prepares claimed jobs beside the main thread, which never waits for it.
+
+A long prompt takes seconds to tokenize, a constraint half a second to compile. Claims come through
+one mailbox, the best first; what became of them goes to the main thread's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import count
+from queue import PriorityQueue
+from threading import Thread
+
+from redis.exceptions import RedisError
+
+from omlx_producer.outage import passes
+from omlx_worker.engine.interface import PREPARED_AT_ONCE
+from omlx_worker.messages import Crashed, Failed, GivenBack, MainMailbox, Outcome, Prepared
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.unfit import unfit
+
+log = logging.getLogger("omlx_worker.control.preparers")
+
+_LAST = -1
+
+
+class Preparers:
+    """The threads that prepare jobs, `PREPARED_AT_ONCE` at a time.
+
+    Args:
+        prepare: see `Intake.prepare`. Called in these threads.
+        holds: whether this worker still has a claim; else nothing is done for it.
+        main: gets a `Prepared` for each claim, or `Crashed`.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Claim], Outcome],
+        holds: Callable[[Claim], bool],
+        main: MainMailbox,
+    ) -> None:
+        self._prepare = prepare
+        self._holds = holds
+        self._main = main
+        self._mailbox: PriorityQueue[tuple[int, int, Claim | None]] = PriorityQueue()
+        self._numbers = count()
+        for _ in range(PREPARED_AT_ONCE):
+            Thread(target=self._run, name="omlx-prepare", daemon=True).start()
+
+    def submit(self, claim: Claim, rank: int) -> None:
+        """Prepare a job after those of lower ranks, and after earlier ones of its own."""
+        self._mailbox.put((rank, next(self._numbers), claim))
+
+    def close(self) -> None:
+        """End the threads once they are done with what they do; the rest is not prepared."""
+        for _ in range(PREPARED_AT_ONCE):
+            self._mailbox.put((_LAST, next(self._numbers), None))
+
+    def _run(self) -> None:
+        while (claim := self._mailbox.get()[2]) is not None:
+            try:
+                if self._holds(claim):
+                    self._main.put(Prepared(claim, self._outcome(claim)))
+            except Exception as error:
+                log.exception("a thread that prepares jobs ends")
+                self._main.put(Crashed(error))
+                return
+
+    def _outcome(self, claim: Claim) -> Outcome:
+        try:
+            return self._prepare(claim)
+        except RedisError as error:
+            if unfit(error):
+                raise
+            log.warning("the keys of job %s cannot be read: %s", claim.id, error)
+            if passes(error):
+                return GivenBack()
+            # A key of another type.
+            return Failed(f"Redis refuses the job's keys: {error}")
