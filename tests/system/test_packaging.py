@@ -118,6 +118,7 @@ def test_a_worker_installed_from_either_runs_a_job_from_an_empty_folder(
             assert output("omlx-submit", *options, "def fibonacci(n):").strip()
 
     run_a_job()
+    assert "8 texts streamed" in output("omlx-worker", "demo", "--max-tokens", "16")
     # The dependencies are there already.
     output("pip", "uninstall", "--quiet", "--yes", "omlx-queue")
     output("pip", "install", "--quiet", "--no-deps", str(artefacts / SOURCE))

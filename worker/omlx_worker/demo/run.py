@@ -166,7 +166,8 @@ def _next() -> list[str]:
     on_path = shutil.which("omlx-worker") is not None
     return [
         "",
-        "This demo always drafts. A worker of your own measures and drafts where that is faster.",
+        "This demo always drafts. A worker of your own drafts where that is faster (--mode auto);",
+        "omlx-submit status --json says what it chose, and why.",
         "Next:" if on_path else "Next, after: . .venv/bin/activate",
         "    omlx-worker run -m demo --embedded-redis    # a worker that stays; Ctrl-C ends it",
         '    omlx-submit "def fibonacci(n):"             # a job, in a second terminal',
