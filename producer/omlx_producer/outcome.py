@@ -28,13 +28,11 @@ from omlx_producer.errors import (
 )
 from omlx_producer.outage import broken
 from omlx_producer.protocol import (
-    ENDED_SECONDS,
     CancelledEvent,
     DoneEvent,
     FailedEvent,
     GenerationRequest,
     TerminalEvent,
-    ended_stream,
     events_key,
     tokens_channel,
 )
@@ -301,7 +299,7 @@ def read_stream_end(connection: redis.Redis, job_id: str) -> tuple[int, bool]:
 
 
 def write_stream_end(pipeline: Pipeline, event: TerminalEvent, *, keep_for: int) -> None:
-    """Queue the terminal event of a job, for its consumers and for its bulk run.
+    """Queue the terminal event of a job, for its consumers.
 
     Args:
         keep_for: seconds until the stream expires.
@@ -309,7 +307,4 @@ def write_stream_end(pipeline: Pipeline, event: TerminalEvent, *, keep_for: int)
     key, payload = events_key(event.job_id), event.model_dump_json()
     pipeline.xadd(key, {"event": payload}, id=event.stream_id)
     pipeline.publish(tokens_channel(event.job_id), payload)
-    if stream := ended_stream(event.job_id):
-        pipeline.xadd(stream, {"job": event.job_id})
-        pipeline.expire(stream, ENDED_SECONDS)
     pipeline.expire(key, keep_for)

@@ -33,12 +33,9 @@ end jobs without an event; then status and result stand for it.
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
 ``messages``, a ``text_completion`` for ``prompt``.
 
-Jobs of a bulk run have ids from ``bulk_job_id``. Whoever ends one also adds its id (field ``job``)
-to the stream ``ended_stream(job_id)`` of its run, in the same transaction, so a client with a
-million rows follows one key. An entry is only a hint to look at the job. It may come twice, or
-late. Under ``BEGINNING`` the ``meta`` of such a job may name the beginning that its prompt shares
-with others: a worker prefers jobs whose beginning it has read. A job without a name is never
-overtaken.
+Rows of batches are described in `omlx_producer.bulk.batch`. Under ``BEGINNING`` the ``meta`` of a
+job may name the beginning that its prompt shares with others: a worker prefers jobs whose beginning
+it has read. A job without a name is never overtaken.
 """
 
 from __future__ import annotations
@@ -86,7 +83,6 @@ BEGINNING = "beginning"
 """The key in RQ's ``meta`` under which a job may name its prompt's beginning; for claim.lua."""
 MODELS_KEY = "omlx:models"
 # The stream of a bulk run expires this long after its last entry.
-ENDED_SECONDS = 7 * 24 * 3600
 
 Priority = Literal["high", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -118,27 +114,15 @@ def wake_channel(model: str) -> str:
     return f"omlx:wake:{model}"
 
 
-def bulk_job_id(run: str, row: str) -> str:
-    """The id of a job of a bulk run. Both parts are hexadecimal."""
-    return f"bulk-{run}-{row}"
-
-
-def row_job_id(run: str, number: int | str) -> str:
-    """The id of the job of a batch's row."""
-    return f"row-{run}-{number}"
-
-
-def ended_stream(job_id: str) -> str | None:
-    """The stream that names the ended jobs of this job's bulk run; None for other jobs."""
-    found = re.match(r"bulk-([0-9a-f]+)-", job_id)
-    return f"omlx:bulk:{found[1]}" if found else None
+def row_job_id(run: str, row: str) -> str:
+    """The id of the job of a batch's row, by the row's name."""
+    return f"row-{run}-{row}"
 
 
 __all__ = [
     "BEGINNING",
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
-    "ENDED_SECONDS",
     "JOB_FUNCTION",
     "MAX_CHOICES",
     "MAX_LOGIT_BIASES",
@@ -177,8 +161,6 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceOption",
     "Usage",
-    "bulk_job_id",
-    "ended_stream",
     "events_key",
     "parse_event",
     "queue_name",

@@ -6,6 +6,9 @@ hash of rows that run. The script that ends the job (commit.lua) writes the row'
 its number, counts it, and closes the batch with its last row. A worker's sweep finds rows whose
 jobs were deleted, or ended by other tools (sweep.lua). So a batch needs nothing but workers.
 
+A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
+room, named by their digests and known in a set; and its results leave as somebody takes them.
+
 Of two open batches for one queue, the one that was served less recently goes first.
 """
 
@@ -16,7 +19,7 @@ import json
 import re
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +28,7 @@ import redis
 from redis.client import Pipeline
 from redis.exceptions import RedisError, WatchError
 from redis.utils import str_if_bytes
+from rq import Queue
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
@@ -77,6 +81,60 @@ for i = 3, #KEYS, 2 do
   redis.call('ZADD', KEYS[i + 1], 0, ARGV[3])
 end
 return 1
+"""
+
+# Upload the rows of a run that the batch does not know.
+#
+# KEYS  the batch, open batches
+# ARGV  run, time, queues of all its rows; for each row: queue, name, entry
+_ENTER = """
+local key, added = KEYS[1], 0
+for i = 4, #ARGV, 3 do
+  if redis.call('SADD', key .. ':rows', ARGV[i + 1]) == 1 then
+    redis.call('RPUSH', key .. ':waiting:' .. ARGV[i], ARGV[i + 2])
+    redis.call('ZADD', KEYS[2] .. ':' .. ARGV[i], 'NX', 0, ARGV[1])
+    added = added + 1
+  end
+end
+if added == 0 then return 0 end
+redis.call('HINCRBY', key, 'left', added)
+redis.call('HINCRBY', key, 'rows', added)
+redis.call('HSET', key, 'queues', ARGV[3])
+redis.call('ZADD', KEYS[2], 'NX', ARGV[2], ARGV[1])
+for _, part in ipairs({'', ':rows', ':results', ':ended'}) do redis.call('PERSIST', key .. part) end
+return added
+"""
+
+# Take out the rows that have no job, or one that waits.
+#
+# KEYS  the batch, open batches
+# ARGV  run, prefix of job hashes, prefix of RQ's queues, queues
+_WITHDRAW = """
+local key, names = KEYS[1], {}
+for i = 4, #ARGV do
+  local queue = ARGV[i]
+  for _, entry in ipairs(redis.call('LRANGE', key .. ':waiting:' .. queue, 0, -1)) do
+    names[#names + 1] = string.match(entry, '^%S+')
+  end
+  redis.call('DEL', key .. ':waiting:' .. queue)
+  redis.call('ZREM', KEYS[2] .. ':' .. queue, ARGV[1])
+  for _, name in ipairs(redis.call('HKEYS', key .. ':running:' .. queue)) do
+    local job = 'row-' .. ARGV[1] .. '-' .. name
+    local status = redis.call('HGET', ARGV[2] .. job, 'status')
+    if not status or status == 'queued' then
+      redis.call('LREM', ARGV[3] .. queue, 0, job)
+      redis.call('DEL', ARGV[2] .. job)
+      redis.call('HDEL', key .. ':running:' .. queue, name)
+      names[#names + 1] = name
+    end
+  end
+end
+for _, name in ipairs(names) do redis.call('SREM', key .. ':rows', name) end
+if #names > 0 then
+  redis.call('HINCRBY', key, 'rows', -#names)
+  if redis.call('HINCRBY', key, 'left', -#names) <= 0 then redis.call('ZREM', KEYS[2], ARGV[1]) end
+end
+return names
 """
 
 # Rows that wait are dropped. Rows with jobs end as they are stopped.
@@ -200,7 +258,6 @@ class Batch:
             "priority": priority,
             "job_timeout": job_timeout,
             "created_at": now,
-            "created": utcformat(datetime.fromtimestamp(now, UTC)),
         }
         with connection.pipeline() as pipe:
             pipe.hset(batch.key, mapping=created)
@@ -221,6 +278,11 @@ class Batch:
     def results_key(self) -> str:
         """A hash: compressed output lines by row number."""
         return f"{self.key}:results"
+
+    @property
+    def ended_key(self) -> str:
+        """A stream: the rows of a run that have ended, in the field ``row``."""
+        return f"{self.key}:ended"
 
     def waiting_key(self, queue: str) -> str:
         """A list: rows that have no job yet, in the order in which they are taken."""
@@ -294,7 +356,7 @@ class Batch:
         redis-py repeats a transaction whose answer was lost. A watched one raises WatchError
         instead, and the stored number of rows says whether it has worked.
         """
-        end = count + len(entries)
+        end, now = count + len(entries), server_time(self.connection)
         while True:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
@@ -308,7 +370,7 @@ class Batch:
                         pipe.hincrby(self.key, f"failed:{row.code}", 1)
                     else:
                         queue = queue_name(row.request.model, priority)
-                        pipe.rpush(self.waiting_key(queue), _packed(number, row))
+                        pipe.rpush(self.waiting_key(queue), _packed(str(number), row, now))
                 pipe.hset(self.key, mapping={"rows": end, "queues": " ".join(queues)})
                 self._expire(pipe, queues)
                 pipe.execute()
@@ -317,6 +379,102 @@ class Batch:
     def _expire(self, pipe: Pipeline, queues: Iterable[str]) -> None:
         for key in (self.key, self.results_key, *map(self.waiting_key, queues)):
             pipe.expire(key, UPLOAD_SECONDS)
+
+    # The batch of a run
+
+    @classmethod
+    def of_run(cls, connection: redis.Redis, run: str) -> Batch:
+        return cls(connection, f"batch-{run}")
+
+    def open_run(self, priority: Priority, job_timeout: int) -> None:
+        """Make the batch of a run, or find it."""
+        now = server_time(self.connection)
+        with self.connection.pipeline() as pipe:
+            pipe.hsetnx(self.key, "created_at", str(now))
+            settings: dict[Any, Any] = {"state": "open", "home": 1, "keep_seconds": KEEP_SECONDS}
+            settings |= {"priority": priority, "job_timeout": job_timeout}
+            pipe.hset(self.key, mapping=settings)
+            pipe.expire(self.key, KEEP_SECONDS, nx=True)
+            pipe.execute()
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Upload rows of a run. Those that the batch knows already are left as they are."""
+        stored: Any = self.connection.hmget(self.key, "priority", "queues")
+        priority: Any = str_if_bytes(stored[0] or "bulk")
+        queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
+        now, args, models = server_time(self.connection), list[Any](), set[str]()
+        for row in rows:
+            queue = queue_name(row.request.model, priority)
+            queues[queue] = None
+            models.add(row.request.model)
+            args += [queue, row.digest, _packed(row.digest, row, now)]
+        script = self.connection.register_script(_ENTER)
+        keys = [self.key, BATCHES_KEY]
+        if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
+            for model in models:
+                self.connection.publish(wake_channel(model), self.id)
+
+    def withdraw(self) -> list[str]:
+        """Take out the rows of a run that do not run; returns their names."""
+        script = self.connection.register_script(_WITHDRAW)
+        prefixes = [Job.redis_job_namespace_prefix, Queue.redis_queue_namespace_prefix]
+        queues = str_if_bytes(self.connection.hget(self.key, "queues") or "").split()
+        names = script(keys=[self.key, BATCHES_KEY], args=[self.run, *prefixes, *queues])
+        return [str_if_bytes(name) for name in names]
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Those of these rows of a run that the batch does not know."""
+        if not names:
+            return []
+        known: Any = self.connection.smismember(f"{self.key}:rows", list(names))
+        return [name for name, is_known in zip(names, known, strict=True) if not is_known]
+
+    def ended(self, cursor: str, wait: float) -> tuple[str, list[tuple[str, bytes]]]:
+        """The rows of a run that have ended since a cursor, each with the id of its entry.
+
+        Args:
+            wait: seconds to wait for one; 0 does not wait.
+
+        Returns:
+            The next cursor, and the rows.
+        """
+        block = max(1, int(1000 * wait)) if wait else None
+        reply: Any = self.connection.xread(
+            {self.ended_key: cursor}, count=ROWS_AT_ONCE, block=block
+        )
+        entries = [entry for _, found in reply for entry in found]
+        if entries:
+            cursor = str_if_bytes(entries[-1][0])
+        return cursor, [(str_if_bytes(fields.get(b"row", b"")), entry) for entry, fields in entries]
+
+    def stored(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The output lines of these rows, of those that have one."""
+        if not names:
+            return {}
+        lines: Any = self.connection.hmget(self.results_key, list(names))
+        return {
+            name: _line(line) for name, line in zip(names, lines, strict=True) if line is not None
+        }
+
+    def stored_results(self) -> dict[str, bytes]:
+        """All output lines that nobody has taken."""
+        found: Any = self.connection.hscan_iter(self.results_key, count=ROWS_AT_ONCE)
+        return {str_if_bytes(name): _line(line) for name, line in found}
+
+    def acknowledge(self, names: Sequence[str], entries: Iterable[bytes] = ()) -> None:
+        """Drop results of a run that are durable elsewhere. Safe to repeat.
+
+        Args:
+            entries: ids of `ended`.
+        """
+        if not names:
+            return
+        with self.connection.pipeline() as pipe:
+            pipe.hdel(self.results_key, *names)
+            pipe.srem(f"{self.key}:rows", *names)
+            if ids := list(entries):
+                pipe.xdel(self.ended_key, *ids)
+            pipe.execute()
 
     def results(self, rows: int) -> Iterator[bytes]:
         """The output lines so far, in the order of the input."""
@@ -384,9 +542,10 @@ def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | B
     yield from chunks()
 
 
-def _packed(number: int, row: Row) -> bytes:
-    """A waiting row: number, digest and custom_id in a line, then its job's payload for RQ."""
-    header = f"{number} {row.digest} {json.dumps(row.custom_id)}\n"
+def _packed(name: str, row: Row, now: float) -> bytes:
+    """A waiting row: name, digest, time and custom_id in a line, then its job's payload for RQ."""
+    created = utcformat(datetime.fromtimestamp(now, UTC))
+    header = f"{name} {row.digest} {created} {json.dumps(row.custom_id)}\n"
     payload = json.dumps([JOB_FUNCTION, None, [], {"request": row.request.to_wire()}])
     return header.encode() + zlib.compress(payload.encode())
 

@@ -44,7 +44,7 @@ class WorkerWatch:
         if time.monotonic() - self._looked_at < FIGURES_SECONDS:
             return
         self._looked_at = time.monotonic()
-        # The feed meets an outage.
+        # The collector meets an outage.
         with contextlib.suppress(RedisError):
             running, tokens_in, tokens_out, unserved = 0, 0.0, 0.0, set()
             for model in models:

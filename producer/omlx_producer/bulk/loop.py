@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.collector import Collector
 from omlx_producer.outage import Outage, waiting_text
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
@@ -18,13 +18,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 def drive(
-    feed: Feed,
+    collector: Collector,
     signals: StopSignals,
     on_turn: Callable[[], None],
     *,
     patience: float = PATIENCE_SECONDS,
 ) -> bool:
-    """Turn a feed until nothing is left to do.
+    """Turn a collector until nothing is left to do.
 
     Args:
         on_turn: called after each turn.
@@ -38,24 +38,24 @@ def drive(
         KeyboardInterrupt: at the second interrupt, or the first if Redis is away.
     """
     stopping, outage = False, Outage(FIRST_PAUSE, LONGEST_PAUSE)
-    while feed.busy:
+    while collector.busy:
         if signals.asked and not stopping:
             stopping = True
-            feed.stop()
+            collector.stop()
             write(
-                f"\nstopping; waiting for the rows that run, of {feed.in_flight} in Redis. "
+                f"\nstopping; waiting for the rows that run, of {collector.in_flight} in Redis. "
                 "Interrupt again to leave at once\n",
                 err=True,
             )
         try:
-            feed.turn(WAIT_SECONDS)
+            collector.turn(WAIT_SECONDS)
             outage.answered()
         except RedisError as error:
             if stopping:
                 # Nothing can be waited for.
                 raise KeyboardInterrupt from error
             _wait(outage, error, patience)
-            feed.recover()
+            collector.recover()
         on_turn()
     return not stopping
 

@@ -77,7 +77,7 @@ class ForeignLine(NamedTuple):
 
 
 class OutputFiles:
-    """The sink of a run on this machine; see `omlx_producer.bulk.feed.Sink`.
+    """The sink of a run on this machine; see `omlx_producer.bulk.collector.Sink`.
 
     Opening it reads the lines of earlier runs into the index: the files alone say what is done. Of
     several lines of a row in one file the last one counts; see `RowIndex.record` for a row in both.

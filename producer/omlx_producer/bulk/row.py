@@ -103,11 +103,11 @@ class BatchRow:
 
     Attributes:
         run: the batch, without ``batch-``.
-        number: its place in the input, from 1.
+        row: its name in the batch: the number of its place in the input, or for a run its digest.
     """
 
     run: str
-    number: int
+    row: str
     digest: str
     custom_id: str
 
@@ -119,8 +119,8 @@ class BatchRow:
     def of_field(cls, text: bytes) -> BatchRow | None:
         """Read the job's field; None if it is not one of a batch's row: anybody can write it."""
         try:
-            run, number, digest, custom_id = text.decode().split(" ", 3)
-            row = cls(run, int(number), digest, json.loads(custom_id))
+            run, name, digest, _, custom_id = text.decode().split(" ", 4)
+            row = cls(run, name, digest, json.loads(custom_id))
         except ValueError:
             return None
         return row if isinstance(row.custom_id, str) else None
@@ -153,6 +153,15 @@ class RowResult:
     def of_bad(cls, row: BadRow) -> RowResult:
         """The result of a row that has no job."""
         return cls(row, "", code=row.code, reason=row.reason)
+
+    @classmethod
+    def of_line(cls, row: Row, line: bytes) -> RowResult:
+        """The result of a row, from the output line that a worker has written."""
+        document = json.loads(line)
+        error, response = document["error"], document["response"]
+        if error is None:
+            return cls(row, response["request_id"], body=response["body"])
+        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=error["message"])
 
     @property
     def ok(self) -> bool:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk.collector import DEFAULT_WINDOW, Collector
 from omlx_producer.bulk.guard import Guard
 from omlx_producer.bulk.journal import keep_copy
 from omlx_producer.bulk.live import WorkerWatch
@@ -46,13 +46,12 @@ from omlx_producer.bulk.row import REFUSED, RowResult
 from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.table import TableForm, is_table, properties_of
-from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.client import Producer
 from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.models import only_model
 from omlx_producer.outage import passes
-from omlx_producer.protocol import ModelInfo, Priority, bulk_job_id
+from omlx_producer.protocol import ModelInfo, Priority, row_job_id
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
 from omlx_producer.wording import counted
@@ -294,7 +293,7 @@ def run_here(
             reporter.report(results)
 
         def show() -> None:
-            watch.look(maker.used, meter, feed.in_flight)
+            watch.look(maker.used, meter, collector.in_flight)
             meter.before = seen.done
             if not only_failures:
                 meter.total = max(meter.total or 0, seen.rows) if meter.total else None
@@ -302,7 +301,7 @@ def run_here(
             if seconds_before + meter.seconds - run_file.seconds > SAVE_SECONDS:
                 run_file.spent(seconds_before + meter.seconds)
 
-        feed = Feed(
+        collector = Collector(
             producer.connection,
             run_file.run,
             balanced(rows),
@@ -315,23 +314,23 @@ def run_here(
         )
         signals, watch = (
             StopSignals(),
-            WorkerWatch(producer.connection, bulk_job_id(run_file.run, "")),
+            WorkerWatch(producer.connection, row_job_id(run_file.run, "")),
         )
         whole, finished = options.limit is None and not only_failures, False
         try:
             with signals.caught():
-                finished = drive(feed, signals, show)
+                finished = drive(collector, signals, show)
                 if finished:
                     if only_failures:
                         _require_failed(options, output, seen, index)
                         run_file.remember(settings)
                     _finish(files, options, ordered, index, models)
                     if whole:
-                        _sweep(feed)
+                        _sweep(collector)
                     _say_if_empty(options, seen)
         except InvalidRequest:
             with contextlib.suppress(RedisError):
-                feed.abandon()
+                collector.abandon()
             raise
         finally:
             meter.before = seen.done
@@ -433,10 +432,10 @@ def _say_what_is_strange(files: OutputFiles) -> None:
         )
 
 
-def _sweep(feed: Feed) -> None:
+def _sweep(collector: Collector) -> None:
     """Delete what earlier runs left behind. What an outage keeps here expires by itself."""
     try:
-        feed.sweep()
+        collector.sweep()
     except RedisError as error:
         if not passes(error):
             raise

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from redis.exceptions import RedisError
 
+from omlx_producer.bulk.collector import DEFAULT_WINDOW
 from omlx_producer.bulk.dry_run import look_through
 from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import STYLES, Style
@@ -23,7 +24,6 @@ from omlx_producer.bulk.row import NO_MODEL, REFUSED
 from omlx_producer.bulk.run import Ended, RunOptions, detach, require_input, run_here
 from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.shape import Shape
-from omlx_producer.bulk.window import DEFAULT_WINDOW
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
@@ -95,7 +95,7 @@ ordered_option = option(
 )
 @_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
 @_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
-@_run("--detach", "detached", is_flag=True, help="Leave the rows in Redis for omlx-submit feed.")
+@_run("--detach", "detached", is_flag=True, help="Leave the rows to the workers, and end.")
 @output_option
 @ordered_option
 @with_body_option
@@ -172,7 +172,6 @@ def run(
         elif detached:
             batch = detach(producer, options)
             click.echo(batch.id)
-            click.echo("start omlx-submit feed anywhere to run it", err=True)
         elif output is not None:
             with resumable():
                 ended = run_here(

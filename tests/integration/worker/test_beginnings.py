@@ -12,7 +12,6 @@ from rq.job import Job
 
 from omlx_producer.bulk.ordering import arrange
 from omlx_producer.bulk.row import Row
-from omlx_producer.bulk.window import InFlight
 from omlx_producer.enqueue import Limits, NewJob
 from omlx_producer.enqueue import enqueue as enqueue_checked
 from omlx_producer.protocol import BEGINNING, GenerationRequest, Priority
@@ -180,7 +179,10 @@ def read_of(connection: Redis, groups: int, each: int, workers: int) -> int:
         for number in range(groups * each)
         for text in [f"document {number % groups} " * 50 + f"question {number}"]
     ]
-    jobs = [InFlight(f"row-{row.line}", row, rerun=False).as_job("bulk") for row in arrange(rows)]
+    jobs = [
+        NewJob(f"row-{row.line}", row.request, "bulk", once=True, beginning=row.beginning)
+        for row in arrange(rows)
+    ]
     enqueue_checked(connection, jobs, Limits(), lambda _: queue(connection, "bulk"))
     tables: Sequence[LeaseTable] = [table(connection, f"worker-{n}") for n in range(workers)]
     read: set[tuple[str, str]] = set()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from omlx_producer.protocol import GenerationRequest, bulk_job_id, ended_stream
+from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.row import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit
@@ -28,7 +28,6 @@ from tests.helpers.workers import (
     wait_for,
 )
 
-BULK_JOB = bulk_job_id("ab", "cd")
 WIP = f"rq:wip:{QUEUES[1]}"
 SHARED = [
     f"rq:finished:{QUEUES[1]}",
@@ -41,7 +40,6 @@ SHARED = [
     "rq:workers",
     "omlx:models",
     "omlx:workers:fake",
-    str(ended_stream(BULK_JOB)),
 ]
 
 
@@ -72,7 +70,7 @@ def test_jobs_end_once_and_the_worker_serves_on_beside_a_shared_key_of_another_t
     redis_url: str, connection: Redis, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection.set(key, "of another type")
-    good, bad = enqueue(connection, job_id=BULK_JOB), enqueue(connection, n="two")
+    good, bad = enqueue(connection), enqueue(connection, n="two")
     dependency = enqueue(connection)
     dependent = enqueue(connection, depends_on=dependency)
 
@@ -90,11 +88,11 @@ def test_jobs_end_once_and_the_worker_serves_on_beside_a_shared_key_of_another_t
 def test_a_key_of_another_type_is_logged_once_with_its_type_and_the_remedy(
     connection: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key = str(ended_stream(BULK_JOB))
+    key = f"rq:finished:{QUEUES[1]}"
     connection.set(key, "of another type")
     leases = table(connection)
-    for row in ("cd", "ef"):
-        job = enqueue(connection, job_id=bulk_job_id("ab", row))
+    for _ in range(2):
+        job = enqueue(connection)
         (claimed,) = claim(leases)
         assert commit(leases, claimed, done(job.id)) is Commit.DONE
     (said,) = reports(caplog, key)

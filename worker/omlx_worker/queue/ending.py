@@ -15,7 +15,7 @@ from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 from omlx_producer.bulk.row import BatchRow, RowResult, write_line
 from omlx_producer.outage import passes
 from omlx_producer.outcome import ENDINGS, Outcome
-from omlx_producer.protocol import TerminalEvent, ended_stream
+from omlx_producer.protocol import TerminalEvent
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")
@@ -66,12 +66,11 @@ class Ending:
             self.event.stream_id,
             self.event.model_dump_json(),
             self.published,
-            ended_stream(self.event.job_id) or "",
             *self._of_row(row),
         )
 
     def _of_row(self, row: BatchRow | None) -> tuple[str, int | str, bytes | str, str]:
-        """What a batch gets: run, number, output line and counts."""
+        """What a batch gets: run, row, output line and counts."""
         if row is None:
             return "", "", "", ""
         kind = ENDINGS[self.status]
@@ -79,7 +78,7 @@ class Ending:
         result = RowResult.of_job(row, outcome)
         counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.written.usage)
         line = zlib.compress(write_line(result))
-        return row.run, row.number, line, " ".join(f"{name}={n}" for name, n in counts.items())
+        return row.run, row.row, line, " ".join(f"{name}={n}" for name, n in counts.items())
 
 
 class Commit(IntEnum):

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis import Redis
 
-from omlx_producer.protocol import ENDED_SECONDS, TokensEvent, events_key, tokens_channel
+from omlx_producer.protocol import TokensEvent, events_key, tokens_channel
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
@@ -166,7 +166,6 @@ class LeaseTable:
             self.stream_ttl,
             events_key(""),
             tokens_channel(""),
-            ENDED_SECONDS,
         ]
         for job, ending in endings:
             args += [*job.lease, *ending.fields(job.row)]

@@ -28,7 +28,7 @@ from tests.helpers.workers import (
     worker_process,
 )
 from tests.integration.producer.bulk.conftest import Run
-from tests.integration.producer.bulk.test_feed import rows
+from tests.integration.producer.bulk.test_collector import rows
 
 QUEUE = queue_name(ALIAS, "bulk")
 
@@ -215,11 +215,16 @@ def test_rows_of_a_model_that_nobody_serves_keep_no_others_waiting(
     assert other.read().state == "done"
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [b"", b"nonsense", b"1 2 3", b'1 00 now "r0"\n' + zlib.compress(b"no request")],
+    ids=["empty", "word", "no-line", "no-request"],
+)
 def test_a_row_that_is_no_row_does_not_stop_the_others(
-    redis_url: str, connection: redis.Redis
+    redis_url: str, connection: redis.Redis, entry: bytes
 ) -> None:
     batch = batch_of(connection, 2)
-    connection.lset(batch.waiting_key(QUEUE), 0, b'1 00 "r0"\n' + zlib.compress(b"no request"))
+    connection.lset(batch.waiting_key(QUEUE), 0, entry)
     run_burst(redis_url)
     state = batch.read()
     assert (state.state, state.ok, state.failed) == ("done", 1, 1)

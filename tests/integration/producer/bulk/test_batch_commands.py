@@ -26,7 +26,7 @@ from tests.helpers.leases import claim, commit, done, failed, table
 from tests.helpers.workers import ALIAS, run_burst
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
-from tests.integration.producer.bulk.test_feed import rows
+from tests.integration.producer.bulk.test_collector import rows
 from tests.unit.producer.bulk.test_output import body
 
 

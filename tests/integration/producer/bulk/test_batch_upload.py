@@ -18,7 +18,7 @@ from omlx_producer.bulk.batch import BATCHES_KEY, Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
 from tests.helpers.workers import wait_for
-from tests.integration.producer.bulk.test_feed import QUEUE, rows
+from tests.integration.producer.bulk.test_collector import QUEUE, rows
 
 BAD = BadRow(1, None, "unparsable", "line 1: not JSON", "0" * 24, False)
 

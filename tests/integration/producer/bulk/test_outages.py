@@ -9,35 +9,37 @@ import time
 import pytest
 import redis
 
-from omlx_producer.bulk import feed as feed_module
-from omlx_producer.bulk.feed import Feed
+from omlx_producer.bulk import collector as collector_module
+from omlx_producer.bulk.collector import Collector
 from omlx_producer.bulk.loop import drive
 from omlx_producer.signals import StopSignals
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker
-from tests.integration.producer.bulk.test_feed import QUEUE, RUN, Kept, names, rows
+from tests.integration.producer.bulk.test_collector import QUEUE, RUN, Kept, names, rows
+
+WAITING = f"omlx:batch:{RUN}:waiting:{QUEUE}"
 
 
 def test_after_an_outage_all_rows_are_looked_at_at_once(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "RECONCILE_SECONDS", 1e9)
-    feed = Feed(connection, RUN, rows(5), Kept())
-    feed.turn(0.01)
+    monkeypatch.setattr(collector_module, "RECONCILE_SECONDS", 1e9)
+    collector = Collector(connection, RUN, rows(5), Kept())
+    collector.turn(0.01)
     connection.flushall()
-    feed.recover()
-    feed.turn(0.01)
-    assert connection.llen(f"rq:queue:{QUEUE}") == 5
+    collector.recover()
+    collector.turn(0.01)
+    assert connection.llen(WAITING) == 5
 
 
 def test_a_server_that_comes_back_empty_gets_its_rows_again(
     private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "RECONCILE_SECONDS", 0.5)
+    monkeypatch.setattr(collector_module, "RECONCILE_SECONDS", 0.5)
     url = private_server.url
     with redis.Redis.from_url(url) as connection:
         sink, wanted = Kept(), rows(60)
-        feed = Feed(connection, RUN, wanted, sink, window=40)
+        collector = Collector(connection, RUN, wanted, sink, window=40)
         killed, deadline = itertools.count(), time.monotonic() + 30
 
         def kill_once() -> None:
@@ -47,17 +49,17 @@ def test_a_server_that_comes_back_empty_gets_its_rows_again(
                 private_server.start()
 
         with running_worker(url, max_rows=4, step_seconds=0.005):
-            assert drive(feed, StopSignals(), kill_once)
+            assert drive(collector, StopSignals(), kill_once)
         assert sink.names == names(wanted)
 
 
 def test_a_server_that_stays_away_ends_the_run(private_server: RedisServer) -> None:
     with redis.Redis.from_url(private_server.url, retry=None) as connection:
-        feed = Feed(connection, RUN, rows(3), Kept())
-        feed.turn(0.01)
+        collector = Collector(connection, RUN, rows(3), Kept())
+        collector.turn(0.01)
         private_server.kill()
         with pytest.raises(redis.ConnectionError):
-            drive(feed, StopSignals(), lambda: None, patience=0.3)
+            drive(collector, StopSignals(), lambda: None, patience=0.3)
 
 
 def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
@@ -66,24 +68,26 @@ def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(
     with redis.Redis.from_url(private_server.url) as connection:
         connection.config_set("min-replicas-to-write", 1)
         signals = StopSignals()
-        feed = Feed(connection, RUN, rows(3), Kept())
+        collector = Collector(connection, RUN, rows(3), Kept())
 
         def allow_writes() -> None:
             connection.config_set("min-replicas-to-write", 0)
-            if connection.llen(f"rq:queue:{QUEUE}") == 3 and not signals.asked:
+            if connection.llen(WAITING) == 3 and not signals.asked:
                 signals.receive(signal.SIGINT)
 
-        assert not drive(feed, signals, allow_writes)
+        assert not drive(collector, signals, allow_writes)
     said = capsys.readouterr().err
     assert "Redis is unavailable" in said
     assert "NOREPLICAS" in said
 
 
 def test_a_server_that_refuses_ends_the_run(connection: redis.Redis) -> None:
-    connection.set(f"rq:queue:{QUEUE}", "of another kind")
+    connection.set(WAITING, "of another kind")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         drive(
-            Feed(connection, RUN, rows(3), Kept()), StopSignals(), lambda: pytest.fail("it waits")
+            Collector(connection, RUN, rows(3), Kept()),
+            StopSignals(),
+            lambda: pytest.fail("it waits"),
         )
 
 
@@ -91,9 +95,9 @@ def test_an_interrupt_while_the_server_is_away_ends_the_run_at_once(
     private_server: RedisServer,
 ) -> None:
     with redis.Redis.from_url(private_server.url, retry=None) as connection:
-        feed, signals = Feed(connection, RUN, rows(3), Kept()), StopSignals()
-        feed.turn(0.01)
+        collector, signals = Collector(connection, RUN, rows(3), Kept()), StopSignals()
+        collector.turn(0.01)
         private_server.kill()
         signals.receive(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            drive(feed, signals, lambda: pytest.fail("it waits"))
+            drive(collector, signals, lambda: pytest.fail("it waits"))

@@ -185,10 +185,11 @@ def test_a_second_interrupt_leaves_at_once(
     with worker_process(redis_url, max_rows=4, step_seconds=0.05):
         wait_for_model(connection)
         process = spawn(redis_url, tmp_path, "run", "rows.jsonl", "-o", "out.jsonl")
-        wait_for(lambda: jobs_in_redis(connection) == 20)
+        wait_for(lambda: jobs_in_redis(connection) == 4)
         process.send_signal(signal.SIGINT)
         # Those that run are waited for, and would be for minutes.
-        wait_for(lambda: 0 < jobs_in_redis(connection) <= 4)
+        wait_for(lambda: not connection.keys("omlx:batch:*:waiting:*"))
+        assert jobs_in_redis(connection) == 4
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
     assert process.returncode == 130

@@ -207,14 +207,26 @@ local function take_best(queue, job, fields, index)
   take(queue, job, fields, index)
 end
 
+-- Fail an entry that is no row: somebody has written it by hand.
+local function drop_row(queue, run, entry)
+  local name, message = string.match(entry, '^[%w-]*'), 'Redis holds no row there; submit it again'
+  if not try('HSET', running_key(run, queue), name, entry) then return false end
+  redis.call('LPOP', waiting_key(run, queue))
+  settle_row(queue, run, name, '{"id": "batch_req_' .. string.rep('0', 24)
+    .. '", "custom_id": null, "response": null, "error": {"code": "unparsable", "message": "'
+    .. message .. '"}}\n', 'failed:unparsable=1')
+  return true
+end
+
 -- Make a job of a waiting row, and start it. Returns false if a key of the batch is of another type.
 local function take_row(queue, run, entry)
   local ending = string.find(entry, '\n', 1, true)
-  local row = string.match(entry, '^%d+')
+  local row, created = string.match(entry, '^(%S+) %S+ (%S+) [^\n]+\n')
+  if not row then return drop_row(queue, run, entry) end
   local key, job = batch_key(run), row_job(run, row)
   if not try('HSET', running_key(run, queue), row, entry) then return false end
   redis.call('HSET', job_key(job), 'status', 'queued', 'origin', queue, 'enqueued_at', date,
-    'created_at', redis.call('HGET', key, 'created') or date,
+    'created_at', created or date,
     'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
     'description', 'row ' .. row .. ' of batch-' .. run,
     ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))

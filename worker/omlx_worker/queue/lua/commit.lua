@@ -4,13 +4,11 @@
 -- ARGV[2]     seconds until the stream of a job without a result expires, at most
 -- ARGV[3]     prefix of event streams
 -- ARGV[4]     prefix of token channels
--- ARGV[5]     seconds until the stream of a bulk run's ended jobs expires
--- ARGV[6..]   for each job: queue, job, execution,
+-- ARGV[5..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
 --             id of the terminal event, the terminal event, tokens published,
---             stream of its bulk run's ended jobs, or '',
 --             of a batch's row: run, number, output line and counts, see `settle_row`; else ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
@@ -18,7 +16,7 @@
 -- the error of the command that Redis refused.
 
 local worker, longest = ARGV[1], ARGV[2]
-local events, channels, run_ttl = ARGV[3], ARGV[4], ARGV[5]
+local events, channels = ARGV[3], ARGV[4]
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -47,11 +45,10 @@ local function add_result(job, execution, succeeded, payload, started, ttl)
 end
 
 -- The last writes: nothing is published that is not committed.
-local function announce(job, id, event, ended, succeeded, ttl)
+local function announce(job, id, event, succeeded, ttl)
   local stream = events .. job
   redis.pcall('XADD', stream, id, 'event', event)
   redis.call('PUBLISH', channels .. job, event)
-  if ended ~= '' and try('XADD', ended, '*', 'job', job) then redis.call('EXPIRE', ended, run_ttl) end
   if ttl == 0 then
     redis.call('EXPIRE', stream, 60)
   elseif succeeded then
@@ -108,7 +105,7 @@ local function release_dependents(job, ending)
   end
 end
 
-local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published, ended,
+local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published,
     run, row, line, counts)
   if not holds(queue, job, execution) then
     local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
@@ -160,7 +157,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     end
   end
   drop_execution(queue, job, execution)
-  announce(job, id, event, ended, succeeded, ttl)
+  announce(job, id, event, succeeded, ttl)
   if run ~= '' then settle_row(queue, run, row, line, counts) end
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started
@@ -168,8 +165,8 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 6, #ARGV, 14 do
-  local ran, reply = pcall(commit, unpack(ARGV, i, i + 13))
+for i = 5, #ARGV, 13 do
+  local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply
 end

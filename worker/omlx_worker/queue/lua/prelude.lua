@@ -175,7 +175,8 @@ local function put_back_crashed(queue, job, execution)
   return true
 end
 
--- Write the result of a batch's row once, and end the batch with its last one.
+-- Write the result of a batch's row once, and end the batch with its last one. The batch of a run
+-- goes on with more rows, if they come.
 --
 -- counts   what to add to fields of the batch: 'name=number name=number ...'
 local function settle_row(queue, run, row, line, counts)
@@ -186,12 +187,16 @@ local function settle_row(queue, run, row, line, counts)
     redis.call('HINCRBY', key, name, count)
   end
   redis.call('HDEL', running, row)
+  local home = redis.call('HGET', key, 'home')
+  if home then redis.call('XADD', key .. ':ended', '*', 'row', row) end
   if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
-  local time = now()
-  local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled' or 'done'
-  redis.call('HSET', key, 'state', state, 'ended_at', number(time))
+  if not home then
+    local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled' or 'done'
+    redis.call('HSET', key, 'state', state, 'ended_at', number(now()))
+  end
   local keep = redis.call('HGET', key, 'keep_seconds') or 604800
-  redis.call('EXPIRE', key, keep)
-  redis.call('EXPIRE', results_key(run), keep)
+  for _, part in ipairs({'', ':results', ':rows', ':ended'}) do
+    redis.call('EXPIRE', key .. part, keep)
+  end
   redis.call('ZREM', BATCHES, run)
 end

@@ -1,0 +1,278 @@
+"""The batch of a run: keeps it filled with rows, and collects their results.
+
+It is a batch like a detached one, with somebody at home: only a window of rows is uploaded ahead,
+and results leave Redis once they are durable in the sink. A row is known to the batch, by its
+digest, from before its upload until then; uploading it again changes nothing. So the process may be
+killed at any moment and the same run repeated. What is left of it in Redis goes on meanwhile.
+
+A stream names the rows that have ended. An entry is only a hint to look at that row's result. After
+an outage, and every `RECONCILE_SECONDS`, all rows are looked at: a server may lose its last writes
+in a restart so short that redis-py hides it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import redis
+
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.row import BadRow, Row, RowResult
+from omlx_producer.enqueue import JOB_SECONDS
+from omlx_producer.protocol import Priority
+
+# Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
+DEFAULT_WINDOW = 1024
+WINDOW_CHARACTERS = 64 * 2**20
+# Rows uploaded in one call.
+ENTER = 100
+# Results read in one call: a response may hold many log-probabilities.
+FETCH = 50
+# Results, or seconds, per write to the disk.
+GROUP = 256
+GROUP_SECONDS = 0.25
+RECONCILE_SECONDS = 30.0
+WITHDRAW_SECONDS = 0.5
+
+
+class Sink(Protocol):
+    """Where results go, and what says which rows are done."""
+
+    def commit(self, results: Sequence[RowResult]) -> None:
+        """Make results durable; they stay in Redis until this returns.
+
+        A commit that was cut off may be repeated. It must count each result once.
+        """
+
+
+class Collector:
+    """Takes the rows of a run through its batch.
+
+    Args:
+        run: the id of the run, and of its batch.
+        rows: the rows to run, each once.
+        window: rows in Redis, at most, and `WINDOW_CHARACTERS` of prompts. A longer one goes alone.
+        on_results: called with results that are durable.
+        rerun_failures: run a row again if Redis holds its failure of an earlier run.
+    """
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        run: str,
+        rows: Iterable[Row | BadRow],
+        sink: Sink,
+        *,
+        window: int = DEFAULT_WINDOW,
+        priority: Priority = "bulk",
+        job_timeout: int = JOB_SECONDS,
+        on_results: Callable[[list[RowResult]], None] = lambda _: None,
+        rerun_failures: bool = False,
+    ) -> None:
+        self._batch = Batch.of_run(connection, run)
+        self._settings: tuple[Priority, int] = (priority, job_timeout)
+        self._rows: Iterator[Row | BadRow] = iter(rows)
+        self._sink = sink
+        self._window = window
+        self._on_results = on_results
+        self._rerun_failures = rerun_failures
+        # By digest: rows without a result here. Those not sent may not be in Redis.
+        self._in_flight: dict[str, Row] = {}
+        self._unsent: dict[str, Row] = {}
+        self._characters = 0
+        # By digest: results of rows that have not come yet, left by an earlier run.
+        self._found: dict[str, bytes] | None = None
+        self._cursor = "0-0"
+        self._hints: dict[str, list[bytes]] = {}
+        self._settled: list[RowResult] = []
+        self._settled_at = 0.0
+        self._durable: list[RowResult] = []
+        self._exhausted = self._stopping = False
+        self._reconciled_at = time.monotonic()
+        self._withdrawn_at = float("-inf")
+
+    @property
+    def in_flight(self) -> int:
+        """Rows in Redis that have no result here yet."""
+        return len(self._in_flight)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return not self._exhausted or bool(self._in_flight or self._settled or self._durable)
+
+    def turn(self, wait: float) -> None:
+        """Do what is due.
+
+        Args:
+            wait: seconds to wait for rows to end, at most.
+
+        Raises:
+            redis.exceptions.RedisError: nothing is lost; call `recover` and try again.
+            OSError: if the sink cannot be written.
+        """
+        if self._found is None:
+            self._batch.open_run(*self._settings)
+            self._found = self._batch.stored_results()
+        self._acknowledge()
+        self._enter()
+        if self._stopping:
+            self._withdraw()
+        self._collect(wait)
+        if time.monotonic() - self._reconciled_at > RECONCILE_SECONDS:
+            self._reconcile()
+        if self._commit_is_due():
+            self._commit()
+
+    def recover(self) -> None:
+        """Look at everything again: Redis was away and may have lost data."""
+        self._cursor, self._reconciled_at = "0-0", float("-inf")
+
+    def stop(self) -> None:
+        """Withdraw the rows that wait. The run is over when those that run have ended."""
+        self._rows = iter(())
+        self._exhausted = self._stopping = True
+
+    def abandon(self) -> None:
+        """Take the rows that wait, and those that have ended, out of Redis. No more turns follow.
+
+        Raises:
+            redis.exceptions.RedisError: if Redis does not answer; what is left expires.
+        """
+        self._withdraw()
+        self._batch.acknowledge([result.row.digest for result in self._settled])
+
+    def sweep(self) -> None:
+        """Drop what earlier runs left behind, of rows that are done, edited or removed.
+
+        Call only at the end of all rows.
+        """
+        self._batch.withdraw()
+        self._collect(0)
+        self._batch.acknowledge(list(self._found or ()), itertools.chain(*self._hints.values()))
+
+    # Entering
+
+    @property
+    def _room(self) -> int:
+        if self._exhausted or (self._in_flight and self._characters >= WINDOW_CHARACTERS):
+            return 0
+        return max(0, self._window - len(self._in_flight) - len(self._settled))
+
+    def _enter(self) -> None:
+        """Upload up to `ENTER` rows. Bad rows are settled and take no room in Redis."""
+        for _ in range(ENTER):
+            if not self._room:
+                break
+            row = next(self._rows, None)
+            if row is None:
+                self._exhausted = True
+            elif isinstance(row, BadRow):
+                self._settle(RowResult.of_bad(row))
+            else:
+                self._join(row)
+        self._send()
+
+    def _join(self, row: Row) -> None:
+        self._in_flight[row.digest] = row
+        self._characters += row.characters
+        found = (self._found or {}).pop(row.digest, None)
+        if found is None:
+            self._unsent[row.digest] = row
+            return
+        result = RowResult.of_line(row, found)
+        if result.ok or not self._rerun_failures:
+            self._settle(result)
+        else:
+            self._batch.acknowledge([row.digest])
+            self._unsent[row.digest] = row
+
+    def _send(self) -> None:
+        while self._unsent:
+            rows = list(itertools.islice(self._unsent.values(), ENTER))
+            self._batch.enter(rows)
+            for row in rows:
+                del self._unsent[row.digest]
+
+    # Collecting
+
+    def _collect(self, wait: float) -> None:
+        """Read the stream; wait only if there is nothing else to do."""
+        if self._settled:
+            wait = min(wait, GROUP_SECONDS)
+        idle = bool(self._in_flight) and not self._room
+        self._cursor, ended = self._batch.ended(self._cursor, wait if idle else 0)
+        for digest, entry in ended:
+            entries = self._hints.setdefault(digest, [])
+            if entry not in entries:
+                entries.append(entry)
+        self._look_at(list(dict.fromkeys(digest for digest, _ in ended)))
+
+    def _look_at(self, digests: Sequence[str]) -> None:
+        """Settle the rows that have a result."""
+        for start in range(0, len(digests), FETCH):
+            chunk = digests[start : start + FETCH]
+            for digest, line in self._batch.stored(chunk).items():
+                if row := self._in_flight.get(digest):
+                    self._settle(RowResult.of_line(row, line))
+                elif self._found is not None and not self._is_settled(digest):
+                    self._found[digest] = line
+
+    def _is_settled(self, digest: str) -> bool:
+        done: Any = itertools.chain(self._settled, self._durable)
+        return any(result.row.digest == digest for result in done)
+
+    def _reconcile(self) -> None:
+        """Look at every row, and upload again those that Redis does not know."""
+        self._batch.open_run(*self._settings)
+        digests = list(self._in_flight)
+        self._look_at(digests)
+        for digest in self._batch.unknown([d for d in digests if d in self._in_flight]):
+            self._unsent[digest] = self._in_flight[digest]
+        self._send()
+        self._reconciled_at = time.monotonic()
+
+    def _withdraw(self) -> None:
+        if time.monotonic() - self._withdrawn_at < WITHDRAW_SECONDS:
+            return
+        for digest in [*self._batch.withdraw(), *self._unsent]:
+            self._leave(digest)
+        self._withdrawn_at = time.monotonic()
+
+    # Committing
+
+    def _settle(self, result: RowResult) -> None:
+        if not self._settled:
+            self._settled_at = time.monotonic()
+        self._leave(result.row.digest)
+        self._settled.append(result)
+
+    def _leave(self, digest: str) -> None:
+        self._unsent.pop(digest, None)
+        if row := self._in_flight.pop(digest, None):
+            self._characters -= row.characters
+
+    def _commit_is_due(self) -> bool:
+        if not self._settled:
+            return False
+        late = time.monotonic() - self._settled_at >= GROUP_SECONDS
+        return late or len(self._settled) >= GROUP or not self._in_flight
+
+    def _commit(self) -> None:
+        self._sink.commit(self._settled)
+        self._durable, self._settled = self._settled, []
+        self._on_results(self._durable)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Drop from Redis the results that are durable. Safe to repeat."""
+        digests = [result.row.digest for result in self._durable if result.job_id]
+        if digests:
+            entries = itertools.chain(*(self._hints.get(digest, ()) for digest in digests))
+            self._batch.acknowledge(digests, entries)
+            for digest in digests:
+                self._hints.pop(digest, None)
+        self._durable = []

@@ -1,0 +1,313 @@
+"""The batch of a run against a real server and real workers: windows, kills, losses, interrupts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from omlx_producer import Producer
+from omlx_producer.bulk import collector as collector_module
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.collector import Collector
+from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
+from omlx_producer.protocol import GenerationRequest
+from tests.helpers.bulk_runs import jobs_in_redis
+from tests.helpers.leases import claim, commit, done, expire, failed, table
+from tests.helpers.workers import ALIAS, run_burst, running_worker, wait_for
+
+RUN = "0123456789ab"
+QUEUE = f"omlx:{ALIAS}:bulk"
+
+
+def rows(count: int, start: int = 0, **fields: Any) -> list[Row]:
+    made = []
+    for number in range(start, start + count):
+        options = {"max_completion_tokens": 4, **fields}
+        request = GenerationRequest(model=ALIAS, prompt=f"prompt {number}", **options)
+        digest = digest_of(f"r{number}", request.to_wire())
+        made.append(Row(f"r{number}", number + 1, request, digest))
+    return made
+
+
+@dataclass
+class Kept:
+    """A sink in memory."""
+
+    results: list[RowResult] = field(default_factory=list)
+
+    def commit(self, results: Sequence[RowResult]) -> None:
+        self.results += results
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(str(result.row.custom_id) for result in self.results)
+
+
+def finish(collector: Collector, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while collector.busy:
+        collector.turn(0.05)
+        assert time.monotonic() < deadline, "the collector does not end"
+
+
+def names(expected: Sequence[Row]) -> list[str]:
+    return sorted(row.custom_id for row in expected)
+
+
+def test_rows_of_long_prompts_wait_for_room(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.collector.WINDOW_CHARACTERS", 30)
+    collector = Collector(connection, RUN, rows(20), Kept(), window=100)
+    for _ in range(3):
+        collector.turn(0.01)
+    # Eight characters each: the fourth goes over the limit, and lets no other in.
+    assert collector.in_flight == 4
+
+
+def test_rows_publish_no_tokens(redis_url: str, connection: redis.Redis) -> None:
+    asked = rows(5)
+    listener: Any = connection.pubsub()
+    listener.psubscribe("omlx:tokens:*")
+    collector = Collector(connection, RUN, asked, Kept())
+    with running_worker(redis_url):
+        finish(collector)
+    messages = iter(lambda: listener.get_message(timeout=0.2), None)
+    heard = [message["data"] for message in messages if message["type"] == "pmessage"]
+    listener.close()
+    assert len(heard) == 5
+    assert all(b'"type":"done"' in data for data in heard)
+
+
+def test_a_failure_is_a_result_with_the_workers_sentence(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    sink = Kept()
+    with running_worker(redis_url):
+        finish(Collector(connection, RUN, rows(3, max_completion_tokens=20_000), sink))
+    assert {result.code for result in sink.results} == {"invalid_request"}
+    assert "at most 10000 fit" in sink.results[0].reason
+
+
+def test_a_bad_row_is_a_result_without_a_job(connection: redis.Redis) -> None:
+    sink = Kept()
+    bad = BadRow(4, None, "unparsable", "line 4: not JSON", "0" * 24, False)
+    finish(Collector(connection, RUN, [bad], sink))
+    assert [(result.code, result.reason) for result in sink.results] == [
+        ("unparsable", "line 4: not JSON")
+    ]
+    assert jobs_in_redis(connection) == 0
+
+
+def rows_in_redis(connection: redis.Redis) -> int:
+    return int(connection.scard(f"omlx:batch:{RUN}:rows"))
+
+
+def test_all_rows_come_back_and_nothing_stays(redis_url: str, connection: redis.Redis) -> None:
+    wanted, sink = rows(300), Kept()
+    collector = Collector(connection, RUN, wanted, sink, window=64)
+    with running_worker(redis_url):
+        finish(collector)
+        collector.sweep()
+    assert sink.names == names(wanted)
+    assert all(result.ok for result in sink.results)
+    assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
+    leftovers = [*connection.scan_iter("rq:results:*"), *connection.scan_iter("omlx:batches*")]
+    leftovers += [*connection.scan_iter("rq:finished:*"), *connection.scan_iter("omlx:events:*")]
+    assert [key for key in leftovers if connection.ttl(key) < 0] == []
+    for key in connection.scan_iter("omlx:batch:*"):
+        assert connection.ttl(key) > 0, key
+
+
+def test_no_more_than_the_window_is_in_redis(redis_url: str, connection: redis.Redis) -> None:
+    collector = Collector(connection, RUN, rows(200), Kept(), window=30)
+    most = 0
+    with running_worker(redis_url, max_rows=8):
+        while collector.busy:
+            collector.turn(0.01)
+            most = max(most, rows_in_redis(connection))
+    assert most == 30
+
+
+def test_what_a_killed_client_has_left_runs_on_and_is_not_run_again(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    wanted, sink = rows(40), Kept()
+    Collector(connection, RUN, rows(25), Kept(), window=25).turn(0.01)
+    run_burst(redis_url)
+    assert jobs_in_redis(connection) == 0
+    assert connection.hlen(f"omlx:batch:{RUN}:results") == 25
+
+    again = Collector(connection, RUN, wanted, sink, window=100)
+    again.turn(0.01)
+    assert connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 15
+    with running_worker(redis_url):
+        finish(again)
+    assert sink.names == names(wanted)
+    assert rows_in_redis(connection) == 0
+
+
+@pytest.mark.parametrize("claimed", [0, 5])
+def test_rows_that_still_wait_or_run_are_not_uploaded_twice(
+    connection: redis.Redis, claimed: int
+) -> None:
+    Collector(connection, RUN, rows(25), Kept()).turn(0.01)
+    claim(table(connection), claimed)
+    Collector(connection, RUN, rows(25), Kept()).turn(0.01)
+    waiting = connection.lrange(f"omlx:batch:{RUN}:waiting:{QUEUE}", 0, -1)
+    assert len(waiting) == len(set(waiting)) == 25 - claimed
+
+
+def test_the_rows_that_are_done_or_edited_are_swept_away(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    Collector(connection, RUN, rows(10), Kept()).turn(0.01)
+    leases = table(connection)
+    for job in claim(leases, 2):
+        commit(leases, job, done(job.id))
+    collector = Collector(connection, RUN, rows(1, start=100), Kept())
+    collector.turn(0.01)
+    with running_worker(redis_url):
+        finish(collector)
+        collector.sweep()
+    assert jobs_in_redis(connection) == 0
+    assert rows_in_redis(connection) == connection.hlen(f"omlx:batch:{RUN}:results") == 0
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_a_cancelled_row_is_a_result(redis_url: str, connection: redis.Redis, when: str) -> None:
+    sink, wanted = Kept(), rows(2)
+    collector = Collector(connection, RUN, wanted, sink)
+    collector.turn(0.01)
+    leases = table(connection)
+    (claimed,) = claim(leases)
+    if when == "waiting":
+        leases.give_back([claimed])
+    assert Producer(connection).cancel(claimed.id) in ("cancelled", "stopping")
+    if when == "running":
+        expire(connection, leases)
+    with running_worker(redis_url, lease_seconds=1):
+        finish(collector)
+    codes = {str(result.row.custom_id): result.code for result in sink.results}
+    assert codes.pop(claimed.row.custom_id) == "cancelled"
+    assert set(codes.values()) == {""}
+
+
+@pytest.mark.parametrize("lost", ["everything", "row", "hint"])
+def test_what_a_server_has_lost_is_uploaded_or_found_again(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(collector_module, "RECONCILE_SECONDS", 0.1)
+    wanted, sink = rows(3), Kept()
+    collector = Collector(connection, RUN, wanted, sink)
+    collector.turn(0.01)
+    if lost == "everything":
+        connection.flushall()
+    elif lost == "row":
+        connection.lpop(f"omlx:batch:{RUN}:waiting:{QUEUE}")
+        connection.srem(f"omlx:batch:{RUN}:rows", *(row.digest for row in wanted))
+    else:
+        run_burst(redis_url)
+        connection.delete(f"omlx:batch:{RUN}:ended")
+    with running_worker(redis_url):
+        finish(collector)
+    assert set(sink.names) == set(names(wanted))
+    assert all(result.ok for result in sink.results)
+
+
+@pytest.mark.parametrize(("rerun", "codes"), [(False, {"failed"}), (True, {""})])
+def test_failures_of_an_earlier_run_are_run_again_where_that_is_wanted(
+    redis_url: str, connection: redis.Redis, rerun: bool, codes: set[str]
+) -> None:
+    wanted, sink = rows(2), Kept()
+    Collector(connection, RUN, wanted, Kept()).turn(0.01)
+    leases = table(connection)
+    for job in claim(leases, 2):
+        commit(leases, job, failed(job.id))
+    with running_worker(redis_url):
+        finish(Collector(connection, RUN, wanted, sink, rerun_failures=rerun))
+    assert {result.code for result in sink.results} == codes
+
+
+def test_an_upload_whose_answer_is_lost_is_repeated_and_changes_nothing(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, wanted, sink = Batch.enter, rows(5), Kept()
+
+    def lose_the_answer(batch: Batch, entered: Sequence[Row]) -> None:
+        enter(batch, entered)
+        monkeypatch.setattr(Batch, "enter", enter)
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(Batch, "enter", lose_the_answer)
+    collector = Collector(connection, RUN, wanted, sink)
+    with pytest.raises(redis.ConnectionError):
+        collector.turn(0.01)
+    collector.recover()
+    with running_worker(redis_url):
+        finish(collector)
+    assert sink.names == names(wanted)
+
+
+def test_stopping_takes_waiting_rows_out_and_keeps_those_that_run(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    sink, wanted = Kept(), rows(50, max_completion_tokens=60)
+    collector = Collector(connection, RUN, wanted, sink, window=20)
+    with running_worker(redis_url, max_rows=4, step_seconds=0.01):
+        collector.turn(0.01)
+        wait_for(lambda: connection.llen(f"omlx:batch:{RUN}:waiting:{QUEUE}") == 16)
+        collector.stop()
+        finish(collector)
+    assert len({result.row.custom_id for result in sink.results}) == len(sink.results)
+    assert 4 <= len(sink.results) < 12
+    assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
+
+
+def test_stopping_needs_no_worker_for_rows_that_were_given_back(connection: redis.Redis) -> None:
+    collector = Collector(connection, RUN, rows(5), Kept())
+    collector.turn(0.01)
+    leases = table(connection)
+    leases.give_back(claim(leases, 2))
+    collector.stop()
+    finish(collector, 5)
+    assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
+    assert connection.llen(f"rq:queue:{QUEUE}") == 0
+
+
+def test_a_result_stays_in_redis_until_the_sink_has_it(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    class Full(Kept):
+        def commit(self, results: Sequence[RowResult]) -> None:
+            raise OSError(28, "No space left on device")
+
+    collector = Collector(connection, RUN, rows(5), Full())
+    with running_worker(redis_url), pytest.raises(OSError, match="No space left"):
+        finish(collector)
+    sink = Kept()
+    with running_worker(redis_url):
+        finish(Collector(connection, RUN, rows(5), sink))
+    assert sink.names == names(rows(5))
+
+
+def test_rows_of_a_model_that_nobody_serves_do_not_keep_a_run_from_the_others(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    asleep = [
+        Row(f"x{n}", n, GenerationRequest(model="asleep", prompt="x"), f"{n:024x}")
+        for n in range(3)
+    ]
+    sink = Kept()
+    collector = Collector(connection, RUN, [*asleep, *rows(4)], sink)
+    with running_worker(redis_url):
+        deadline = time.monotonic() + 20
+        while len(sink.results) < 4 and time.monotonic() < deadline:
+            collector.turn(0.05)
+    assert sink.names == names(rows(4))
+    assert collector.in_flight == 3
