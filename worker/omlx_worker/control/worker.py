@@ -216,8 +216,10 @@ class GenerationWorker(RecordedWorker):
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
         self.enqueue_due()
+        # Jobs may end while others are taken; a burst ends if there was nothing before either.
+        idle = len(self._leases) == 0
         taken = self._admission.take()
-        return not (burst and not taken and len(self._leases) == 0)
+        return not (burst and idle and not taken)
 
     @property
     def _condition(self) -> str:
