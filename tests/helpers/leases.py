@@ -63,9 +63,6 @@ def expire(connection: Redis, leases: LeaseTable) -> None:
 def kill(connection: Redis, leases: LeaseTable) -> None:
     """The worker dies; when its leases are over, another one sweeps up after it."""
     expire(connection, leases)
-    for key in connection.keys("omlx:suspect:*"):
-        if connection.get(key) == leases.worker_name.encode():
-            connection.delete(key)
     connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
     table(connection, "sweeper").sweep()
     connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")

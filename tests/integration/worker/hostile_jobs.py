@@ -195,7 +195,7 @@ def _hashes() -> Iterator[Hostile]:
         "retries_left": "many", "retry_intervals": "{", "repeats_left": "x", "webhooks": "{",
         "success_callback_name": b"\xff", "failure_callback_name": "no.such.module",
         "stopped_callback_name": "os.abort", "failure_callback_timeout": "x", "meta": b"\x80\x04.",
-        "dependency_ids": "{", "group_id": b"\xff", "omlx_crashes": "nan", "omlx_alone": "x" * 9,
+        "dependency_ids": "{", "group_id": b"\xff", "omlx_deaths": "nan", "omlx_streamed": "x" * 9,
         "worker_name": "x" * 100_000, "number_of_retries": "x", "enqueue_at_front": "x",
     }  # fmt: skip
     for name, value in fields.items():

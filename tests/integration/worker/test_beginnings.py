@@ -128,7 +128,7 @@ def test_a_suspect_and_a_deleted_job_are_not_preferred(
 ) -> None:
     put(connection, "a1", "b1", "a2", "b2", "a3", "b3")
     assert (taken(one), taken(two)) == (["a1"], ["b1"])
-    connection.hset(f"{RQ}:job:b2", "omlx_crashes", 2)
+    connection.hset(f"{RQ}:job:b2", "omlx_deaths", 2)
     assert taken(two) == ["a2"]
     connection.lrem(queue(connection, "bulk").key, 1, "b2")
     connection.hset(f"{RQ}:job:b3", "status", "canceled")

@@ -7,13 +7,15 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer.cancel import cancel_job
+from omlx_producer.protocol import events_key
 from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
-from tests.helpers.leases import claim, commit, done, expire, failed, kill, table
-from tests.helpers.workers import enqueue, fetch, queue, status
+from tests.helpers.leases import claim, commit, done, expire, failed, kill, table, tokens
+from tests.helpers.workers import enqueue, fetch, status
 
 
-def crash(connection: Redis, times: int, *jobs: Job) -> None:
+def die(connection: Redis, times: int, *jobs: Job) -> None:
     """Let a worker that holds these jobs, and no others, die so often."""
     for _ in range(times):
         leases = table(connection, "victim")
@@ -27,20 +29,27 @@ def ids(claimed: list[Claim]) -> list[str]:
 
 def suspects(connection: Redis, count: int = 1, priority: str = "default") -> list[Job]:
     jobs = [enqueue(connection, priority=priority) for _ in range(count)]
-    crash(connection, 2, *jobs)
+    die(connection, 2, *jobs)
     return jobs
 
 
-def outlive_probation(job: Claim, times: float = 1) -> None:
-    job.claimed_at -= times * QUARANTINE_SECONDS + 1
+def produce(leases: LeaseTable, *jobs: Claim, n: int = 1) -> None:
+    """Publish tokens of jobs, n in all of each."""
+    events = [(job, tokens(job.id, n, count=n - job.streamed)) for job in jobs]
+    assert leases.append(events) == {}
 
 
-# Who runs alone
+def leave_quarantine(job: Claim) -> None:
+    assert job.produced_at is not None
+    job.produced_at -= QUARANTINE_SECONDS + 1
+
+
+# Who is a suspect
 
 
 def test_after_one_death_jobs_run_in_company_as_before(connection: Redis) -> None:
     jobs = [enqueue(connection) for _ in range(3)]
-    crash(connection, 1, *jobs)
+    die(connection, 1, *jobs)
     assert ids(claim(table(connection), 10)) == [job.id for job in jobs]
 
 
@@ -49,7 +58,7 @@ def test_after_two_deaths_a_job_runs_alone(connection: Redis) -> None:
     other = enqueue(connection)
     leases = table(connection)
     (suspect,) = claim(leases, 10)
-    assert (suspect.id, suspect.treatment, suspect.crashes) == (first.id, "alone", 2)
+    assert (suspect.id, suspect.treatment, suspect.deaths) == (first.id, "alone", 2)
     assert claim(leases, 10) == []
     commit(leases, suspect, done(first.id))
     (suspect,) = claim(leases, 10)
@@ -58,12 +67,56 @@ def test_after_two_deaths_a_job_runs_alone(connection: Redis) -> None:
     assert ids(claim(leases, 10)) == [other.id]
 
 
-def test_a_suspect_that_outlives_its_probation_gets_company(connection: Redis) -> None:
+def test_two_kills_of_a_worker_with_64_jobs_that_go_on_make_none_run_alone(
+    connection: Redis,
+) -> None:
+    jobs = [enqueue(connection) for _ in range(64)]
+    for kills in range(2):
+        leases = table(connection, "victim")
+        produce(leases, *claim(leases, 64), n=kills + 1)
+        kill(connection, leases)
+    again = claim(table(connection), 64)
+    assert ids(again) == [job.id for job in jobs]
+    assert {(job.treatment, job.deaths, job.streamed) for job in again} == {("run", 0, 2)}
+
+
+def test_tokens_of_an_earlier_claim_acquit_no_job(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    produce(leases, *claim(leases), n=3)
+    kill(connection, leases)
+    die(connection, 2, job)
+    (suspect,) = claim(table(connection))
+    assert (suspect.treatment, suspect.deaths, suspect.streamed) == ("alone", 2, 3)
+
+
+def test_a_job_whose_stream_expired_is_acquitted_by_its_new_tokens(connection: Redis) -> None:
+    job = enqueue(connection)
+    leases = table(connection)
+    (first,) = claim(leases)
+    produce(leases, first, n=3)
+    leases.give_back([first])
+    connection.delete(events_key(job.id))
+    (again,) = claim(leases)
+    assert again.streamed == 0
+    produce(leases, again)
+    kill(connection, leases)
+    assert connection.hget(job.key, "omlx_deaths") is None
+
+
+# How it comes to be alone, and how long it is
+
+
+def test_a_suspect_that_has_produced_tokens_for_a_while_gets_company(connection: Redis) -> None:
     suspects(connection)
     other = enqueue(connection)
     leases = table(connection)
     (suspect,) = claim(leases, 10)
-    outlive_probation(suspect)
+    suspect.claimed_at -= 1000
+    assert claim(leases, 10) == [], "it has produced nothing"
+    produce(leases, suspect)
+    assert claim(leases, 10) == []
+    leave_quarantine(suspect)
     assert ids(claim(leases, 10)) == [other.id]
 
 
@@ -76,9 +129,8 @@ def test_a_busy_worker_takes_no_more_until_the_suspect_has_had_its_turn(
     (waiting,) = suspects(connection)
     enqueue(connection)
     enqueue(connection, priority="high")
-    higher = claim(leases, 1)
+    higher = claim(leases, 10)
     assert len(higher) == 1
-    assert claim(leases, 10) == []
     enqueue(connection, priority="high")
     assert claim(leases, 10) == []
     for job in (busy, *higher):
@@ -87,20 +139,18 @@ def test_a_busy_worker_takes_no_more_until_the_suspect_has_had_its_turn(
     assert status(running) == "finished"
 
 
-def test_other_workers_pass_a_reserved_suspect_over_and_go_on(connection: Redis) -> None:
-    first, second = table(connection, "first"), table(connection, "second")
-    for leases in (first, second):
-        enqueue(connection)
-        claim(leases)
-    (suspect,) = suspects(connection)
-    others = [enqueue(connection) for _ in range(3)]
-    assert claim(first, 10) == []
-    assert ids(claim(second, 2)) == [job.id for job in others[:2]]
-    waiting = connection.lrange(queue(connection).key, 0, -1)
-    assert [job.decode() for job in waiting] == [suspect.id, others[2].id]
+def test_a_full_worker_pauses_no_job_for_others_while_a_suspect_waits(connection: Redis) -> None:
+    leases = table(connection)
+    enqueue(connection)
+    claim(leases)
+    suspects(connection)
+    assert claim(leases) == []
+    high = enqueue(connection, priority="high")
+    assert leases.claim(1, ["omlx:fake:high"]) == []
+    assert status(high) == "queued"
 
 
-def test_an_idle_worker_takes_a_suspect_that_a_busy_one_has_reserved(connection: Redis) -> None:
+def test_a_busy_worker_goes_on_once_another_has_taken_the_suspect(connection: Redis) -> None:
     busy, idle = table(connection, "busy"), table(connection, "idle")
     enqueue(connection)
     claim(busy)
@@ -109,20 +159,6 @@ def test_an_idle_worker_takes_a_suspect_that_a_busy_one_has_reserved(connection:
     assert claim(busy, 10) == []
     assert ids(claim(idle, 10)) == [suspect.id]
     assert ids(claim(busy, 10)) == [other.id]
-
-
-def test_the_reservation_of_a_worker_that_died_ends_by_itself(connection: Redis) -> None:
-    leases = [table(connection, name, seconds=1) for name in ("dead", "alive")]
-    for own in leases:
-        enqueue(connection)
-        claim(own)
-    (suspect,) = suspects(connection)
-    assert claim(leases[0], 10) == []
-    key = f"omlx:suspect:{suspect.id}"
-    assert 0 < connection.ttl(key) <= 1
-    connection.delete(key)
-    assert claim(leases[1], 10) == []
-    assert connection.get(key) == b"alive"
 
 
 def test_a_suspect_that_is_cancelled_while_it_waits_frees_the_worker(connection: Redis) -> None:
@@ -134,65 +170,55 @@ def test_a_suspect_that_is_cancelled_while_it_waits_frees_the_worker(connection:
     assert claim(leases, 10) == []
     cancel_job(connection, suspect.id, keep_for=60)
     assert ids(claim(leases, 10)) == [other.id]
-    assert connection.keys("omlx:suspect:*") == []
 
 
 # Who is convicted
 
 
 @pytest.mark.parametrize("company", [1, 3, 8])
-def test_a_job_is_convicted_by_its_third_death_alone_whatever_came_before(
-    connection: Redis, company: int
-) -> None:
+def test_a_job_is_convicted_by_its_third_death_alone(connection: Redis, company: int) -> None:
     jobs = suspects(connection, company)
     job = jobs[0]
     for other in jobs[1:]:
         fetch(connection, other.id).cancel()
     for _ in range(2):
-        crash(connection, 1, job)
+        die(connection, 1, job)
         leases = table(connection)
         (suspect,) = claim(leases)
         assert suspect.treatment == "alone"
         leases.give_back([suspect])
-    crash(connection, 1, job)
+    die(connection, 1, job)
     (convict,) = claim(table(connection))
-    assert (convict.treatment, convict.crashes) == ("fail", 5)
+    assert (convict.treatment, convict.deaths) == ("fail", 5)
 
 
 def test_convicts_are_claimed_in_company_for_they_do_not_run(connection: Redis) -> None:
     (job,) = suspects(connection)
-    crash(connection, 3, job)
+    die(connection, 3, job)
     other = enqueue(connection)
     assert ids(claim(table(connection), 10)) == [job.id, other.id]
 
 
-def test_a_death_in_company_convicts_nobody_but_lengthens_the_next_probation(
-    connection: Redis,
-) -> None:
+def test_a_death_after_quarantine_convicts_nobody(connection: Redis) -> None:
     (job,) = suspects(connection)
     other = enqueue(connection)
     leases = table(connection)
     (suspect,) = claim(leases, 10)
-    outlive_probation(suspect)
-    claim(leases, 10)
-    kill(connection, leases)
-    leases = table(connection)
-    (suspect,) = claim(leases, 10)
-    assert (suspect.id, suspect.treatment, suspect.crashes) == (job.id, "alone", 3)
-    outlive_probation(suspect)
-    assert claim(leases, 10) == []
-    outlive_probation(suspect)
+    produce(leases, suspect)
+    leave_quarantine(suspect)
     assert ids(claim(leases, 10)) == [other.id]
+    kill(connection, leases)
+    (suspect,) = claim(table(connection), 10)
+    assert (suspect.id, suspect.treatment, suspect.deaths) == (job.id, "alone", 2)
 
 
 def test_jobs_given_back_have_no_death_counted(connection: Redis) -> None:
-    (job,) = suspects(connection)
+    suspects(connection)
     for _ in range(5):
         leases = table(connection)
         (suspect,) = claim(leases)
         leases.give_back([suspect])
-    assert (suspect.treatment, suspect.crashes) == ("alone", 2)
-    assert connection.hget(job.key, "omlx_alone") is None
+    assert (suspect.treatment, suspect.deaths) == ("alone", 2)
 
 
 def test_an_ending_forgets_the_deaths_before_it(connection: Redis) -> None:
@@ -200,12 +226,11 @@ def test_an_ending_forgets_the_deaths_before_it(connection: Redis) -> None:
     leases = table(connection)
     (suspect,) = claim(leases)
     commit(leases, suspect, failed(job.id))
-    fields = ("omlx_crashes", "omlx_lone", "omlx_alone")
-    assert connection.hmget(job.key, *fields) == [None] * 3
+    assert connection.hmget(job.key, "omlx_deaths", "omlx_streamed") == [None] * 2
     job.refresh()
     job.requeue()
     (again,) = claim(leases)
-    assert (again.treatment, again.crashes) == ("run", 0)
+    assert (again.treatment, again.deaths) == ("run", 0)
 
 
 def test_a_worker_that_was_cut_off_does_not_take_its_own_jobs_for_abandoned(
@@ -217,17 +242,25 @@ def test_a_worker_that_was_cut_off_does_not_take_its_own_jobs_for_abandoned(
     expire(connection, leases)
     assert leases.sweep() == []
     assert status(job) == "started"
-    assert connection.hget(job.key, "omlx_crashes") is None
+    assert connection.hget(job.key, "omlx_deaths") is None
 
 
-@pytest.mark.parametrize("count", ["soon", "-3", "1e300", "nan", "9" * 30])
+@pytest.mark.parametrize("field", ["omlx_deaths", "omlx_streamed"])
+@pytest.mark.parametrize("count", ["soon", "-3", "nan", "", "1.5"])
 def test_a_count_that_makes_no_sense_stops_neither_claims_nor_sweeps(
-    connection: Redis, count: str
+    connection: Redis, field: str, count: str
 ) -> None:
     job = enqueue(connection)
-    connection.hset(job.key, "omlx_crashes", count)
     leases = table(connection)
     claim(leases, 10)
+    connection.hset(job.key, field, count)
     kill(connection, leases)
-    assert int(connection.hget(job.key, "omlx_crashes")) in (-2, 1)
+    assert int(connection.hget(job.key, "omlx_deaths")) in (1, 2)
     assert ids(claim(table(connection), 10)) == [job.id]
+
+
+def test_a_count_beyond_all_numbers_convicts(connection: Redis) -> None:
+    job = enqueue(connection)
+    connection.hset(job.key, "omlx_deaths", "1e300")
+    (convict,) = claim(table(connection))
+    assert convict.treatment == "fail"

@@ -143,12 +143,12 @@ def test_a_cancelled_parent_can_let_its_dependents_go_on(redis_url: str, connect
 
 def test_a_job_that_kills_its_workers_is_not_retried(redis_url: str, connection: Redis) -> None:
     job = enqueue(connection, retry=Retry(max=5))
-    connection.hset(job.key, mapping={"omlx_crashes": 5, "omlx_lone": 3})
+    connection.hset(job.key, mapping={"omlx_deaths": 5, "omlx_streamed": 3})
     assert run_burst(redis_url).most_rows == 0
     assert status(job) == "failed"
     said = "worker died 5 times while it ran, 3 times with no other job"
     assert said in job.latest_result().exc_string
-    assert connection.hmget(job.key, "omlx_crashes", "omlx_lone") == [None, None]
+    assert connection.hmget(job.key, "omlx_deaths", "omlx_streamed") == [None, None]
 
 
 # Commands of `rq`

@@ -27,8 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from omlx_worker import build, cli  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
-from omlx_worker.queue import lease  # noqa: E402
-from omlx_worker.queue.quarantine import Quarantine  # noqa: E402
+from omlx_worker.queue import lease, quarantine  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 from tests.system.chaos import plants, points  # noqa: E402
@@ -66,8 +65,9 @@ def work(orders: Orders) -> None:
     points.arm(orders.at)
     if orders.plant:
         plants.PLANTS[orders.plant]()
-    # Schedules kill far more often than three times, and it is never a job's fault.
-    lease.Quarantine = lambda: Quarantine(1000, seconds=0.5)  # type: ignore[misc, assignment]
+    # Schedules kill far more often than that, and it is never a job's fault.
+    lease.FATAL_DEATHS = 1000
+    quarantine.QUARANTINE_SECONDS = 0.5
     lease.SWEEP_LOCK_MILLISECONDS = 100
     thread.LONGEST_CHUNK = 4
     if not orders.demo:

@@ -62,7 +62,7 @@ def test_a_poison_job_that_is_requeued_by_hand_gets_its_deaths_again(
         assert supervise(redis_url, [poison], most_deaths=5) == 5
         poison.refresh()
         poison.requeue()
-    assert connection.hget(poison.key, "omlx_crashes") is None
+    assert connection.hget(poison.key, "omlx_deaths") is None
 
 
 def test_retries_are_not_spent_on_a_poison_job(redis_url: str, connection: Redis) -> None:

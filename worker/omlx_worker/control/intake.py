@@ -28,7 +28,7 @@ from omlx_worker.job import ActiveJob, OtherModel
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
-from omlx_worker.queue.quarantine import MAX_LONE_CRASHES
+from omlx_worker.queue.quarantine import LONE_DEATHS
 
 log = logging.getLogger("omlx_worker.control.intake")
 
@@ -41,7 +41,7 @@ UNSUPPORTED = (
 # Entries of a stream that are read at once. One with log-probabilities may have 50 KiB.
 PAGE = 100
 CONVICTED = (
-    f"the job's worker died {{}} times while it ran, {MAX_LONE_CRASHES} times with no other job; "
+    f"the job's worker died {{}} times while it ran, {LONE_DEATHS} times with no other job; "
     "the job is taken for the cause and does not run again"
 )
 
@@ -72,7 +72,7 @@ class Intake:
         if claim.unsupported:
             return Failed(UNSUPPORTED.format(claim.unsupported), retry=False)
         if claim.treatment == "fail":
-            return Failed(CONVICTED.format(claim.crashes), retry=False)
+            return Failed(CONVICTED.format(claim.deaths), retry=False)
         try:
             if claim.data_bytes > MAX_BODY_BYTES:
                 raise InvalidRequest(TOO_LONG.format(claim.data_bytes))

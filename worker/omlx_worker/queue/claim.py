@@ -29,12 +29,13 @@ class Claim:
         timeout: seconds that the job may run, None without a limit.
         unsupported: a field of RQ's job hash that no worker here serves; empty without one.
         data_bytes: length of the stored payload.
-        crashes: number of workers that died while they held the job.
+        deaths: number of workers that died while the job ran and produced nothing.
         treatment: ``run``, run ``alone``, ``stop`` (it was cancelled) or ``fail`` (it kills its
             workers). See `omlx_worker.queue.quarantine`.
         urgent: claimed before better queues because its queue had waited long enough.
         sizes: of its rows, once it is ready to run; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
+        produced_at: when its first tokens since then were published; None before.
         expires_in: seconds from the claim to the end of the completion window, None without one.
         enqueued_at: seconds since 1970, on the producer's clock; None if unknown.
         row: the row of a batch that it runs; None for other jobs.
@@ -49,7 +50,7 @@ class Claim:
     timeout: float | None
     unsupported: str = ""
     data_bytes: int = 0
-    crashes: int = 0
+    deaths: int = 0
     treatment: Treatment = "run"
     urgent: bool = False
     sizes: tuple[Size, ...] = ()
@@ -57,12 +58,13 @@ class Claim:
     enqueued_at: float | None = None
     row: BatchRow | None = None
     claimed_at: float = field(default_factory=time.monotonic)
+    produced_at: float | None = None
 
     @classmethod
     def from_reply(cls, fields: list[Any]) -> Self:
         """Parse one job of claim.lua's reply."""
         job_id, execution, queue, started_at, streamed, data, size, timeout, *rest = fields
-        unsupported, crashes, treatment, enqueued_at, row = rest
+        unsupported, deaths, treatment, enqueued_at, row = rest
         return cls(
             id=job_id.decode(),
             execution=execution.decode(),
@@ -73,7 +75,7 @@ class Claim:
             data_bytes=size,
             timeout=_seconds(timeout),
             unsupported=unsupported.decode(),
-            crashes=crashes,
+            deaths=deaths,
             treatment=treatment.decode(),
             enqueued_at=_since_1970(enqueued_at),
             row=BatchRow.of_field(row) if row else None,

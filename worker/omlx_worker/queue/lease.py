@@ -20,7 +20,7 @@ from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lua import load
-from omlx_worker.queue.quarantine import SUSPECT_CRASHES, Quarantine
+from omlx_worker.queue.quarantine import FATAL_DEATHS, SUSPECT_DEATHS, in_quarantine
 
 # The prefix of this project's execution ids, which sort by claim. RQ's are bare hexadecimal.
 EXECUTION_PREFIX = "omlx-"
@@ -60,7 +60,8 @@ class LeaseTable:
         self.stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
-        self._quarantine = Quarantine()
+        # The queue in which a suspect waits until this worker holds nothing.
+        self._suspect_in: str | None = None
         self._lock = threading.Lock()
         self._jobs: dict[str, Claim] = {}
         # A claim without an answer yet. The next call repeats it.
@@ -104,19 +105,24 @@ class LeaseTable:
     def claim(self, limit: int, queues: Sequence[str] | None = None) -> list[Claim] | None:
         """Take up to ``limit`` jobs, best queue first; None while workers are suspended.
 
-        Takes none while a suspect runs alone or waits to. Only one thread may call it.
+        Takes none while a suspect runs alone here or waits to; see `queue.quarantine`. Only one
+        thread may call it.
 
         Args:
             queues: to take from, best first; all by default.
         """
         held = self.jobs()
-        quarantine = self._quarantine
-        if quarantine.running(held):
+        if any(map(in_quarantine, held)):
             return []
+        names = list(queues or self._queues)
+        if self._suspect_in:
+            if self._suspect_in not in names:
+                return []
+            names.sort(key=lambda name: name != self._suspect_in)
         if self._unanswered is None:
             self._unanswered = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
         reply = self._claim(
-            keys=queues or self._queues,
+            keys=names,
             args=[
                 limit,
                 self.worker_name,
@@ -124,20 +130,18 @@ class LeaseTable:
                 GRACE_SECONDS,
                 events_key(""),
                 MAX_BODY_BYTES,
-                SUSPECT_CRASHES,
-                quarantine.max_lone_crashes,
+                SUSPECT_DEATHS,
+                FATAL_DEATHS,
                 len(held),
-                quarantine.alone.id if quarantine.alone else "",
-                *quarantine.reserved,
                 self._unanswered,
             ],
         )
         self._unanswered = None
         if reply is None:
             return None
-        queue, suspect, entries = reply
+        suspect_in, entries = reply
+        self._suspect_in = suspect_in.decode() or None
         claimed = [Claim.from_reply(fields) for fields in entries]
-        quarantine.note((queue.decode(), suspect.decode()), claimed)
         with self._lock:
             self._jobs.update((job.id, job) for job in claimed)
         return claimed
@@ -154,7 +158,11 @@ class LeaseTable:
             text = event.model_dump_json(exclude_none=True) if event else ""
             place = (event.since, event.stream_id) if event else ("", "")
             args += [*job.lease, *place, text]
-        return self._lost(self._append(args=args), [job for job, _ in events])
+        refused = self._lost(self._append(args=args), [job for job, _ in events])
+        for job, event in events:
+            if event and job.produced_at is None and job.id not in refused:
+                job.produced_at = time.monotonic()
+        return refused
 
     def commit(self, endings: Sequence[tuple[Claim, Ending]]) -> list[Commit]:
         """End jobs whose leases hold, each independently, and drop them from the table.
@@ -220,12 +228,13 @@ class LeaseTable:
             SWEEP_LOCK_MILLISECONDS,
             GRACE_SECONDS,
             EXECUTION_PREFIX,
+            events_key(""),
             *self._queues,
         ]
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
         abandoned = self._sweep(keys=[lock], args=args)
         self._recovered_to, recovered = self._recover(
-            args=[self._recovered_to, RECOVERED_KEYS, *self._queues]
+            args=[self._recovered_to, RECOVERED_KEYS, events_key(""), *self._queues]
         )
         return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
 

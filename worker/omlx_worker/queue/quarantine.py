@@ -1,72 +1,35 @@
-"""Quarantine: suspects of a worker's death run alone, until it is clear which job kills workers.
+"""Quarantine: a job whose workers keep dying runs alone, and fails if they die then, too.
 
 Nothing says why a worker died: a job that aborts the engine, a prompt that exhausts the memory, a
-power cut. The sweep counts the death as a crash of every job that the worker held.
+power cut. So the sweep counts deaths in each job that the worker held and that had produced no
+tokens since it was claimed. A job with new tokens is not a suspect: the most innocent jobs have
+some when a worker is killed from outside, and a job that kills has none after its second claim,
+because it goes on from its stream.
 
-* After the first crash a job runs as before, beside others. Most deaths are not a job's fault, and
-  a power cut must not make 64 jobs run one by one.
-* From the second crash on, a job is a suspect. Only a worker that holds nothing claims it, and
-  claims nothing else for `QUARANTINE_SECONDS`. A job that kills at once then kills alone.
-* A job is convicted by its third crash in quarantine, where it was its worker's only job. It fails,
-  and ``Retry`` does not apply. One such crash proves little where workers are killed from outside:
-  if every fifth run is, one crash convicts 20% of innocent suspects, three convict 0.8%. A job that
-  kills within its quarantine costs five workers.
-* A job that ends, in whatever way, loses its crashes. Progress does not reset them: a job whose
-  cache outgrows the memory makes progress every time.
-* After its quarantine a suspect gets company. A crash in company does not count, but doubles the
-  next quarantine, until a job that kills late is alone too.
+From `SUSPECT_DEATHS` on, a job runs alone. Only a worker that holds nothing claims it, and claims
+nothing else until the job ends or has had tokens in its stream for `QUARANTINE_SECONDS`. Until it
+has tokens it has no company, so every further death is one that it died alone. `FATAL_DEATHS` fail
+it, and ``Retry`` does not apply. One or two would prove little where workers are killed from
+outside. A job that ends, in whatever way, loses its deaths.
 
-A busy worker that meets a suspect takes no more jobs until it holds none; under load it would never
-be empty otherwise. That costs at most the time of its longest job, on one worker: it reserves the
-suspect, and other workers pass it over. An idle worker takes a suspect at once.
-
-`claim.lua` implements the rules and the reservations.
+A busy worker that meets a suspect stops claiming until it holds nothing or another worker has taken
+the suspect. Under load it would never be empty otherwise.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from omlx_worker.queue.claim import Claim
 
-SUSPECT_CRASHES = 2
-MAX_LONE_CRASHES = 3
-QUARANTINE_SECONDS = 30.0
+SUSPECT_DEATHS = 2
+LONE_DEATHS = 3
+FATAL_DEATHS = SUSPECT_DEATHS + LONE_DEATHS
+QUARANTINE_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class Quarantine:
-    """What a worker remembers between its claims.
-
-    Attributes:
-        max_lone_crashes: crashes without other jobs that convict one.
-        seconds: length of the first quarantine.
-        alone: the job that was claimed alone. It may have company now, or have ended.
-        reserved: queue and id of the suspect that waits until this worker holds nothing.
-    """
-
-    max_lone_crashes: int = MAX_LONE_CRASHES
-    seconds: float = QUARANTINE_SECONDS
-    alone: Claim | None = None
-    reserved: tuple[str, str] = ("", "")
-
-    def running(self, held: Sequence[Claim]) -> bool:
-        """Whether a suspect must stay alone.
-
-        Args:
-            held: all jobs of this worker.
-        """
-        if self.alone is None or not any(job is self.alone for job in held):
-            self.alone = None
-            return False
-        # Anybody can write the hash that holds the count: limit the exponent.
-        beyond = max(0, min(self.alone.crashes - SUSPECT_CRASHES, 16))
-        return time.monotonic() - self.alone.claimed_at < self.seconds * (1 << beyond)
-
-    def note(self, reserved: tuple[str, str], claimed: Sequence[Claim]) -> None:
-        """Note what a claim brought."""
-        self.reserved = reserved
-        if claimed:
-            self.alone = claimed[0] if claimed[0].treatment == "alone" else None
+def in_quarantine(job: Claim) -> bool:
+    """Whether its worker must claim no other job."""
+    if job.treatment != "alone":
+        return False
+    return job.produced_at is None or time.monotonic() - job.produced_at < QUARANTINE_SECONDS

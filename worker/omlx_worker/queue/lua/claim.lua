@@ -4,9 +4,7 @@
 -- batch first. A row becomes a job when it is taken.
 --
 -- A job whose workers have died is a suspect and runs alone; see omlx_worker.queue.quarantine. A
--- worker that holds nothing takes it and nothing else. A worker that holds jobs reserves it and
--- takes no more until they end. Other workers that hold jobs pass over a reserved suspect. A
--- reservation expires if its worker does not claim again.
+-- worker that holds nothing takes it and nothing else. A worker that holds jobs stops in front of it.
 --
 -- Jobs of a bulk run whose prompts begin alike name that beginning in RQ's `meta`. A worker that
 -- takes one of them keeps the beginning in memory and owns its name for a while. If the next job's
@@ -22,24 +20,22 @@
 -- ARGV[4]    grace in seconds, see `extend`
 -- ARGV[5]    prefix of event streams
 -- ARGV[6]    longest payload in bytes; of a longer one only the length is returned
--- ARGV[7]    crashes that make a job a suspect
--- ARGV[8]    crashes without other jobs that convict it
+-- ARGV[7]    deaths that make a job a suspect
+-- ARGV[8]    deaths that convict it
 -- ARGV[9]    number of jobs that the worker holds
--- ARGV[10]   the job that runs alone on the worker, or ''
--- ARGV[11..12] queue and id of the suspect that the worker has reserved, or '' and ''
--- ARGV[13]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
+-- ARGV[10]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
 --            a lost answer
 --
 -- Returns nil while workers are suspended, else
---   {queue and id of the reserved suspect, or '' and '', jobs}, and for each job
+--   {the queue in which a suspect waits for this worker, or '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
---    a field that is not supported or '', crashes, 'run', 'alone', 'stop' or 'fail', enqueued at,
+--    a field that is not supported or '', deaths, 'run', 'alone', 'stop' or 'fail', enqueued at,
 --    run, number, digest and custom_id of a batch's row, or ''}
 
 local limit, worker = tonumber(ARGV[1]), ARGV[2]
 local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local longest, suspicious, convicting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local held, alone = tonumber(ARGV[9]), ARGV[10]
+local held = tonumber(ARGV[9])
 local time, date = now()
 local looks_left, looks_ahead_left, bytes_left = 1000, 1000, longest
 local claimed = {}
@@ -49,7 +45,7 @@ local PASSES = 64         -- how often a job is passed over, at most
 local OWNED_SECONDS = 300 -- since its owner has last taken a job with the beginning
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
-local claim, last_claim = ARGV[13], 'omlx:claim:' .. worker
+local claim, last_claim = ARGV[10], 'omlx:claim:' .. worker
 local taken = write('LRANGE', last_claim, 0, -1)
 if taken[1] == claim then
   for i = #taken - 2, 2, -3 do
@@ -76,14 +72,14 @@ local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_
 
 local function unsupported(fields)
   for i, name in ipairs(UNSUPPORTED) do
-    local value = fields[9 + i]
+    local value = fields[8 + i]
     if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
   end
   return ''
 end
 
 local function read(job)
-  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', CRASHES, LONE, STOP, 'data',
+  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
     'enqueued_at', 'meta', ROW, unpack(UNSUPPORTED))
 end
 
@@ -112,17 +108,11 @@ local function is_stale(job, fields)
   return false
 end
 
--- Anybody can write the fields.
-local function as_count(text)
-  local count = tonumber(text or '') or 0
-  return count > 0 and math.floor(math.min(count, 1000)) or 0
-end
-
 -- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
-  if fields[5] then return 'stop' end
-  if as_count(fields[4]) >= convicting then return 'fail' end
-  return as_count(fields[3]) >= suspicious and 'alone' or 'run'
+  if fields[4] then return 'stop' end
+  local deaths = as_count(fields[3])
+  return deaths >= convicting and 'fail' or deaths >= suspicious and 'alone' or 'run'
 end
 
 -- The number of tokens that an interrupted run left in the stream. A stream that has ended belongs
@@ -137,47 +127,36 @@ end
 local function start(queue, job, fields)
   local key, execution = job_key(job), claim .. string.format('%04x', #claimed)
   remember(queue, job, execution)
-  local data, how = fields[6] or '', treatment(fields)
+  local data, tokens = fields[5] or '', streamed(job)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
   redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
     EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
-  if how == 'alone' then redis.call('HSET', key, ALONE, '1') end
+  if tokens > 0 then redis.call('HSET', key, STREAMED, tokens)
+  else redis.call('HDEL', key, STREAMED) end
   redis.call('PERSIST', key)
   redis.call('HSET', execution_key(job, execution), 'id', execution,
     'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
   extend(queue, job, execution, time, lease, grace)
-  claimed[#claimed + 1] = {job, execution, queue, number(time), streamed(job), data, bytes,
-    fields[2] or '', unsupported(fields), as_count(fields[3]), how, fields[7] or '', fields[9] or ''}
+  claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
+    fields[2] or '', unsupported(fields), as_count(fields[3]), treatment(fields), fields[6] or '',
+    fields[8] or ''}
 end
 
 local function take(queue, job, fields, index)
   start(queue, job, fields)
   if index == 0 then redis.call('LPOP', queue_key(queue))
   else redis.call('LREM', queue_key(queue), 1, job) end
-  local key = owner_key(queue, fields[8])
+  local key = owner_key(queue, fields[7])
   if key and (write('GET', key) or worker) == worker then
     redis.call('SET', key, worker, 'EX', OWNED_SECONDS)
   end
 end
 
-local function reserve(job)
-  local owner = write('GET', reservation_key(job))
-  if owner and owner ~= worker then return false end
-  redis.call('SET', reservation_key(job), worker, 'EX', math.ceil(lease))
-  return true
-end
-
-local function take_alone(queue, job, fields, index)
-  take(queue, job, fields, index)
-  redis.call('DEL', reservation_key(job))
-  return answer({'', '', claimed})
-end
-
 -- The job behind the one at `index` that the worker should take in its place; nil if there is none.
 local function better(queue, job, fields, index)
-  local key = owner_key(queue, fields[8])
+  local key = owner_key(queue, fields[7])
   local owner = key and write('GET', key)
   if not owner or owner == worker then return nil end
   local passed = as_count(redis.call('HGET', job_key(job), PASSED))
@@ -258,40 +237,24 @@ local function is_open(queue)
   return try('LLEN', queue_key(queue)) and try('ZCARD', started_key(queue))
 end
 
-local wanted_queue, wanted = ARGV[11], ARGV[12]
-if wanted ~= '' then
-  local fields = read(wanted)
-  local index = is_open(wanted_queue) and redis.call('LPOS', queue_key(wanted_queue), wanted)
-  if index and not is_stale(wanted, fields) and treatment(fields) == 'alone' and reserve(wanted) then
-    if held > 0 then return answer({wanted_queue, wanted, claimed}) end
-    return take_alone(wanted_queue, wanted, fields, index)
-  elseif write('GET', reservation_key(wanted)) == worker then
-    redis.call('DEL', reservation_key(wanted))
-  end
-end
-
-local reserved_queue, reserved = '', ''
 for _, queue in ipairs(KEYS) do
-  local index, open = 0, is_open(queue)
-  while open and #claimed < limit and looks_left > 0 and bytes_left > 0 and reserved == '' do
-    local job = redis.call('LINDEX', queue_key(queue), index)
+  local open = is_open(queue)
+  while open and #claimed < limit and looks_left > 0 and bytes_left > 0 do
+    local job = redis.call('LINDEX', queue_key(queue), 0)
     if not job then break end
     local fields = read(job)
     if is_stale(job, fields) then
       looks_left = looks_left - 1
-      redis.call('LREM', queue_key(queue), 1, job)
+      redis.call('LPOP', queue_key(queue))
     elseif treatment(fields) ~= 'alone' then
-      take_best(queue, job, fields, index)
-    elseif held + #claimed == 0 then
-      return take_alone(queue, job, fields, index)
-    elseif reserve(job) then
-      reserved_queue, reserved = queue, job
+      take_best(queue, job, fields, 0)
+    elseif held + #claimed > 0 then
+      return answer({queue, claimed})
     else
-      looks_left = looks_left - 1
-      index = index + 1
+      take(queue, job, fields, 0)
+      return answer({'', claimed})
     end
   end
-  if open and reserved == '' then take_rows(queue) end
+  if open then take_rows(queue) end
 end
-if alone ~= '' and #claimed > 0 then redis.call('HDEL', job_key(alone), ALONE) end
-return answer({reserved_queue, reserved, claimed})
+return answer({'', claimed})

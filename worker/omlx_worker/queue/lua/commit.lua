@@ -80,7 +80,7 @@ local function retry(queue, job, execution)
   end
   redis.call('HSET', job_key(job), 'retries_left', left - 1, 'started_at', '', 'worker_name', '',
     'ended_at', date)
-  redis.call('HDEL', job_key(job), CRASHES, LONE, ALONE)
+  redis.call('HDEL', job_key(job), DEATHS, STREAMED)
   drop_execution(queue, job, execution)
   return true
 end
@@ -123,7 +123,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local dependencies = RQ .. 'job::' .. job .. ':dependencies'
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
-    'status', CRASHES, LONE, ALONE, STOP)
+    'status', DEATHS, STREAMED, STOP)
   if not fields[3] and redis.call('EXISTS', key) == 0 then
     drop_execution(queue, job, execution)
     return 0
@@ -144,8 +144,8 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
   else
     redis.call('HSET', key, 'status', ending, 'ended_at', date, 'last_heartbeat', date)
-    if fields[4] or fields[5] or fields[6] or fields[7] then
-      redis.call('HDEL', key, CRASHES, LONE, ALONE, STOP)
+    if fields[4] or fields[5] or fields[6] then
+      redis.call('HDEL', key, DEATHS, STREAMED, STOP)
     end
     expire(key, ttl)
     redis.call('EXPIRE', dependencies, ttl)

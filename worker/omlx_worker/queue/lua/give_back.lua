@@ -8,8 +8,6 @@ local replies = {}
 for i = 1, #ARGV, 3 do
   local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local returned = holds(queue, job, execution) and put_back(queue, job, execution)
-  -- Its worker lives, so having been alone proves nothing.
-  if returned then redis.call('HDEL', job_key(job), ALONE) end
   replies[#replies + 1] = returned and 1 or 0
 end
 return answer(replies)

@@ -12,7 +12,6 @@ local function queue_key(queue) return RQ .. 'queue:' .. queue end
 local function started_key(queue) return RQ .. 'wip:' .. queue end
 local function executions_key(job) return RQ .. 'executions:' .. job end
 local function execution_key(job, execution) return RQ .. 'execution:' .. job .. ':' .. execution end
-local function reservation_key(job) return 'omlx:suspect:' .. job end
 local function member(job, execution) return job .. ':' .. execution end
 
 -- Batches; see omlx_producer.bulk.batch. A row waits in a list of its queue. While it has a job, its
@@ -26,9 +25,8 @@ local function open_key(queue) return BATCHES .. ':' .. queue end
 local function row_job(run, number) return 'row-' .. run .. '-' .. number end
 
 -- This project's fields in RQ's job hash. RQ keeps unknown fields.
-local CRASHES = 'omlx_crashes'  -- how many workers died while they held the job
-local LONE = 'omlx_lone'        -- how many of them held no other job
-local ALONE = 'omlx_alone'      -- '1': it is its worker's only job, or was when the worker died
+local DEATHS = 'omlx_deaths'    -- how many workers died while it produced nothing
+local STREAMED = 'omlx_streamed'  -- the tokens in its stream at its last claim; absent for 0
 local STOP = 'omlx_stop'        -- '1': it is to be stopped
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
 local PASSED = 'omlx_passed'    -- how many jobs behind it were taken in its place
@@ -163,14 +161,19 @@ local function put_back(queue, job, execution)
   return returned
 end
 
--- Put back a job whose worker has died, or was away for as long as its lease, and count the crash.
-local function put_back_crashed(queue, job, execution)
+-- A count in a job's hash. Anybody can write what is no number.
+local function as_count(text)
+  local count = tonumber(text or '') or 0
+  return count > 0 and math.floor(math.min(count, 2 ^ 53)) or 0
+end
+
+-- Put back a job whose worker has died, or was away for as long as its lease. The death counts if
+-- the job has produced nothing since it was claimed; see omlx_worker.queue.quarantine.
+local function put_back_dead(queue, job, execution, stream)
   if not put_back(queue, job, execution) then return false end
-  local was_alone = redis.call('HGET', job_key(job), ALONE) == '1'
-  for _, count in ipairs(was_alone and {CRASHES, LONE} or {CRASHES}) do
-    -- Anybody can write what is no number.
-    local reply = redis.pcall('HINCRBY', job_key(job), count, 1)
-    if type(reply) == 'table' then redis.call('HSET', job_key(job), count, 1) end
+  local fields = redis.call('HMGET', job_key(job), DEATHS, STREAMED)
+  if tokens_in(stream) <= as_count(fields[2]) then
+    redis.call('HSET', job_key(job), DEATHS, math.min(as_count(fields[1]), 1000) + 1)
   end
   return true
 end

@@ -3,12 +3,13 @@
 --
 -- ARGV[1]    where the last call ended, '0' at first
 -- ARGV[2]    how many of the server's keys to look at, about
--- ARGV[3..]  queues
+-- ARGV[3]    prefix of event streams
+-- ARGV[4..]  queues
 --
 -- Returns where to go on, and the ids of the returned jobs.
 
 local ours = {}
-for i = 3, #ARGV do ours[ARGV[i]] = true end
+for i = 4, #ARGV do ours[ARGV[i]] = true end
 
 -- Whether nobody has renewed the lease for its length and a minute more; see `extend`.
 local function is_abandoned(queue, job, execution)
@@ -24,7 +25,7 @@ for _, key in ipairs(page[2]) do
   local fields = redis.pcall('HMGET', key, 'status', 'origin', EXECUTION)
   local queue, execution = fields[2], fields[3]
   if fields[1] == 'started' and ours[queue] and execution and is_abandoned(queue, job, execution)
-    and put_back_crashed(queue, job, execution) then
+    and put_back_dead(queue, job, execution, ARGV[3] .. job) then
     returned[#returned + 1] = job
   end
 end

@@ -1,19 +1,20 @@
--- Put jobs with expired leases back at the front of their queues, and count a crash for each: their
--- worker has died, or was away for as long. Rows of batches whose jobs were deleted wait again; those
+-- Put jobs with expired leases back at the front of their queues, and count the deaths of their
+-- workers, which may only have been away for as long. Rows of batches whose jobs were deleted wait again; those
 -- whose jobs other tools have ended fail.
 --
 -- KEYS[1]    lock: while it exists, only its owner sweeps
 -- ARGV[1]    milliseconds until the lock expires
 -- ARGV[2]    grace in seconds, see `extend`
 -- ARGV[3]    prefix of this project's execution ids; a stock worker's entries are left to RQ
--- ARGV[4..]  queues
+-- ARGV[4]    prefix of event streams
+-- ARGV[5..]  queues
 --
 -- Returns the ids of the returned jobs.
 
 if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return answer({}) end
 local time = now()
 local returned = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local queue = ARGV[i]
   local expired = try('ZRANGEBYSCORE', started_key(queue),
     '-inf', number(time + tonumber(ARGV[2]))) or {}
@@ -28,7 +29,7 @@ for i = 4, #ARGV do
   table.sort(ours, function(a, b) return a[2] > b[2] end)
   for _, entry in ipairs(ours) do
     local job = entry[1]
-    if put_back_crashed(queue, job, entry[2]) then returned[#returned + 1] = job end
+    if put_back_dead(queue, job, entry[2], ARGV[4] .. job) then returned[#returned + 1] = job end
   end
 end
 
@@ -66,7 +67,7 @@ end
 
 for _, run in ipairs(try('ZRANGE', BATCHES, 0, -1) or {}) do
   local cancelling = redis.pcall('HGET', batch_key(run), 'state') == 'cancelling'
-  for i = 4, #ARGV do
+  for i = 5, #ARGV do
     local mended = 0
     for _, row in ipairs(try('HKEYS', running_key(run, ARGV[i])) or {}) do
       if mend(ARGV[i], run, row, cancelling) then mended = mended + 1 end
