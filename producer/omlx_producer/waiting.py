@@ -64,12 +64,12 @@ def read_waiting(connection: redis.Redis, model: str, now: float) -> Waiting:
         counts, heads = answers[: len(keys)], answers[len(keys) :]
         for job_id in filter(None, heads):
             pipe.hget(Job.key_for(str_if_bytes(job_id)), "enqueued_at")
-        times = [_seconds(date) for date in pipe.execute()]
+        times = [date_seconds(date) for date in pipe.execute()]
     ages = [max(0.0, now - at) for at in times if at is not None]
     return Waiting(dict(zip(PRIORITIES, counts, strict=True)), max(ages, default=None))
 
 
-def _seconds(date: bytes | None) -> float | None:
+def date_seconds(date: bytes | None) -> float | None:
     """RQ's form of a date as seconds since 1970; None if the job has gone or the date is broken."""
     try:
         return str_to_date(date or b"").timestamp()

@@ -136,14 +136,14 @@ def tell_how_far(state: BatchState) -> None:
     click.echo(f"{state.id}: {state.state}, {ended} of {rows} ended", err=True)
 
 
-def cancel_batch(batch_id: str, url: str | None) -> None:
-    """``omlx-submit cancel`` of a batch: waits for its end, then prints the outcome."""
+def cancel_batch(batch_id: str, url: str | None) -> str:
+    """``omlx-submit cancel`` of a batch: waits for its end; returns the outcome."""
     with open_producer(url) as producer:
         batch = Batch(producer.connection, batch_id)
         state = batch.read().state
         if state == "uploading":
             fail(INVALID, f"{batch_id}: its upload is not finished; interrupt the upload instead")
-        click.echo(_wait_for_the_end(batch) if batch.cancel() else "over")
+        return _wait_for_the_end(batch) if batch.cancel() else "over"
 
 
 def follow(batch: Batch, progress: Style) -> BatchState:

@@ -31,14 +31,21 @@ DEFAULT = "submit"
 SECTIONS = {
     "Submit and read": {"submit": "submit", "watch": "submit", "result": "submit"},
     "Files of requests": {"run": "bulk", "retry": "bulk", "results": "batch"},
-    "Look and cancel": {"status": "status", "models": "status", "cancel": "status"},
+    "Look and cancel": {
+        "status": "status",
+        "models": "status",
+        "batches": "operate",
+        "jobs": "operate",
+        "cancel": "status",
+    },
+    "Operate": dict.fromkeys(("pause", "resume", "drain", "requeue", "delete"), "operate"),
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 # Words that other programs have for commands, and what does that here.
 ELSEWHERE = {
     "help": "--help",
     "version": "--version",
-    **dict.fromkeys(("list", "jobs", "batches", "workers"), "status"),
+    **dict.fromkeys(("list", "workers"), "status"),
 }
 # A word at least this similar to a command's name counts as a misspelling of it.
 CLOSE = 0.75

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from omlx_producer.bulk.progress import duration
 from omlx_producer.models import read_models
+from omlx_producer.operate import paused_models
 from omlx_producer.outage import passes, waiting_text
 from omlx_producer.protocol import PRIORITIES, ModelInfo
 from omlx_producer.terminal import one_cell, write
@@ -45,17 +46,18 @@ class TableConsole(Console):
 def read_overview(connection: redis.Redis) -> Overview:
     """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
 
-    Those that have fallen silent lately are ``gone``.
+    Those that have fallen silent lately are ``gone``. The workers of a
+    ``paused`` model take no jobs.
 
     ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
     has announced is there while jobs wait for it; its limits are None.
     """
     models: dict[str, ModelInfo | None] = {**read_models(connection)}
-    now = server_time(connection)
+    now, paused = server_time(connection), paused_models(connection)
     overview = []
     for alias in (*models, *sorted(queued_models(connection) - models.keys())):
         waiting, info = read_waiting(connection, alias, now), models.get(alias)
-        if info is None and not any(waiting.counts.values()):
+        if info is None and not any(waiting.counts.values()) and alias not in paused:
             continue
         entries = connection.hgetall(workers_key(alias))
         overview.append(
@@ -64,6 +66,7 @@ def read_overview(connection: redis.Redis) -> Overview:
                 **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
                 **waiting.counts,
                 "oldest_seconds": waiting.oldest_seconds,
+                "paused": alias in paused,
                 "workers": [worker.model_dump() for worker in living(entries, now)],
                 "gone": [_gone(worker, now) for worker in gone(entries, now)],
             }
@@ -124,6 +127,7 @@ def draw_overview(overview: Overview) -> RenderableType:
     parts += [_workers(model) for model in overview if model["workers"]]
     if len(parts) == 1:
         parts.append(Text("no worker is running", style="yellow"))
+    parts += [_pause(model["alias"]) for model in overview if model["paused"]]
     return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
 
 
@@ -213,6 +217,11 @@ def _gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
         # Others look for expired leases four times a lease.
         "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
     }
+
+
+def _pause(alias: str) -> Text:
+    told = f"{alias} is paused; omlx-submit resume {alias} lets it go on"
+    return Text(one_cell(told), style="yellow")
 
 
 def _farewell(model: dict[str, Any], worker: dict[str, Any]) -> Text:

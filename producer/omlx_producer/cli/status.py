@@ -90,17 +90,19 @@ def models(as_json: bool, redis_url: str | None) -> None:
 
 @click.command(cls=SectionedCommand)
 @job_argument
+@json_option
 @redis_option
-def cancel(job_id: str, redis_url: str | None) -> None:
+def cancel(job_id: str, as_json: bool, redis_url: str | None) -> None:
     """Cancel a job or batch; prints cancelled, stopping or over.
 
     A waiting job never runs, a running one is stopped. A batch keeps the results that it has.
     """
     if is_batch_id(job_id):
-        cancel_batch(job_id, redis_url)
-        return
-    with open_producer(redis_url) as producer:
-        click.echo(producer.cancel(job_id))
+        outcome = cancel_batch(job_id, redis_url)
+    else:
+        with open_producer(redis_url) as producer:
+            outcome = producer.cancel(job_id)
+    click.echo(json.dumps({"id": job_id, "outcome": outcome}) if as_json else outcome)
 
 
 def show(overview: Overview, draw: Callable[[Overview], RenderableType], *, as_json: bool) -> None:

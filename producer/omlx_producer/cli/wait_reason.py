@@ -12,6 +12,7 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.cli.common import program_name
+from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.protocol import PRIORITIES, read_queue_name
 from omlx_producer.replay import WAITING
@@ -97,10 +98,11 @@ class WaitReasons:
             pipe.hget(key, "status")
             pipe.hgetall(workers_key(model))
             pipe.time()
+            pipe.sismember(PAUSED_KEY, model)
             pipe.lpos(own, self._job_id)
             for queue in better:
                 pipe.llen(queue)
-            status, entries, (now, _), *ahead = pipe.execute()
+            status, entries, (now, _), paused, *ahead = pipe.execute()
         if status not in (*WAITING, b"started"):
             return None
         if status not in (b"queued", b"started"):
@@ -110,6 +112,8 @@ class WaitReasons:
             return Reason("no worker serves {}; the job waits for one", model)
         if status == b"started":
             return None
+        if paused:
+            return Reason("{0} is paused; omlx-submit resume {0} lets it go on", model)
         if all(worker.state == "suspended" for worker in workers):
             return Reason("the workers of {} are suspended; rq resume lets them go on", model)
         if jobs := sum(count or 0 for count in ahead):

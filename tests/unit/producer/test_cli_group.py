@@ -40,7 +40,7 @@ def test_a_word_close_to_a_command_is_refused(prompts: list[str], word: str, nea
     assert prompts == [word, word]
 
 
-@pytest.mark.parametrize("word", ["help", "list", "jobs", "batches", "workers", "version", "Help"])
+@pytest.mark.parametrize("word", ["help", "list", "workers", "version", "Help"])
 @pytest.mark.parametrize("options", [(), ("--redis-url", "redis://host", "--json")])
 def test_a_command_of_other_programs_is_refused_with_a_hint(
     prompts: list[str], word: str, options: tuple[str, ...]
@@ -173,7 +173,7 @@ def test_help_has_sections_and_shows_defaults() -> None:
     ("typed", "offered"),
     [
         ("st", {"status"}),
-        ("re", {"result", "results", "retry"}),
+        ("re", {"requeue", "result", "results", "resume", "retry"}),
         ("--temp", {"--temperature"}),
         ("status --wa", {"--watch"}),
         ("stauts --mod", {"--model"}),

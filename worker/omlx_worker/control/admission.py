@@ -48,7 +48,7 @@ class Admission:
         traffic: where refused jobs go.
 
     Attributes:
-        suspended: whether RQ has suspended all workers.
+        suspended: whether RQ has suspended all workers, or an operator has paused this model.
         served: whether any job was taken.
     """
 

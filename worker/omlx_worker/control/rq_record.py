@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import signal
 import socket
 import time
 from contextlib import suppress
@@ -121,9 +120,13 @@ class RecordedWorker(Worker):
         if command in ("stop-job", "stop-execution"):
             self._mailbox.put(StopJob(str(payload.get("job_id"))))
         elif command == "shutdown":
-            self.request_stop(signal.SIGINT, None)  # type: ignore[no-untyped-call]
+            self.drain()
         else:
             log.info("ignoring the command %r: this worker has no work horse", command)
+
+    def drain(self) -> None:
+        """Take no new jobs, and end once those that run are finished. From any thread."""
+        raise NotImplementedError
 
     def _pubsub_exception_handler(self, exc: Exception, _: Any, thread: Any) -> None:
         """RQ's own handler ends the thread if a server does not answer in time."""

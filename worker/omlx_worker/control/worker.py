@@ -258,8 +258,13 @@ class GenerationWorker(RecordedWorker):
         """Drain; at the second call, stop at once."""
         self._signals.receive(signum)
 
+    def drain(self) -> None:
+        """See `RecordedWorker`. Unlike a second signal, a second call does not end it at once."""
+        if not self._signals.asked:
+            self.stop()
+
     def stop(self) -> None:
-        """Drain, from any thread."""
+        """As a signal does, from any thread: drain; at the second call, stop at once."""
         self._signals.receive(signal.SIGTERM)
 
     def _shut_down(self) -> None:

@@ -26,7 +26,7 @@
 -- ARGV[10]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
 --            a lost answer
 --
--- Returns nil while workers are suspended, else
+-- Returns nil while workers are suspended or their model is paused, else
 --   {the queue in which a suspect waits for this worker, or '', jobs}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
 --    a field that is not supported or '', deaths, 'run', 'alone', 'stop' or 'fail', enqueued at,
@@ -56,6 +56,8 @@ if taken[1] == claim then
 end
 if taken[1] then redis.call('DEL', last_claim) end
 if redis.call('EXISTS', RQ .. 'suspended') == 1 then return answer(false) end
+local model = string.match(KEYS[1] or '', '^omlx:([^:]+):')
+if model and try('SISMEMBER', 'omlx:paused', model) == 1 then return answer(false) end
 
 local function remember(queue, job, execution)
   if #claimed == 0 then

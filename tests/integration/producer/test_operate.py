@@ -1,0 +1,288 @@
+"""What an operator types: batches, jobs, pause, resume, drain, requeue and delete."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import redis
+from rq.command import send_shutdown_command
+
+from omlx_producer import UnknownJob
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.cli.main import cli
+from omlx_producer.protocol import events_key
+from tests.helpers.bulk_runs import jobs_in_redis
+from tests.helpers.screens import attach
+from tests.helpers.workers import (
+    ALIAS,
+    enqueue,
+    events,
+    fetch,
+    is_over,
+    run_burst,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
+from tests.integration.producer.bulk.conftest import Run, run  # noqa: F401
+from tests.integration.producer.bulk.test_feed import rows
+
+LONG = 9000
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
+    batch = Batch.create(connection)
+    batch.upload(rows(count, **fields))
+    return batch
+
+
+def listed(run: Run, *args: str) -> dict[str, str]:  # noqa: F811
+    done = run("jobs", "--json", *args)
+    assert done.exit_code == 0, done.output
+    return {job["id"]: job["state"] for job in objects(done.stdout)}
+
+
+def names_of_workers(run: Run) -> list[str]:  # noqa: F811
+    (model,) = objects(run("status", "--json").stdout)
+    return [worker["name"] for worker in model["workers"]]
+
+
+def test_a_paused_model_takes_no_jobs_and_finishes_those_that_run(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    with running_worker(redis_url, step_seconds=0.01):
+        first = enqueue(connection, max_completion_tokens=60)
+        wait_for(lambda: len(events(connection, first.id)) > 2)
+        assert run("pause", ALIAS).stdout == f"{ALIAS} paused\n"
+        assert run("pause", ALIAS).stdout == f"{ALIAS} already paused\n"
+        second, batch = enqueue(connection), batch_of(connection, 2)
+        wait_for(lambda: is_over(first))
+        assert status(first) == "finished"
+        shown = " ".join(run("status").stdout.split())
+        assert f"{ALIAS} is paused; omlx-submit resume {ALIAS} lets it go on" in shown
+        assert [model["paused"] for model in objects(run("status", "--json").stdout)] == [True]
+        assert (status(second), batch.read().left) == ("queued", 2)
+        assert objects(run("resume", ALIAS, "--json").stdout) == [
+            {"model": ALIAS, "outcome": "resumed"}
+        ]
+        wait_for(lambda: is_over(second) and batch.read().over)
+    assert run("resume", ALIAS).stdout == f"{ALIAS} not paused\n"
+
+
+def test_a_pause_concerns_one_model_and_a_misspelt_one_is_refused(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    connection.sadd("omlx:paused", "other")
+    job = enqueue(connection)
+    run_burst(redis_url)
+    assert status(job) == "finished"
+    refused = run("pause", "fakke")
+    assert refused.exit_code == 2
+    assert "got 'fakke', which nobody serves (known: fake)" in refused.stderr
+
+
+def test_a_drained_worker_finishes_its_jobs_and_ends(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    jobs = [enqueue(connection, max_completion_tokens=60) for _ in range(3)]
+    with running_worker(redis_url, max_rows=2, step_seconds=0.01) as worker:
+        wait_for(lambda: names_of_workers(run) and started(connection) == 2)
+        assert run("drain", worker.name).stdout == f"{worker.name} draining\n"
+        # A second one is no second signal.
+        send_shutdown_command(connection, worker.name)
+        worker.test_thread.join(20)
+        assert not worker.test_thread.is_alive()
+    assert [status(job) for job in jobs] == ["finished", "finished", "queued"]
+    refused = run("drain", worker.name)
+    assert refused.exit_code == 2
+    assert "which is not running (running: none)" in refused.stderr
+
+
+def test_jobs_are_listed_by_state_model_and_age(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    finished, failed = enqueue(connection), enqueue(connection, max_completion_tokens=-1)
+    run_burst(redis_url)
+    gone, waits = enqueue(connection), enqueue(connection, priority="bulk")
+    assert run("cancel", gone.id, "--json").stdout == (
+        f'{{"id": "{gone.id}", "outcome": "cancelled"}}\n'
+    )
+    expected = {
+        waits.id: "queued",
+        failed.id: "failed",
+        gone.id: "cancelled",
+        finished.id: "finished",
+    }
+    assert listed(run) == expected
+    assert list(listed(run)) == list(expected)
+    assert listed(run, "--state", "failed") == {failed.id: "failed"}
+    assert set(listed(run, "--state", "failed", "--state", "queued")) == {failed.id, waits.id}
+    assert listed(run, "--model", "other") == {}
+    assert listed(run, "--older-than", "1h") == {}
+    connection.hset(waits.key, "enqueued_at", "2026-01-01T00:00:00.000000Z")
+    assert listed(run, "--older-than", "1h") == {waits.id: "queued"}
+    few = run("jobs", "--limit", "1")
+    assert (few.stdout.count("queued"), few.stderr) == (
+        1,
+        "the first 1 are shown; --limit 0 shows all\n",
+    )
+    assert "got '1x'; give a number and s, m, h or d" in run("jobs", "--older-than", "1x").stderr
+
+
+def test_many_jobs_are_listed_in_the_order_of_their_queue(
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    ids = [enqueue(connection).id for _ in range(1100)]
+    assert list(listed(run, "--limit", "0")) == ids
+
+
+def test_a_failed_job_runs_again_and_others_are_refused(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    failed, finished = enqueue(connection, max_completion_tokens=-1), enqueue(connection)
+    run_burst(redis_url)
+    done = run("requeue", "nobody", finished.id, failed.id)
+    assert done.exit_code == 2
+    assert done.stdout == f"{failed.id} requeued\n"
+    assert "no job has the id 'nobody'" in done.stderr
+    assert f"{finished.id}: is finished; only failed jobs can be requeued" in done.stderr
+    assert status(failed) == "queued"
+    refused = objects(run("requeue", "nobody", "--json").stdout)
+    assert [line["outcome"] for line in refused] == ["refused"]
+
+
+def test_deleted_jobs_leave_nothing_behind_and_running_ones_stop(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    ended = enqueue(connection)
+    run_burst(redis_url)
+    with running_worker(redis_url, max_rows=1, step_seconds=0.01, lease_seconds=600) as worker:
+        runs = enqueue(connection, max_completion_tokens=LONG)
+        wait_for(lambda: len(events(connection, runs.id)) > 2)
+        waits = enqueue(connection)
+        done = run("delete", ended.id, runs.id, waits.id)
+        assert (done.exit_code, done.stdout.count(" deleted\n")) == (0, 3)
+        wait_for(lambda: not len(worker._leases), what="the job to leave its worker")
+    assert jobs_in_redis(connection) == 0
+    assert not connection.exists(*(events_key(job.id) for job in (ended, waits)))
+    assert listed(run) == {}
+
+
+def test_a_deleted_batch_leaves_nothing_behind_while_its_rows_run(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    batch, kept = batch_of(connection, 5, max_completion_tokens=LONG), batch_of(connection, 1)
+    with running_worker(redis_url, max_rows=2, step_seconds=0.01):
+        wait_for(lambda: jobs_in_redis(connection) == 2)
+        refused = run("delete", f"row-{batch.run}-1")
+        assert refused.exit_code == 2
+        assert "is a row of a batch; cancel or delete the batch" in refused.stderr
+        assert run("delete", batch.id).stdout == f"{batch.id} deleted\n"
+        wait_for(lambda: kept.read().over, what="the other batch, whose rows had no room before")
+    assert connection.keys(f"*{batch.run}*") == []
+    with pytest.raises(UnknownJob):
+        batch.read()
+
+
+@pytest.mark.parametrize("state", ["uploading", "done", "cancelled"])
+def test_a_batch_can_be_deleted_in_any_state(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+    state: str,
+) -> None:
+    batch = Batch.create(connection) if state == "uploading" else batch_of(connection, 2)
+    if state == "done":
+        run_burst(redis_url)
+    elif state == "cancelled":
+        batch.cancel()
+    assert batch.read().state == state
+    assert run("delete", batch.id).exit_code == 0
+    assert connection.keys("omlx:batch*") == []
+
+
+def test_batches_are_listed_with_their_progress_age_and_size(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    done = batch_of(connection, 3)
+    run_burst(redis_url)
+    waits = batch_of(connection, 2, max_completion_tokens=LONG)
+    connection.hincrbyfloat(done.key, "created_at", -3600)
+    found = objects(run("batches", "--json").stdout)
+    assert [(batch["id"], batch["state"], batch["left"]) for batch in found] == [
+        (waits.id, "open", 2),
+        (done.id, "done", 0),
+    ]
+    assert 3600 <= found[1]["age_seconds"] < 4600
+    assert 300 < found[0]["bytes"] < 5000
+    lines = run("batches").stdout.splitlines()
+    (line,) = (line for line in lines if done.id in line)
+    assert re.search(r"done +3/3 +0 +1 h 00 min +\d [BK] +fake", line), line
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_lists_keep_words_and_figures_whole_at_any_width(
+    redis_url: str,
+    connection: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,  # noqa: F811
+    columns: int,
+) -> None:
+    monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
+    batch = batch_of(connection, 3)
+    connection.hset(batch.key, mapping={"rows": 1234567, "ok": 1000000, "state": "cancelling"})
+    connection.hincrbyfloat(batch.key, "created_at", -7 * 86_400)
+    job = enqueue(connection)
+    fields = {"enqueued_at": "2026-01-01T00:00:00.000000Z", "worker_name": "mac-12.local.4711.a1b2"}
+    connection.hset(job.key, mapping=fields)
+    screen = attach(monkeypatch, columns, stream="stdout")
+    cli(["batches"], standalone_mode=False)
+    lines = screen.lines
+    assert max(map(len, lines)) <= columns
+    assert {batch.id, "cancelling", "1000000/1234567", "7"} <= set(" ".join(lines).split())
+    assert len(lines) == 3
+    screen = attach(monkeypatch, columns, stream="stdout")
+    cli(["jobs"], standalone_mode=False)
+    lines = screen.lines
+    assert max(map(len, lines)) <= columns
+    assert {job.id, "queued", "d"} <= set(" ".join(lines).split())
+    assert len(lines) == 3
+    if columns >= 120:
+        assert {"fake", "default", "mac-12.local.4711.a1b2"} <= set(" ".join(lines).split())
+
+
+def test_a_job_of_a_paused_model_says_why_it_waits(connection: redis.Redis) -> None:
+    from omlx_producer.cli.wait_reason import WaitReasons
+    from tests.helpers.fake_worker import sign_on
+
+    job = enqueue(connection)
+    sign_on(connection, "mac-1", ALIAS, state="suspended")
+    connection.sadd("omlx:paused", ALIAS)
+    assert fetch(connection, job.id)
+    told = str(WaitReasons(connection, job.id)._look())
+    assert told == "fake is paused; omlx-submit resume fake lets it go on"
