@@ -55,7 +55,7 @@ _PLACES: tuple[tuple[type[BaseRegistry] | None, bool, set[str]], ...] = (
     (FinishedJobRegistry, True, {"finished"}),
 )
 
-# Deletes a batch with the jobs of its rows; returns how many of its keys there were.
+# Deletes a batch with the jobs of its rows.
 _DELETE_BATCH = """
 for i = 4, #KEYS, 3 do
   for _, row in ipairs(redis.call('HKEYS', KEYS[i + 1])) do
@@ -66,7 +66,7 @@ for i = 4, #KEYS, 3 do
   redis.call('ZREM', KEYS[i + 2], ARGV[1])
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
-return redis.call('UNLINK', KEYS[1], KEYS[2])
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[1] .. ':rows', KEYS[1] .. ':ended')
 """
 
 
@@ -190,7 +190,7 @@ def _look_up(connection: redis.Redis, ids: list[str], now: float) -> Iterator[Li
 
 
 def read_batches(connection: redis.Redis) -> list[ListedBatch]:
-    """All batches, open and ended, the newest first. Looks through the keys of the server."""
+    """All batches, open and ended, and those of runs, the newest first. Looks through the keys of the server."""
     now = server_time(connection)
     batches = []
     for key in connection.scan_iter("omlx:batch:" + "[0-9a-f]" * 12, count=1000, _type="hash"):
@@ -206,7 +206,7 @@ def read_batches(connection: redis.Redis) -> list[ListedBatch]:
 
 
 def _size(batch: Batch, state: BatchState) -> int:
-    keys = [batch.key, batch.results_key]
+    keys = [batch.key, batch.results_key, batch.ended_key, f"{batch.key}:rows"]
     for queue in state.queues:
         keys += [batch.waiting_key(queue), batch.running_key(queue)]
     with batch.connection.pipeline(transaction=False) as pipe:

@@ -29,7 +29,7 @@ from tests.helpers.workers import (
     wait_for,
 )
 from tests.integration.producer.bulk.conftest import Run, run  # noqa: F401
-from tests.integration.producer.bulk.test_feed import rows
+from tests.integration.producer.bulk.test_collector import rows
 
 LONG = 9000
 
@@ -205,6 +205,21 @@ def test_a_deleted_batch_leaves_nothing_behind_while_its_rows_run(
     assert connection.keys(f"*{batch.run}*") == []
     with pytest.raises(UnknownJob):
         batch.read()
+
+
+def test_the_batch_of_a_run_is_listed_and_deleted_like_others(
+    redis_url: str,
+    connection: redis.Redis,
+    run: Run,  # noqa: F811
+) -> None:
+    batch = Batch.of_run(connection, "0123456789ab")
+    batch.open_run("bulk", 60)
+    batch.enter(rows(3))
+    run_burst(redis_url)
+    (listed_batch,) = objects(run("batches", "--json").stdout)
+    assert (listed_batch["id"], listed_batch["ok"]) == (batch.id, 3)
+    assert run("delete", batch.id).exit_code == 0
+    assert connection.keys("omlx:batch*") == []
 
 
 @pytest.mark.parametrize("state", ["uploading", "done", "cancelled"])
