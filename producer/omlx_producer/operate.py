@@ -190,7 +190,7 @@ def _look_up(connection: redis.Redis, ids: list[str], now: float) -> Iterator[Li
 
 
 def read_batches(connection: redis.Redis) -> list[ListedBatch]:
-    """All batches, open and ended, and those of runs, the newest first. Looks through the keys of the server."""
+    """All batches and runs, the newest first. Looks through the keys of the server."""
     now = server_time(connection)
     batches = []
     for key in connection.scan_iter("omlx:batch:" + "[0-9a-f]" * 12, count=1000, _type="hash"):
