@@ -1,5 +1,7 @@
 """The wire between producers, Redis and workers: keys, requests, events, results.
 
+docs/wire.md describes it for other languages, with commands to try.
+
 One RQ job carries one generation request. Its function is named ``JOB_FUNCTION``. Its only argument
 is the keyword ``request``, the JSON form of a `GenerationRequest`. RQ's JSON serializer writes it.
 Workers refuse anything else; nothing is ever unpickled.
