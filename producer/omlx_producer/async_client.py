@@ -127,6 +127,10 @@ class AsyncProducer:
         """See `Producer.cancel`."""
         return await asyncio.to_thread(self._producer.cancel, job_id)
 
+    async def require_suitable(self) -> None:
+        """See `Producer.require_suitable`."""
+        await asyncio.to_thread(self._producer.require_suitable)
+
     async def models(self) -> dict[str, ModelInfo]:
         """See `Producer.models`."""
         return await asyncio.to_thread(self._producer.models)

@@ -117,12 +117,6 @@ def test_a_wrong_size_or_folder_of_prefixes_is_refused(options: str, sentence: s
     assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
 
 
-def test_a_wrong_variable_ends_the_demo_with_a_sentence() -> None:
-    result = invoke("demo", OMLX_QUEUE_PATIENCE="-1")
-    assert result.exit_code == 2
-    assert result.stderr == "omlx-worker: OMLX_QUEUE_PATIENCE: got -1; give more than 0\n"
-
-
 def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_MAX_BATCH=3\nOMLX_QUEUE_MTP_DEPTH=1\nDATABASE_URL=x\n")
     monkeypatch.setenv("OMLX_QUEUE_MTP_DEPTH", "2")

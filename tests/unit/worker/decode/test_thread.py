@@ -122,7 +122,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue(), Outbox()).start()
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 40), (5 << 30, 5 << 30)])
+@pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 30), (5 << 30, 5 << 30)])
 def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
     limit: int | None, kept: int
 ) -> None:
