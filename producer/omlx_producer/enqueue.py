@@ -24,7 +24,6 @@ from rq.serializers import JSONSerializer
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.outcome import results_key
 from omlx_producer.protocol import (
-    BEGINNING,
     JOB_FUNCTION,
     GenerationRequest,
     Priority,
@@ -70,14 +69,12 @@ class NewJob:
 
     Attributes:
         once: its id stands for an idempotency key. An existing job with this id is the job.
-        beginning: hexadecimal; jobs of its queue with the same one have prompts that begin alike.
     """
 
     id: str
     request: GenerationRequest
     priority: Priority
     once: bool = False
-    beginning: str = ""
 
     @classmethod
     def of(
@@ -250,7 +247,6 @@ def _fill(
                 kwargs={"request": job.request.to_wire()},
                 job_id=job.id,
                 description=_describe(job.request),
-                meta={BEGINNING: job.beginning} if job.beginning else None,
                 timeout=limits.job_timeout,
                 result_ttl=limits.result_ttl,
                 failure_ttl=limits.failure_ttl,

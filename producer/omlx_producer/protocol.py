@@ -35,9 +35,7 @@ end jobs without an event; then status and result stand for it.
 The result (``job.return_value()``) is an OpenAI response body: a ``chat.completion`` for
 ``messages``, a ``text_completion`` for ``prompt``.
 
-Rows of batches are described in `omlx_producer.bulk.batch`. Under ``BEGINNING`` the ``meta`` of a
-job may name the beginning that its prompt shares with others: a worker prefers jobs whose beginning
-it has read. A job without a name is never overtaken.
+Rows of batches are described in `omlx_producer.bulk.batch`.
 """
 
 from __future__ import annotations
@@ -81,8 +79,6 @@ from omlx_producer.structure import NamedSchema, ResponseFormat, StructuredOutpu
 from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
-BEGINNING = "beginning"
-"""The key in RQ's ``meta`` under which a job may name its prompt's beginning; for claim.lua."""
 MODELS_KEY = "omlx:models"
 # The stream of a bulk run expires this long after its last entry.
 
@@ -122,7 +118,6 @@ def row_job_id(run: str, row: str) -> str:
 
 
 __all__ = [
-    "BEGINNING",
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
     "JOB_FUNCTION",

@@ -3,16 +3,13 @@
 Rows change places only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So
 memory is bounded and results come roughly in the order of the input.
 
-Rows with different ``cache_salt`` share nothing, so they are in different groups. Rows of a group
-name their beginning, by which the workers of a queue share out the groups; see claim.lua in
-`omlx_worker.queue`.
+Rows with different ``cache_salt`` share nothing, so they are in different groups. A worker takes
+consecutive rows in one claim, so most rows of a group meet on one worker.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from omlx_producer.bulk.row import BadRow, Row, prompt_text
 
@@ -39,9 +36,7 @@ def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
     yield from arrange(buffer)
 
 
-def arrange(
-    rows: list[Row], characters: int = BEGINNING_CHARACTERS, beginning: str = ""
-) -> list[Row]:
+def arrange(rows: list[Row], characters: int = BEGINNING_CHARACTERS) -> list[Row]:
     """Order rows by groups with a common beginning, the group with the most work first.
 
     A group is ordered alike, by longer beginnings. Rows that share their beginning with no other
@@ -49,29 +44,19 @@ def arrange(
 
     Args:
         characters: that rows of a group have in common.
-        beginning: the name of what all rows have in common.
-
-    Returns:
-        The rows, each with the name of the longest beginning that it shares.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         key = (row.request.cache_salt or "", prompt_text(row.request)[:characters])
         groups.setdefault(key, []).append(row)
-    shared = [(*key, group) for key, group in groups.items() if len(group) > 1]
-    shared.sort(key=lambda entry: sum(row.work for row in entry[2]), reverse=True)
+    shared = [(text, group) for (_, text), group in groups.items() if len(group) > 1]
+    shared.sort(key=lambda entry: sum(row.work for row in entry[1]), reverse=True)
     ordered = []
-    for salt, text, group in shared:
+    for text, group in shared:
         whole = len(text) < characters
-        salted = hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
-        name = hashlib.blake2b(text.encode(), digest_size=8, key=salted).hexdigest()
-        ordered += _named(group, name) if whole else arrange(group, LONGER * characters, name)
+        ordered += deal(group) if whole else arrange(group, LONGER * characters)
     alone = [group[0] for group in groups.values() if len(group) == 1]
-    return ordered + _named(alone, beginning)
-
-
-def _named(rows: list[Row], beginning: str) -> list[Row]:
-    return [replace(row, beginning=beginning) for row in deal(rows)]
+    return ordered + deal(alone)
 
 
 def deal(rows: list[Row]) -> list[Row]:

@@ -39,14 +39,12 @@ class Row:
     Attributes:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
-        beginning: names what its prompt shares with other rows; see `omlx_producer.bulk.ordering`.
     """
 
     custom_id: str
     line: int
     request: GenerationRequest
     digest: str
-    beginning: str = ""
 
     @property
     def key(self) -> str:

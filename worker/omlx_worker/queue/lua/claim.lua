@@ -6,13 +6,6 @@
 -- A job whose workers have died is a suspect and runs alone; see omlx_worker.queue.quarantine. A
 -- worker that holds nothing takes it and nothing else. A worker that holds jobs stops in front of it.
 --
--- Jobs of a bulk run whose prompts begin alike name that beginning in RQ's `meta`. A worker that
--- takes one of them keeps the beginning in memory and owns its name for a while. If the next job's
--- beginning belongs to another worker, the jobs behind it are looked at: a worker takes the first
--- one with a beginning that it owns. Else it takes the first one whose beginning has no owner, else
--- the next job after all. A job is passed over a limited number of times, and one that names no
--- beginning never.
---
 -- KEYS       names of queues, best first (names, not keys)
 -- ARGV[1]    limit
 -- ARGV[2]    worker name
@@ -37,12 +30,8 @@ local lease, grace, events = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local longest, suspicious, convicting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local held = tonumber(ARGV[9])
 local time, date = now()
-local looks_left, looks_ahead_left, bytes_left = 1000, 1000, longest
+local looks_left, bytes_left = 1000, longest
 local claimed = {}
-
-local AHEAD = 64          -- jobs that are looked at behind the next one
-local PASSES = 64         -- how often a job is passed over, at most
-local OWNED_SECONDS = 300 -- since its owner has last taken a job with the beginning
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[10], 'omlx:claim:' .. worker
@@ -74,7 +63,7 @@ local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_
 
 local function unsupported(fields)
   for i, name in ipairs(UNSUPPORTED) do
-    local value = fields[8 + i]
+    local value = fields[7 + i]
     if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
   end
   return ''
@@ -82,13 +71,7 @@ end
 
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
-    'enqueued_at', 'meta', ROW, unpack(UNSUPPORTED))
-end
-
--- The key that names the owner of a job's beginning; nil for a job that names none.
-local function owner_key(queue, meta)
-  local beginning = type(meta) == 'string' and string.match(meta, '"beginning": ?"(%x+)"')
-  return beginning and 'omlx:beginning:' .. queue .. ':' .. beginning
+    'enqueued_at', ROW, unpack(UNSUPPORTED))
 end
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
@@ -143,49 +126,12 @@ local function start(queue, job, fields)
   extend(queue, job, execution, time, lease, grace)
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
     fields[2] or '', unsupported(fields), as_count(fields[3]), treatment(fields), fields[6] or '',
-    fields[8] or ''}
+    fields[7] or ''}
 end
 
-local function take(queue, job, fields, index)
+local function take(queue, job, fields)
   start(queue, job, fields)
-  if index == 0 then redis.call('LPOP', queue_key(queue))
-  else redis.call('LREM', queue_key(queue), 1, job) end
-  local key = owner_key(queue, fields[7])
-  if key and (write('GET', key) or worker) == worker then
-    redis.call('SET', key, worker, 'EX', OWNED_SECONDS)
-  end
-end
-
--- The job behind the one at `index` that the worker should take in its place; nil if there is none.
-local function better(queue, job, fields, index)
-  local key = owner_key(queue, fields[7])
-  local owner = key and write('GET', key)
-  if not owner or owner == worker then return nil end
-  local passed = as_count(redis.call('HGET', job_key(job), PASSED))
-  if passed >= PASSES then return nil end
-  local owners, found = {[key] = owner}, nil
-  for place, other in ipairs(redis.call('LRANGE', queue_key(queue), index + 1, index + AHEAD)) do
-    looks_ahead_left = looks_ahead_left - 1
-    local other_key = owner_key(queue, redis.pcall('HGET', job_key(other), 'meta'))
-    if not other_key or looks_ahead_left < 0 then break end
-    if owners[other_key] == nil then owners[other_key] = write('GET', other_key) end
-    if owners[other_key] == worker then found = {other, index + place} break end
-    if not owners[other_key] and not found then found = {other, index + place} end
-  end
-  if found then redis.call('HSET', job_key(job), PASSED, passed + 1) end
-  return found
-end
-
--- Take a job, or a better one.
-local function take_best(queue, job, fields, index)
-  local found = better(queue, job, fields, index)
-  if found then
-    local others = read(found[1])
-    if not is_stale(found[1], others) and treatment(others) == 'run' then
-      return take(queue, found[1], others, found[2])
-    end
-  end
-  take(queue, job, fields, index)
+  redis.call('LPOP', queue_key(queue))
 end
 
 -- Fail an entry that is no row: somebody has written it by hand.
@@ -249,11 +195,11 @@ for _, queue in ipairs(KEYS) do
       looks_left = looks_left - 1
       redis.call('LPOP', queue_key(queue))
     elseif treatment(fields) ~= 'alone' then
-      take_best(queue, job, fields, 0)
+      take(queue, job, fields)
     elseif held + #claimed > 0 then
       return answer({queue, claimed})
     else
-      take(queue, job, fields, 0)
+      take(queue, job, fields)
       return answer({'', claimed})
     end
   end
