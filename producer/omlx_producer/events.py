@@ -6,6 +6,9 @@ See `omlx_producer.protocol` for the keys and the order of events.
 from __future__ import annotations
 
 import json
+import struct
+import zlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -63,10 +66,22 @@ def _written(token: str, part: list[int] | None) -> list[int]:
     return part or list(token.encode())
 
 
+def token_digest(tokens: Sequence[int], before: int = 0) -> int:
+    """The CRC-32 of tokens as little-endian numbers of 32 bits, going on from that of others.
+
+    >>> token_digest([1, 2, 3]) == token_digest([3], token_digest([1, 2]))
+    True
+    """
+    return zlib.crc32(struct.pack(f"<{len(tokens)}I", *tokens), before)
+
+
 class ChoiceDelta(Wire):
     """What one step added to a choice. ``text`` may lag behind ``tokens``, never lead.
 
     Attributes:
+        start: tokens of the choice before these.
+        offset: characters of the choice before this text.
+        digest: the `token_digest` of the choice's tokens, these among them.
         drafted: the parts of ``text`` that accepted drafts wrote, as starts and ends. Left out if
             there are none, of jobs that do not stream, and of events that are written again.
         marks: where in the choice's whole text that of each token among these begins which may
@@ -79,6 +94,9 @@ class ChoiceDelta(Wire):
     index: int
     text: str
     tokens: list[int]
+    start: int = 0
+    offset: int = 0
+    digest: int | None = None
     logprobs: list[TokenLogprob] | None = None
     drafted: list[tuple[int, int]] | None = None
     marks: list[int] | None = None
@@ -197,6 +215,7 @@ class DoneEvent(_TerminalEvent):
     """The job finished; its finish reasons are by choice.
 
     Attributes:
+        choices: where each choice's tokens and text end, without any, if the job published them.
         tool_calls: by choice; empty if none has any.
 
     >>> job = producer.submit(prompt="def f(x):", n=2)
@@ -207,6 +226,7 @@ class DoneEvent(_TerminalEvent):
 
     type: Literal["done"] = "done"
     finish_reasons: list[FinishReason]
+    choices: list[ChoiceDelta] = []
     tool_calls: list[list[ToolCall]] = []
     usage: Usage
 

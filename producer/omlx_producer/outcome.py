@@ -49,6 +49,15 @@ ENDINGS: dict[str, Ending] = {
     "stopped": "cancelled",
     "canceled": "cancelled",
 }
+WAITING = (
+    b"created",
+    b"queued",
+    b"deferred",
+    b"ready_to_enqueue",
+    b"rate_limited",
+    b"scheduled",
+)
+"""RQ's statuses of jobs that wait."""
 _DEEP = "nested too deeply"
 _NO_REASON: dict[Ending, str] = {
     "finished": "",

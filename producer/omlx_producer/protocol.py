@@ -62,6 +62,7 @@ from omlx_producer.events import (
     ToolCall,
     Usage,
     parse_event,
+    token_digest,
 )
 from omlx_producer.markup import Markup
 from omlx_producer.messages import Message, TextPart
@@ -163,6 +164,7 @@ __all__ = [
     "queue_name",
     "read_queue_name",
     "row_job_id",
+    "token_digest",
     "tokens_channel",
     "wake_channel",
 ]

@@ -22,6 +22,7 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
     events_key,
+    token_digest,
     tokens_channel,
 )
 from omlx_producer.workers import WorkerFigures, server_time, workers_key
@@ -89,6 +90,7 @@ class FakeWorker:
     Attributes:
         texts: the text so far of each choice.
         n: the number of tokens so far.
+        tokens: by choice.
     """
 
     def __init__(self, connection: redis.Redis, job_id: str, *, publish: bool = True) -> None:
@@ -97,6 +99,7 @@ class FakeWorker:
         self.publish = publish
         self.n = 0
         self.texts: dict[int, str] = {0: ""}
+        self.tokens: dict[int, list[int]] = {0: []}
 
     @property
     def job(self) -> Job:
@@ -112,11 +115,23 @@ class FakeWorker:
         """Publish the tokens of one step; text without tokens counts as one."""
         ids = list(range(self.n, self.n + tokens))
         self.n += max(1, tokens)
-        self.texts[choice] = self.texts.get(choice, "") + text
-        delta = ChoiceDelta(index=choice, text=text, tokens=ids)
+        said, had = self.texts.get(choice, ""), self.tokens.get(choice, [])
+        self.texts[choice], self.tokens[choice] = said + text, had + ids
+        delta = ChoiceDelta(
+            index=choice,
+            text=text,
+            tokens=ids,
+            start=len(had),
+            offset=len(said),
+            digest=token_digest(had + ids),
+        )
         event = TokensEvent(job_id=self.job_id, n=self.n, choices=[delta])
         self.append(event)
         return event
+
+    def go_on_from(self, text: str, tokens: int) -> None:
+        """Be a worker that goes on from a stream of one choice that ends there."""
+        self.n, self.texts, self.tokens = tokens, {0: text}, {0: list(range(tokens))}
 
     def append(self, event: TokenEvent, *, pipe: Any = None) -> None:
         pipe_ = self.connection.pipeline() if pipe is None else pipe

@@ -13,6 +13,7 @@ from omlx_producer.protocol import (
     TokensEvent,
     Usage,
     queue_name,
+    token_digest,
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
@@ -38,9 +39,15 @@ def commit(leases: LeaseTable, job: Claim, ending: Ending) -> Commit:
 
 
 def tokens(job_id: str, n: int, count: int = 1) -> TokensEvent:
-    return TokensEvent(
-        job_id=job_id, n=n, choices=[ChoiceDelta(index=0, text="x" * count, tokens=[1] * count)]
+    delta = ChoiceDelta(
+        index=0,
+        text="x" * count,
+        tokens=[1] * count,
+        start=n - count,
+        offset=n - count,
+        digest=token_digest([1] * n),
     )
+    return TokensEvent(job_id=job_id, n=n, choices=[delta])
 
 
 def done(job_id: str, n: int = 3) -> Ending:

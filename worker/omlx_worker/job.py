@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from omlx_producer.protocol import (
     TokenLogprob,
     TokensEvent,
     Usage,
+    token_digest,
 )
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
@@ -30,6 +31,10 @@ CHECKPOINT_SECONDS = 5.0
 LEVELS = {"high": HIGH, "default": DEFAULT, "bulk": BULK}
 
 
+Place = tuple[int, int, int]
+"""Where an event of a choice ends: tokens, characters, and the digest of the tokens."""
+
+
 @dataclass(slots=True)
 class Choice:
     """The text of one row, and how much of it has been published.
@@ -37,7 +42,7 @@ class Choice:
     Attributes:
         heard_tokens: how many of the row's tokens emissions have told.
         marks: of its tokens.
-        sent_tokens, sent_text: tokens and characters in events so far.
+        sent: of the events so far the tokens, characters and digest of tokens.
         unsent_drafts: the parts of ``unsent_text`` that accepted drafts wrote.
     """
 
@@ -47,8 +52,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    sent_tokens: int = 0
-    sent_text: int = 0
+    sent: Place = (0, 0, 0)
     unsent_text: str = ""
     unsent_drafts: list[tuple[int, int]] = field(default_factory=list)
     # Characters that this run produces again and drops: a row's last step publishes text that was
@@ -76,9 +80,9 @@ class Choice:
     def take_over(self, delta: ChoiceDelta) -> None:
         """Count a part of an interrupted run's stream as produced and published."""
         self.row.tokens += delta.tokens
-        self.heard_tokens = self.sent_tokens = len(self.row.tokens)
+        self.heard_tokens = len(self.row.tokens)
         self.pieces.append(delta.text)
-        self.sent_text += len(delta.text)
+        self.sent = self._after(delta.tokens, delta.text)
         self.logprobs += delta.logprobs or ()
 
     def go_on(self, text_of: Callable[[Row], Said]) -> None:
@@ -97,31 +101,50 @@ class Choice:
 
     def take(self, index: int, *, with_logprobs: bool, with_drafts: bool) -> ChoiceDelta | None:
         """What is new since the last call."""
-        since, until = self.sent_tokens, self.heard_tokens
+        before = self.sent
         text, self.unsent_text = self.unsent_text, ""
         drafts, self.unsent_drafts = self.unsent_drafts, []
-        self.sent_tokens, self.sent_text = until, self.sent_text + len(text)
+        self.sent = self._after(self.row.tokens[before[0] : self.heard_tokens], text)
         drafted = drafts if drafts and with_drafts else None
-        return self.delta(index, since, until, text, with_logprobs, drafted)
+        return self.delta(index, before, self.sent, text, with_logprobs, drafted)
+
+    def _after(self, tokens: Sequence[int], text: str) -> Place:
+        sent, characters, digest = self.sent
+        return sent + len(tokens), characters + len(text), token_digest(tokens, digest)
 
     def delta(
         self,
         index: int,
-        since: int,
-        until: int,
+        before: Sequence[int],
+        end: Sequence[int],
         text: str,
         with_logprobs: bool,
         drafted: list[tuple[int, int]] | None = None,
     ) -> ChoiceDelta | None:
-        """These tokens with this text; None without either."""
+        """What is between two places, with this text; None without either."""
+        (since, offset, _), (until, _, digest) = before, end
         if since == until and not text:
             return None
         logprobs = self.logprobs[since:until] if with_logprobs else None
-        tokens = self.row.tokens[since:until]
         begun, ended = (bisect_left(self.marks, (token,)) for token in (since, until))
         marks = [mark.place for mark in self.marks[begun:ended]] or None
         return ChoiceDelta(
-            index=index, text=text, tokens=tokens, logprobs=logprobs, drafted=drafted, marks=marks
+            index=index,
+            text=text,
+            tokens=self.row.tokens[since:until],
+            start=since,
+            offset=offset,
+            digest=digest,
+            logprobs=logprobs,
+            drafted=drafted,
+            marks=marks,
+        )
+
+    def end(self, index: int) -> ChoiceDelta:
+        """Where its events end."""
+        tokens, characters, digest = self.sent
+        return ChoiceDelta(
+            index=index, text="", tokens=[], start=tokens, offset=characters, digest=digest
         )
 
 
@@ -163,7 +186,7 @@ class ActiveJob:
         self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
         self.sent = 0
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
-        # For each event its n, then each choice's tokens and characters up to its end.
+        # For each event its n, then each choice's place at its end.
         self._ends = array("Q", bytes(8 * self._width))
         self.drafts = DraftCounts()
         self.resumed_tokens = 0
@@ -186,7 +209,7 @@ class ActiveJob:
 
     @property
     def _width(self) -> int:
-        return 1 + 2 * len(self.choices)
+        return 1 + 3 * len(self.choices)
 
     @property
     def tokens(self) -> int:
@@ -284,16 +307,11 @@ class ActiveJob:
         return [self._event(before, end, texts) for before, end in pairwise(ends) if before[0] >= n]
 
     def _event(self, before: array[int], end: array[int], texts: list[str]) -> TokensEvent:
-        deltas = [
-            choice.delta(
-                index,
-                before[1 + 2 * index],
-                end[1 + 2 * index],
-                texts[index][before[2 + 2 * index] : end[2 + 2 * index]],
-                self.request.logprobs,
-            )
-            for index, choice in enumerate(self.choices)
-        ]
+        deltas = []
+        for index, choice in enumerate(self.choices):
+            at = slice(1 + 3 * index, 4 + 3 * index)
+            text = texts[index][before[at][1] : end[at][1]]
+            deltas.append(choice.delta(index, before[at], end[at], text, self.request.logprobs))
         written = [delta for delta in deltas if delta is not None]
         head = {} if before[0] else self._head
         return TokensEvent(job_id=self.id, n=end[0], choices=written, **head)
@@ -301,7 +319,7 @@ class ActiveJob:
     def _note_end(self) -> None:
         self._ends.append(self.sent)
         for choice in self.choices:
-            self._ends.extend((choice.sent_tokens, choice.sent_text))
+            self._ends.extend(choice.sent)
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens, self.tokens

@@ -14,8 +14,8 @@ from rq.job import Job
 from omlx_producer.cli.common import program_name
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
+from omlx_producer.outcome import WAITING
 from omlx_producer.protocol import PRIORITIES, read_queue_name
-from omlx_producer.replay import WAITING
 from omlx_producer.terminal import write
 from omlx_producer.waiting import queue_key
 from omlx_producer.wording import counted

@@ -333,13 +333,24 @@ async def test_a_server_that_stays_away_ends_the_waits(
             assert all(isinstance(end, redis.ConnectionError) for end in ends)
 
 
-async def test_more_streams_than_redis_py_allows_by_default_run_at_once(
+async def test_a_thousand_streams_share_a_few_connections(
     client: AsyncProducer, connection: redis.Redis
 ) -> None:
-    job = await client.submit(prompt="x")
-    worker = started(connection, job)
-    worker.step("a")
-    streams = [job.stream() for _ in range(120)]
-    events = await asyncio.gather(*(anext(stream) for stream in streams))
-    assert {event.n for event in events} == {1}
-    await asyncio.gather(*(stream.aclose() for stream in streams))
+    jobs = await client.submit_many({"prompt": str(number)} for number in range(1000))
+    workers = [FakeWorker(connection, job.id) for job in jobs]
+    before = clients(connection)
+
+    async def read(job: AsyncJobHandle) -> str:
+        async with job.stream() as stream:
+            return ",".join([event.type async for event in stream])
+
+    reading = [asyncio.create_task(read(job)) for job in jobs]
+    await until(blocked(connection))
+    for worker in workers:
+        worker.step("a")
+        await asyncio.sleep(0)
+    assert clients(connection) - before <= 10
+    for worker in workers:
+        worker.finish()
+        await asyncio.sleep(0)
+    assert set(await asyncio.gather(*reading)) == {"tokens,done"}

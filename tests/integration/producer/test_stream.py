@@ -30,6 +30,7 @@ from omlx_producer.protocol import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back
 from tests.helpers.redis_server import RedisServer
+from tests.helpers.workers import wait_for
 
 
 def text_of(events: list[TokenEvent]) -> str:
@@ -118,15 +119,21 @@ def test_a_negative_cursor_is_refused(redis_url: str, job: JobHandle) -> None:
         AsyncTokenStream(redis_url, job.id, -1)
 
 
+def cut_readers(connection: redis.Redis) -> None:
+    for client in connection.client_list():
+        if client["cmd"] == "xread":
+            connection.client_kill_filter(_id=client["id"])
+
+
 def cut(connection: redis.Redis, until: threading.Event) -> None:
     while not until.is_set():
-        connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        cut_readers(connection)
         time.sleep(0.02)
 
 
 @pytest.fixture
 def cutter(connection: redis.Redis) -> Iterator[None]:
-    """Cuts every subscription of the server fifty times a second."""
+    """Cuts every blocking read fifty times a second."""
     stop = threading.Event()
     thread = in_thread(lambda: cut(connection, stop))
     yield
@@ -164,56 +171,12 @@ def test_a_consumer_cut_off_before_the_last_events_is_not_left_waiting(
     worker.step("a")
     follow = job.stream()
     assert text_of([next(follow)]) == "a"
-    connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    cut_readers(connection)
     worker.step("b")
     worker.finish()
     began = time.monotonic()
     assert text_of(list(follow)) == "b"
     assert time.monotonic() - began < stream.IDLE_SECONDS / 2
-
-
-@pytest.fixture
-def ends_just_before_the_subscription(
-    monkeypatch: pytest.MonkeyPatch, worker: FakeWorker
-) -> Iterator[None]:
-    """The job's last events are published right before a consumer subscribes, unheard."""
-
-    def end() -> None:
-        if worker.n == 1:
-            worker.step("b")
-            worker.finish()
-
-    subscribe = redis.client.PubSub.subscribe
-    subscribe_async = redis.asyncio.client.PubSub.subscribe
-
-    def late(self: redis.client.PubSub, *channels: str) -> None:
-        end()
-        subscribe(self, *channels)
-
-    async def late_async(self: redis.asyncio.client.PubSub, *channels: str) -> None:
-        end()
-        await subscribe_async(self, *channels)
-
-    monkeypatch.setattr(redis.client.PubSub, "subscribe", late)
-    monkeypatch.setattr(redis.asyncio.client.PubSub, "subscribe", late_async)
-    monkeypatch.setattr(stream, "IDLE_SECONDS", 10.0)
-    worker.step("a")
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < stream.IDLE_SECONDS / 2, "read before it subscribed"
-
-
-@pytest.mark.usefixtures("ends_just_before_the_subscription")
-def test_the_stream_is_read_after_the_subscription(job: JobHandle) -> None:
-    assert text_of(list(job.stream())) == "ab"
-
-
-@pytest.mark.usefixtures("ends_just_before_the_subscription")
-async def test_the_stream_is_read_after_an_async_subscription(
-    redis_url: str, job: JobHandle
-) -> None:
-    async with AsyncTokenStream(redis_url, job.id) as follow:
-        assert text_of([event async for event in follow]) == "ab"
 
 
 async def test_many_async_consumers_share_one_client(
@@ -232,8 +195,8 @@ async def test_many_async_consumers_share_one_client(
 def lose_and_go_on(connection: redis.Redis, worker: FakeWorker) -> None:
     """The server loses all but the first event; another worker goes on and joins two of them."""
     roll_back(connection, events_key(worker.job_id), 1)
-    connection.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    worker.n = 1
+    cut_readers(connection)
+    worker.go_on_from("a ", 1)
     worker.step("b ")
     worker.step("c d ", tokens=2)
     worker.finish()
@@ -262,25 +225,19 @@ async def test_an_event_that_overlaps_what_an_async_consumer_had_is_trimmed(
     assert text_of(events) == "a b c d "
 
 
-def test_a_slow_reader_dropped_by_the_server_sees_every_token_once(
-    private_server: RedisServer,
+def test_a_slow_reader_has_no_more_in_memory_than_a_page_and_sees_every_token_once(
+    job: JobHandle, worker: FakeWorker
 ) -> None:
-    with redis.Redis.from_url(private_server.url) as connection:
-        connection.config_set("client-output-buffer-limit", "pubsub 16384 8192 1")
-        producer = Producer(connection)
-        job = producer.submit(model="demo", prompt="x", require_known_model=False)
-        worker = FakeWorker(connection, job.id)
-        worker.start()
-        worker.step("first ")
-        with TokenStream(private_server.url, job.id) as follow:
-            events = [next(follow)]
-            assert connection.client_list(_type="pubsub")
-            # More than the kernel's buffers and the server's limit hold, unread.
-            for number in range(150):
-                worker.step(f"{number} " + "x" * 100_000)
-            assert not connection.client_list(_type="pubsub"), "the server dropped it"
-            worker.finish()
-            events += list(follow)
+    worker.step("first ")
+    with job.stream() as follow:
+        events = [next(follow)]
+        for number in range(3 * stream.PAGE):
+            worker.step(f"{number} ")
+        worker.finish()
+        [reader] = stream._READERS.values()
+        [followed] = reader.follows
+        assert followed.inbox.qsize() < 2 * stream.PAGE
+        events += list(follow)
     assert text_of(events) == worker.texts[0]
 
 
@@ -385,16 +342,17 @@ async def test_async_and_sync_consumers_see_the_same(
         assert [event async for event in follow] == list(job.stream(3))
 
 
-def test_a_consumer_that_leaves_early_leaves_no_subscription(
+def blocked(connection: redis.Redis) -> int:
+    return sum(client["cmd"] == "xread" for client in connection.client_list())
+
+
+def test_a_consumer_that_leaves_early_leaves_no_read(
     connection: redis.Redis, job: JobHandle, worker: FakeWorker
 ) -> None:
     worker.step("a")
     for _event in job.stream():
         break
-    deadline = time.monotonic() + 5
-    while connection.pubsub_channels() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert connection.pubsub_channels() == []
+    wait_for(lambda: blocked(connection) == 0)
 
 
 def test_a_client_that_decodes_is_refused(redis_url: str) -> None:

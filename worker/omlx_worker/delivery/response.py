@@ -21,6 +21,7 @@ def finished(job: ActiveJob) -> Ending:
         job_id=job.id,
         n=job.sent if job.streams else max(job.sent, job.tokens),
         finish_reasons=[choice.finish_reason for choice in completion.choices],
+        choices=[choice.end(index) for index, choice in enumerate(job.choices)] if job.sent else [],
         tool_calls=completion.tool_calls,
         usage=usage,
     )

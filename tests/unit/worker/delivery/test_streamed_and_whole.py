@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.chunks import ChatChunks
-from omlx_producer.delivered import Delivered
 from omlx_producer.protocol import GenerationRequest, TokensEvent
+from omlx_producer.stream import Delivered
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import Grammars
@@ -204,13 +204,14 @@ def test_a_stream_says_what_the_result_says_after_a_take_over_too(
     assert whole(job) == whole(alone)
     assert streamed([*events, finished(job).event]) == whole(alone)
     assert job.events_after(0) == events
-    again = Delivered()
-    for event in events[: len(events) // 2]:
-        again.take(event)
-    again.read_again()
-    rest = [fresh for event in job.events_after(0) if (fresh := again.take(event))]
-    said = [*events[: len(events) // 2], *rest, finished(job).event]
-    assert streamed(said) == whole(alone)
+    again, said = Delivered(job.id, 0), list[TokensEvent]()
+    for event in [*events[: len(events) // 2], *job.events_after(0)]:
+        if (fresh := again.take(event.model_dump_json().encode())) is not None:
+            assert isinstance(fresh, TokensEvent)
+            said.append(fresh)
+    end = finished(job).event
+    assert again.take(end.model_dump_json().encode()) == end
+    assert streamed([*said, end]) == whole(alone)
 
 
 @pytest.mark.parametrize("tools", [True, False])
