@@ -56,9 +56,9 @@ class AsyncJobHandle:
 class AsyncProducer:
     """A client of the queue for one event loop.
 
-    Any number of results are awaited over one connection; each stream has a connection. The other
-    methods run `Producer`'s on a thread. If the task that awaits one of them is cancelled, the call
-    still goes on to its end.
+    Any number of results are awaited over one connection, and any number of streams over a few. The
+    other methods run `Producer`'s on a thread. If the task that awaits one of them is cancelled,
+    the call still goes on to its end.
 
     Args:
         url: where Redis is; by default where the environment says.

@@ -28,7 +28,8 @@ _UNKNOWN_OPTION = (
 
 CONNECT_SECONDS = 5.0
 LONGEST_BLOCK_SECONDS = 4.0
-# Every thread that waits for a result has a connection. redis-py's limit is 100; Redis's own is 10,000 clients.
+# Every thread that waits for a result has a connection. redis-py's limit is 100; Redis's own is
+# 10,000 clients.
 _MAX_CONNECTIONS = 10_000
 _BACKOFF = ExponentialBackoff(cap=0.5, base=0.05)
 _RETRIES = 3

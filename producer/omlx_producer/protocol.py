@@ -24,7 +24,10 @@ From one event to the next, ``n`` grows by the tokens in it. An event with text 
 held back until a stop token, which is in no choice) adds one, so a consumer detects a gap. The
 ``n`` of a terminal event may be larger than any before it: not every job publishes its tokens; one
 that finishes has published all or none. A Redis server that was killed may lose the last entries:
-the worker writes them again, or another worker writes the same tokens in other events. The
+the worker writes them again, or another worker writes the same tokens in other events. Each choice
+of an event says how many of its tokens (``start``) and characters (``offset``) come before, and has
+a ``digest`` of its tokens so far, so a consumer cuts off what it has had and notices other tokens.
+The ``choices`` of a ``done`` event say so of a choice's end. The
 ``text`` of a choice, concatenated over all events, is exactly the text in the result. If the first
 event has a ``markup``, `omlx_producer.markup.read` splits that text into the parts of the result's
 message, with the ``marks`` of all events of the choice.

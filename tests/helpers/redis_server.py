@@ -17,6 +17,12 @@ from omlx_worker.queue.embedded import find_server, free_port
 START_SECONDS = 10.0
 
 
+def cut_readers(connection: redis.Redis) -> int:
+    """Cut the connections of all blocking reads; returns how many."""
+    reading = [each["id"] for each in connection.client_list() if each["cmd"] == "xread"]
+    return sum(connection.client_kill_filter(_id=each) for each in reading)
+
+
 @dataclass
 class RedisServer:
     """A server that can be taken down and brought back on the same port and folder.

@@ -24,6 +24,7 @@ from omlx_producer import JobFailed, Producer
 from omlx_producer.protocol import DoneEvent, Priority, TokenEvent, TokensEvent, queue_name
 from omlx_worker.engine.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
+from tests.helpers.redis_server import cut_readers
 
 TOKENS = 24
 
@@ -162,6 +163,7 @@ def test_consumers_whose_connections_are_cut_see_every_token_once(
         while not all(stream.done() for stream in streams):
             # The worker's own subscription is cut as well, and must come back.
             cuts += connection.client_kill_filter(_type="pubsub")
+            cuts += cut_readers(connection)
             time.sleep(0.1)
         results = [producer.result(job.id, timeout=60) for job in jobs]
 

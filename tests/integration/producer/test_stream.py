@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -29,7 +30,7 @@ from omlx_producer import (
 from omlx_producer.protocol import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back
-from tests.helpers.redis_server import RedisServer
+from tests.helpers.redis_server import RedisServer, cut_readers
 from tests.helpers.workers import wait_for
 
 
@@ -119,12 +120,6 @@ def test_a_negative_cursor_is_refused(redis_url: str, job: JobHandle) -> None:
         AsyncTokenStream(redis_url, job.id, -1)
 
 
-def cut_readers(connection: redis.Redis) -> None:
-    for client in connection.client_list():
-        if client["cmd"] == "xread":
-            connection.client_kill_filter(_id=client["id"])
-
-
 def cut(connection: redis.Redis, until: threading.Event) -> None:
     while not until.is_set():
         cut_readers(connection)
@@ -177,6 +172,27 @@ def test_a_consumer_cut_off_before_the_last_events_is_not_left_waiting(
     began = time.monotonic()
     assert text_of(list(follow)) == "b"
     assert time.monotonic() - began < stream.IDLE_SECONDS / 2
+
+
+def test_a_thousand_streams_share_a_few_connections(
+    redis_url: str, connection: redis.Redis, producer: Producer
+) -> None:
+    jobs = producer.submit_many(
+        [{"model": "demo", "prompt": "x"}] * 1000, require_known_model=False
+    )
+    workers = [FakeWorker(connection, job.id) for job in jobs]
+    for worker in workers:
+        worker.step("a")
+    before = len(connection.client_list())
+    with redis.Redis.from_url(redis_url) as client, ThreadPoolExecutor(1000) as pool:
+        reading = [pool.submit(lambda job=job: list(TokenStream(client, job.id))) for job in jobs]
+        wait_for(lambda: blocked(connection) == 1)
+        for worker in workers:
+            worker.step("b")
+        assert len(connection.client_list()) - before <= 10
+        for worker in workers:
+            worker.finish()
+        assert {text_of(each.result()) for each in reading} == {"ab"}
 
 
 async def test_many_async_consumers_share_one_client(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from omlx_producer.protocol import events_key
-from omlx_producer.replay import Replay
+from omlx_producer import stream
+from omlx_producer.protocol import ChoiceDelta, events_key
 from tests.helpers.leases import roll_back
+from tests.helpers.redis_server import cut_readers
 from tests.system.chaos.consumers import Consumer
 from tests.system.chaos.invariants import (
     AT_THE_END,
@@ -73,7 +74,7 @@ def read_a_stream_that_is_written_again(place: World) -> None:
     place.restart_server()
     left = place.connection.xlen(events_key(job.id))
     roll_back(place.connection, events_key(job.id), 3)
-    place.connection.client_kill_filter(_type="pubsub")
+    cut_readers(place.connection)
     place.start_worker(step_seconds=0.02)
     place.wait_for(lambda: place.connection.xlen(events_key(job.id)) > 4)
     # Meanwhile more tokens come than the consumer has had, and all of them in one event.
@@ -85,11 +86,12 @@ def read_a_stream_that_is_written_again(place: World) -> None:
 def test_a_consumer_that_takes_an_overlapping_event_whole_is_seen(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Replay, "_last", property(lambda _: None, lambda *_: None), raising=False)
-    monkeypatch.setattr(Replay, "start", property(lambda self: f"({self.cursor}-0"))
-    monkeypatch.setattr(
-        Replay, "_follows", lambda self, event: getattr(event, "since", 0) <= self.cursor
-    )
+    def whole(had: stream._Choice, delta: ChoiceDelta) -> ChoiceDelta:
+        had.tokens, had.text = delta.start + len(delta.tokens), delta.offset + len(delta.text)
+        had.digest = delta.digest
+        return delta
+
+    monkeypatch.setattr(stream._Choice, "rest", whole)
     with world(nursery, tmp_path) as place:
         place.jobs = [submit(place.connection, "hello", max_completion_tokens=80)]
         read_a_stream_that_is_written_again(place)
