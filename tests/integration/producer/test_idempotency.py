@@ -67,7 +67,7 @@ def test_a_key_lives_as_long_as_its_job(connection: redis.Redis, producer: Produ
     assert queued(connection) == [again.id]
     assert again.state().status == "queued"
     assert not connection.exists(events_key(job.id))
-    worker.n, worker.texts = 0, {0: ""}
+    worker.go_on_from("", 0)
     worker.start()
     worker.step("new")
     body = worker.finish()
