@@ -13,6 +13,7 @@ from omlx_producer.protocol import GenerationRequest
 from omlx_worker.engine.row import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit
+from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
 from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, kill, table, tokens
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
@@ -60,6 +61,12 @@ def limited(private_server: RedisServer) -> Iterator[Redis]:
 def reports(caplog: pytest.LogCaptureFixture, key: str) -> list[str]:
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     return [message for message in said if key in message]
+
+
+def sweep(leases: LeaseTable) -> list[str]:
+    """Sweep, whoever has swept before."""
+    leases.connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+    return leases.sweep()
 
 
 # Other types
@@ -250,11 +257,11 @@ def test_a_job_whose_worker_died_without_the_registry_returns_to_its_queue(
     connection.delete(WIP)
     other = table(connection, "other")
     alive.renew()
-    assert other.sweep() == []
+    assert sweep(other) == []
     for job in jobs[:2]:
         # As after a lease and a minute.
         connection.delete(f"rq:executions:{job.id}")
-    assert sorted(other.sweep()) == sorted(job.id for job in jobs[:2])
+    assert sorted(sweep(other)) == sorted(job.id for job in jobs[:2])
     assert [status(job) for job in jobs] == ["queued", "queued", "started"]
     assert connection.hget(jobs[0].key, "omlx_deaths") == b"1"
 
@@ -265,9 +272,27 @@ def test_abandoned_jobs_are_found_among_many_keys_a_part_at_a_time(connection: R
     connection.delete(WIP, *(f"rq:executions:{job.id}" for job in jobs))
     connection.mset({f"filler:{n}": n for n in range(20_000)})
     leases = table(connection)
-    found = [leases.sweep() for _ in range(40)]
+    found = [sweep(leases) for _ in range(40)]
     assert max(map(len, found)) < 10
     assert sorted(job_id for ids in found for job_id in ids) == sorted(job.id for job in jobs)
+
+
+def test_jobs_of_a_deleted_queue_run_after_all(redis_url: str, connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(3)]
+    connection.delete(queue(connection).key)
+    assert sorted(sweep(table(connection))) == sorted(job.id for job in jobs)
+    assert sweep(table(connection)) == []
+    run_burst(redis_url)
+    assert {status(job) for job in jobs} == {"finished"}
+    assert {len(job.results()) for job in jobs} == {1}
+
+
+def test_one_worker_looks_for_lost_jobs_for_all(connection: Redis) -> None:
+    assert sweep(table(connection, "first")) == []
+    job = enqueue(connection)
+    connection.delete(queue(connection).key)
+    assert table(connection, "second").sweep() == []
+    assert sweep(table(connection, "second")) == [job.id]
 
 
 def test_a_worker_serves_on_after_the_loss_of_all_keys(redis_url: str, connection: Redis) -> None:

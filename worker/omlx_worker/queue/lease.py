@@ -30,6 +30,7 @@ SWEEP_LOCK = "omlx:sweep"
 SWEEP_LOCK_MILLISECONDS = 1_000
 # Keys of the server that a sweep looks at for jobs that no registry names: under 2 ms.
 RECOVERED_KEYS = 1_000
+SEARCHED_JOBS = 100
 STREAM_TTL = 86_400
 
 
@@ -73,7 +74,6 @@ class LeaseTable:
         self._give_back = load(connection, "give_back")
         self._sweep = load(connection, "sweep")
         self._recover = load(connection, "recover")
-        self._recovered_to: bytes | str = "0"
 
     # The table
 
@@ -220,7 +220,8 @@ class LeaseTable:
         """Put abandoned jobs back at the front of their queues; returns their ids.
 
         Those are jobs with expired leases and, a part of the server's keys at each call, jobs that
-        read as started and have lost theirs.
+        read as started and have lost theirs, or as queued and are in no queue. One worker a second
+        does it for all.
         """
         # After a long outage this worker's own leases have expired, but it lives.
         self.renew()
@@ -233,8 +234,11 @@ class LeaseTable:
         ]
         lock = f"{SWEEP_LOCK}:{self._queues[0]}"
         abandoned = self._sweep(keys=[lock], args=args)
-        self._recovered_to, recovered = self._recover(
-            args=[self._recovered_to, RECOVERED_KEYS, events_key(""), *self._queues]
+        if abandoned is None:
+            return []
+        recovered = self._recover(
+            keys=[f"omlx:recovered:{self._queues[0]}"],
+            args=[SEARCHED_JOBS, RECOVERED_KEYS, events_key(""), *self._queues],
         )
         return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
 

@@ -1,12 +1,14 @@
--- Put jobs back that read as started and run nowhere. Without RQ's registry, which an operator may
--- have deleted, sweep.lua does not find the jobs of workers that died.
+-- Put jobs back that read as started and run nowhere, or as queued and are in no queue. An operator
+-- may have deleted RQ's registry, without which sweep.lua does not find the jobs of workers that
+-- died, or a queue. A long queue is not searched for its jobs.
 --
--- ARGV[1]    where the last call ended, '0' at first
+-- KEYS[1]    where the last call ended
+-- ARGV[1]    the longest queue that is searched
 -- ARGV[2]    how many of the server's keys to look at, about
 -- ARGV[3]    prefix of event streams
 -- ARGV[4..]  queues
 --
--- Returns where to go on, and the ids of the returned jobs.
+-- Returns the ids of the returned jobs.
 
 local ours = {}
 for i = 4, #ARGV do ours[ARGV[i]] = true end
@@ -18,8 +20,13 @@ local function is_abandoned(queue, job, execution)
     and not redis.call('ZSCORE', started_key(queue), member(job, execution))
 end
 
+local function is_missing(queue, job)
+  local length = try('LLEN', queue_key(queue))
+  return length and length <= tonumber(ARGV[1]) and not redis.call('LPOS', queue_key(queue), job)
+end
+
 local returned = {}
-local page = redis.call('SCAN', ARGV[1], 'MATCH', job_key('*'), 'COUNT', ARGV[2])
+local page = redis.call('SCAN', write('GET', KEYS[1]) or '0', 'MATCH', job_key('*'), 'COUNT', ARGV[2])
 for _, key in ipairs(page[2]) do
   local job = string.sub(key, #job_key('') + 1)
   local fields = redis.pcall('HMGET', key, 'status', 'origin', EXECUTION)
@@ -27,6 +34,10 @@ for _, key in ipairs(page[2]) do
   if fields[1] == 'started' and ours[queue] and execution and is_abandoned(queue, job, execution)
     and put_back_dead(queue, job, execution, ARGV[3] .. job) then
     returned[#returned + 1] = job
+  elseif fields[1] == 'queued' and ours[queue] and is_missing(queue, job) then
+    redis.call('LPUSH', queue_key(queue), job)
+    returned[#returned + 1] = job
   end
 end
-return answer({page[1], returned})
+redis.call('SET', KEYS[1], page[1], 'EX', 86400)
+return answer(returned)

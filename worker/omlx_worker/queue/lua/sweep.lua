@@ -9,9 +9,9 @@
 -- ARGV[4]    prefix of event streams
 -- ARGV[5..]  queues
 --
--- Returns the ids of the returned jobs.
+-- Returns the ids of the returned jobs, nil if another worker has swept.
 
-if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return answer({}) end
+if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return answer(false) end
 local time = now()
 local returned = {}
 for i = 5, #ARGV do
