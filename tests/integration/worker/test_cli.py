@@ -232,7 +232,7 @@ def test_a_user_without_a_right_that_jobs_need_exits_with_3_and_the_command(
 
 
 @pytest.mark.usefixtures("fake")
-@pytest.mark.parametrize("command", ["subscribe", "hdel", "smembers"])
+@pytest.mark.parametrize("command", ["subscribe", "smembers"])
 def test_jobs_are_served_without_rights_that_they_do_not_need(
     private_server: RedisServer, command: str
 ) -> None:

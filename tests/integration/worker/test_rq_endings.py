@@ -106,6 +106,17 @@ def test_a_stopped_job_is_not_retried_and_its_dependents_stay(
     assert (status(job), status(dependent)) == ("stopped", "deferred")
 
 
+def test_a_dependent_that_waits_for_two_jobs_leaves_nothing_for_ever(
+    redis_url: str, connection: Redis
+) -> None:
+    first, second = enqueue(connection), enqueue(connection, n="two")
+    third = enqueue(connection, depends_on=Dependency([first, second]))
+    run_burst(redis_url)
+    assert (status(first), status(second), status(third)) == ("finished", "failed", "deferred")
+    for job in (first, second):
+        assert connection.ttl(job.dependents_key) > 0
+
+
 def test_a_dependent_of_another_queue_is_enqueued_there(redis_url: str, connection: Redis) -> None:
     first = enqueue(connection)
     other = Queue("mail", connection=connection, serializer=JSONSerializer)

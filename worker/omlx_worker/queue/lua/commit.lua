@@ -88,13 +88,14 @@ end
 -- Enqueue the jobs that wait for this one and for no other, as RQ's `dependencies_are_met` decides.
 local function release_dependents(job, ending)
   local dependents = job_key(job) .. ':dependents'
-  for _, dependent in ipairs(redis.pcall('SMEMBERS', dependents)) do
+  if redis.call('EXISTS', dependents) == 0 then return end
+  for _, dependent in ipairs(try('SMEMBERS', dependents) or {}) do
     local fields = redis.pcall('HMGET', job_key(dependent), 'status', 'origin',
       'allow_dependency_failures', 'enqueue_at_front')
     local allowed = {finished = true, failed = fields[3] == '1'}
     local met = fields[1] == 'deferred' and fields[2] and allowed[ending]
     -- RQ writes two colons.
-    for _, other in ipairs(redis.pcall('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies')) do
+    for _, other in ipairs(try('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies') or {}) do
       local state = other ~= job and status(other)
       met = met and (not state or state == 'deleted' or allowed[state])
     end
@@ -148,6 +149,8 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
       redis.call('HDEL', key, DEATHS, STREAMED, STOP)
     end
     expire(key, ttl)
+    -- Dependents that wait for others stay in the set, or follow if the job is requeued.
+    expire(dependents, ttl)
     redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
