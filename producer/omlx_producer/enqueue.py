@@ -25,6 +25,8 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.outcome import results_key
 from omlx_producer.protocol import (
     JOB_FUNCTION,
+    WIRE_FIELD,
+    WIRE_VERSION,
     GenerationRequest,
     Priority,
     events_key,
@@ -258,6 +260,8 @@ def _fill(
         if left := [key for job_id in once for key in (events_key(job_id), results_key(job_id))]:
             pipe.delete(*left)
         open_queue(name).enqueue_many(data, pipeline=pipe)
+        for job in members:
+            pipe.hset(job.key, WIRE_FIELD, str(WIRE_VERSION))
         pipe.publish(wake_channel(members[0].request.model), len(members))
 
 

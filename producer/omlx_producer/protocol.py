@@ -84,6 +84,11 @@ from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice, T
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 MODELS_KEY = "omlx:models"
+WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
+"""The version of payloads, and its field in the hash of a job or batch; absent means 1.
+
+Raise it with every request field that older workers do not know: they leave such jobs to others.
+"""
 # The stream of a bulk run expires this long after its last entry.
 
 Priority = Literal["high", "default", "bulk"]
@@ -131,6 +136,8 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MODELS_KEY",
     "PRIORITIES",
+    "WIRE_FIELD",
+    "WIRE_VERSION",
     "Calling",
     "CancelledEvent",
     "ChoiceDelta",

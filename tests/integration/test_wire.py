@@ -9,11 +9,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
-from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, wait_for
+from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, running_worker, status, wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
 SUBMIT, READ, RESULT, CANCEL, BATCH, PROGRESS = re.findall(
@@ -72,3 +73,42 @@ def test_a_batch_by_hand_ends_with_its_rows(redis_url: str, connection: redis.Re
     by_name = {name: json.loads(zlib.decompress(line)) for name, line in results.items()}
     assert [by_name[name]["custom_id"] for name in (b"1", b"2")] == ["a", "b"]
     assert by_name[b"1"]["response"]["status_code"] == 200
+
+
+@pytest.mark.parametrize("newer", ["job", "batch"])
+def test_an_older_worker_leaves_newer_payloads_to_newer_ones(
+    redis_url: str,
+    connection: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    newer: str,
+) -> None:
+    run = "0123456789ab"
+    with running_worker(redis_url):
+        wait_for(lambda: connection.exists("omlx:workers:fake"))
+        if newer == "job":
+            type_lines(connection, SUBMIT.replace("status queued", "omlx_wire 2 status queued"))
+        else:
+            type_lines(connection, BATCH.replace("state open", "state open omlx_wire 2"))
+        for _ in range(2):
+            behind = [enqueue(connection, priority=level) for level in ("default", "bulk")]
+            wait_for(lambda jobs=behind: all(map(is_over, jobs)), what="the jobs behind it")
+            assert {status(each) for each in behind} == {"finished"}
+        waits = connection.llen("rq:queue:omlx:fake:default") if newer == "job" else 0
+        waits += connection.llen(f"omlx:batch:{run}:waiting:omlx:fake:bulk")
+        assert waits == (1 if newer == "job" else 2)
+        told = [text for text in caplog.messages if "newer version of omlx-queue" in text]
+        assert len(told) == 1
+        monkeypatch.setattr("omlx_worker.queue.lease.WIRE_VERSION", 2)
+        with running_worker(redis_url):
+            if newer == "job":
+                wait_for(lambda: status(fetch(connection, "hello")) == "finished")
+            else:
+                wait_for(lambda: Batch(connection, f"batch-{run}").read().ok == 2)
+
+
+def test_producers_write_the_version(connection: redis.Redis) -> None:
+    with Producer(connection) as producer:
+        job = producer.submit(model="demo", prompt="x", require_known_model=False)
+    assert connection.hget(fetch(connection, job.id).key, "omlx_wire") == b"1"
+    assert connection.hget(Batch.create(connection).key, "omlx_wire") == b"1"

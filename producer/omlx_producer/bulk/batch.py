@@ -43,6 +43,8 @@ from omlx_producer.enqueue import JOB_SECONDS
 from omlx_producer.errors import UnknownJob
 from omlx_producer.protocol import (
     JOB_FUNCTION,
+    WIRE_FIELD,
+    WIRE_VERSION,
     Priority,
     queue_name,
     read_queue_name,
@@ -255,6 +257,7 @@ class Batch:
         now = server_time(connection)
         created: dict[Any, Any] = {
             "state": "uploading",
+            WIRE_FIELD: WIRE_VERSION,
             "priority": priority,
             "job_timeout": job_timeout,
             "created_at": now,
@@ -392,6 +395,7 @@ class Batch:
         with self.connection.pipeline() as pipe:
             pipe.hsetnx(self.key, "created_at", str(now))
             settings: dict[Any, Any] = {"state": "open", "home": 1, "keep_seconds": KEEP_SECONDS}
+            settings |= {WIRE_FIELD: WIRE_VERSION}
             settings |= {"priority": priority, "job_timeout": job_timeout}
             pipe.hset(self.key, mapping=settings)
             pipe.expire(self.key, KEEP_SECONDS, nx=True)

@@ -7,6 +7,7 @@ lease can write nothing: the sweep of another worker has removed the entry.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -15,12 +16,19 @@ from typing import Any
 
 from redis import Redis
 
-from omlx_producer.protocol import TokensEvent, events_key, tokens_channel
+from omlx_producer.protocol import (
+    WIRE_VERSION,
+    TokensEvent,
+    events_key,
+    tokens_channel,
+)
 from omlx_worker.queue.cancelled import clear_up
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import FATAL_DEATHS, SUSPECT_DEATHS, in_quarantine
+
+log = logging.getLogger("omlx_worker.queue.lease")
 
 # The prefix of this project's execution ids, which sort by claim. RQ's are bare hexadecimal.
 EXECUTION_PREFIX = "omlx-"
@@ -67,6 +75,7 @@ class LeaseTable:
         self._jobs: dict[str, Claim] = {}
         # A claim without an answer yet. The next call repeats it.
         self._unanswered: str | None = None
+        self._wire_version, self._told_newer = WIRE_VERSION, False
         self._claim = load(connection, "claim")
         self._append = load(connection, "append")
         self._commit = load(connection, "commit")
@@ -134,12 +143,20 @@ class LeaseTable:
                 FATAL_DEATHS,
                 len(held),
                 self._unanswered,
+                self._wire_version,
             ],
         )
         self._unanswered = None
         if reply is None:
             return None
-        suspect_in, entries = reply
+        suspect_in, entries, newer = reply
+        if newer and not self._told_newer:
+            self._told_newer = True
+            log.warning(
+                "job or batch %s is of a newer version of omlx-queue and is left to newer workers; "
+                "upgrade this one",
+                newer.decode(errors="replace"),
+            )
         self._suspect_in = suspect_in.decode() or None
         claimed = [Claim.from_reply(fields) for fields in entries]
         with self._lock:

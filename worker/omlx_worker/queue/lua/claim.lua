@@ -18,9 +18,11 @@
 -- ARGV[9]    number of jobs that the worker holds
 -- ARGV[10]   id of this claim, the prefix of execution ids; the same if the claim is repeated after
 --            a lost answer
+-- ARGV[11]   the latest version of payloads that the worker knows; newer ones are left to others
 --
 -- Returns nil while workers are suspended or their model is paused, else
---   {the queue in which a suspect waits for this worker, or '', jobs}, and for each job
+--   {the queue in which a suspect waits for this worker, or '', jobs,
+--    a job or the run of a batch that is too new, or ''}, and for each job
 --   {job, execution, queue, started at, tokens in its stream, data, bytes of data, timeout,
 --    a field that is not supported or '', deaths, 'run', 'alone', 'stop' or 'fail', enqueued at,
 --    run, number, digest and custom_id of a batch's row, or ''}
@@ -32,6 +34,7 @@ local held = tonumber(ARGV[9])
 local time, date = now()
 local looks_left, bytes_left = 1000, longest
 local claimed = {}
+local known, newer = tonumber(ARGV[11]), ''
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[10], 'omlx:claim:' .. worker
@@ -63,7 +66,7 @@ local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_
 
 local function unsupported(fields)
   for i, name in ipairs(UNSUPPORTED) do
-    local value = fields[7 + i]
+    local value = fields[8 + i]
     if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
   end
   return ''
@@ -71,7 +74,7 @@ end
 
 local function read(job)
   return redis.pcall('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
-    'enqueued_at', ROW, unpack(UNSUPPORTED))
+    'enqueued_at', ROW, WIRE, unpack(UNSUPPORTED))
 end
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
@@ -92,6 +95,9 @@ local function is_stale(job, fields)
   end
   return false
 end
+
+-- Whether a newer producer has written the payload.
+local function is_newer(version) return as_count(version) > known end
 
 -- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
@@ -131,7 +137,7 @@ end
 
 local function take(queue, job, fields)
   start(queue, job, fields)
-  redis.call('LPOP', queue_key(queue))
+  redis.call('LREM', queue_key(queue), 1, job)
 end
 
 -- Fail an entry that is no row: somebody has written it by hand.
@@ -156,6 +162,7 @@ local function take_row(queue, run, entry)
     'created_at', created or date,
     'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
     'description', 'row ' .. row .. ' of batch-' .. run,
+    WIRE, redis.call('HGET', key, WIRE) or 1,
     ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))
   start(queue, job, read(job))
   redis.call('LPOP', waiting_key(run, queue))
@@ -169,7 +176,10 @@ local function take_rows(queue)
     if not run or served[run] then return end
     served[run] = true
     local entry = try('LINDEX', waiting_key(run, queue), 0)
-    while entry and #claimed < limit and bytes_left > 0 and take_row(queue, run, entry) do
+    local too_new = is_newer(redis.pcall('HGET', batch_key(run), WIRE))
+    if too_new then newer = run end
+    while entry and not too_new and #claimed < limit and bytes_left > 0
+      and take_row(queue, run, entry) do
       entry = redis.call('LINDEX', waiting_key(run, queue), 0)
     end
     if entry then
@@ -186,23 +196,26 @@ local function is_open(queue)
 end
 
 for _, queue in ipairs(KEYS) do
-  local open = is_open(queue)
+  local open, index = is_open(queue), 0
   while open and #claimed < limit and looks_left > 0 and bytes_left > 0 do
-    local job = redis.call('LINDEX', queue_key(queue), 0)
+    local job = redis.call('LINDEX', queue_key(queue), index)
     if not job then break end
     local fields = read(job)
     if is_stale(job, fields) then
       looks_left = looks_left - 1
-      redis.call('LPOP', queue_key(queue))
+      redis.call('LREM', queue_key(queue), 1, job)
+    elseif is_newer(fields[8]) then
+      looks_left = looks_left - 1
+      index, newer = index + 1, job
     elseif treatment(fields) ~= 'alone' then
       take(queue, job, fields)
     elseif held + #claimed > 0 then
-      return answer({queue, claimed})
+      return answer({queue, claimed, newer})
     else
       take(queue, job, fields)
-      return answer({'', claimed})
+      return answer({'', claimed, newer})
     end
   end
   if open then take_rows(queue) end
 end
-return answer({'', claimed})
+return answer({'', claimed, newer})
