@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer.protocol import MODELS_KEY
 from tests.helpers.workers import ALIAS, wait_for
@@ -86,4 +87,4 @@ def wait_for_model(connection: redis.Redis) -> None:
 
 
 def jobs_in_redis(connection: redis.Redis) -> int:
-    return len(list(connection.scan_iter("rq:job:*", count=1000)))
+    return len(list(connection.scan_iter(f"{RQ}:job:*", count=1000)))

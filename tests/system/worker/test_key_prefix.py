@@ -17,7 +17,8 @@ FILES = [
         for name in ("cancel", "commands", "endings", "promises", "schedule", "worker")
     ),
     *(f"tests/integration/producer/test_{name}.py" for name in ("cancel", "requeued")),
-    "tests/integration/producer/bulk/test_withdraw.py",
+    "tests/integration/producer/bulk/test_batch.py",
+    "tests/integration/producer/bulk/test_collector.py",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -152,7 +153,7 @@ def test_a_row_whose_job_somebody_removes_runs_again(
         job.delete()
     else:
         leases.give_back([claimed])
-        connection.delete(f"rq:queue:{QUEUE}")
+        connection.delete(f"{RQ}:queue:{QUEUE}")
     with running_worker(redis_url, lease_seconds=1):
         wait_for(lambda: batch.read().over)
     state = batch.read()

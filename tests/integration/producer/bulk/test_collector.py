@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq.defaults import RQ_KEY_PREFIX as RQ
 
 from omlx_producer import Producer
 from omlx_producer.bulk import collector as collector_module
@@ -117,8 +118,8 @@ def test_all_rows_come_back_and_nothing_stays(redis_url: str, connection: redis.
     assert sink.names == names(wanted)
     assert all(result.ok for result in sink.results)
     assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
-    leftovers = [*connection.scan_iter("rq:results:*"), *connection.scan_iter("omlx:batches*")]
-    leftovers += [*connection.scan_iter("rq:finished:*"), *connection.scan_iter("omlx:events:*")]
+    leftovers = [*connection.scan_iter(f"{RQ}:results:*"), *connection.scan_iter("omlx:batches*")]
+    leftovers += [*connection.scan_iter(f"{RQ}:finished:*"), *connection.scan_iter("omlx:events:*")]
     assert [key for key in leftovers if connection.ttl(key) < 0] == []
     for key in connection.scan_iter("omlx:batch:*"):
         assert connection.ttl(key) > 0, key
@@ -277,7 +278,7 @@ def test_stopping_needs_no_worker_for_rows_that_were_given_back(connection: redi
     collector.stop()
     finish(collector, 5)
     assert jobs_in_redis(connection) == rows_in_redis(connection) == 0
-    assert connection.llen(f"rq:queue:{QUEUE}") == 0
+    assert connection.llen(f"{RQ}:queue:{QUEUE}") == 0
 
 
 def test_a_result_stays_in_redis_until_the_sink_has_it(
