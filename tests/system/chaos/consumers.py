@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from omlx_producer import TokenStream, UnknownJob
+from omlx_producer import TokensLost, TokenStream, UnknownJob
 from omlx_producer.protocol import DoneEvent, TokenEvent, TokensEvent
 from tests.system.chaos.workload import Accepted
 
@@ -38,6 +38,7 @@ class Consumer(threading.Thread):
         self._forgives = forgives
         self._problem = ""
         self._dismissed = threading.Event()
+        self._gave_up = False
 
     def run(self) -> None:
         try:
@@ -52,7 +53,8 @@ class Consumer(threading.Thread):
 
     @property
     def is_over(self) -> bool:
-        return bool(self.events) and not isinstance(self.events[-1], TokensEvent)
+        ended = bool(self.events) and not isinstance(self.events[-1], TokensEvent)
+        return ended or self._gave_up
 
     @property
     def _cursor(self) -> int:
@@ -69,6 +71,11 @@ class Consumer(threading.Thread):
             if not self._forgives():
                 raise
             time.sleep(PAUSE)
+        except TokensLost:
+            # A worker that gives such a job back writes tokens, which the next one does not.
+            if self.job.streams or not self._forgives():
+                raise
+            self._gave_up = True
         except RedisError:
             # A server that has never answered a stream is not waited for.
             time.sleep(PAUSE)

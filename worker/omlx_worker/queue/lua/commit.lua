@@ -86,7 +86,7 @@ local function retry(queue, job, execution)
 end
 
 -- Enqueue the jobs that wait for this one and for no other, as RQ's `dependencies_are_met` decides.
-local function release_dependents(job, ending)
+local function release_dependents(job, ending, ttl)
   local dependents = job_key(job) .. ':dependents'
   if redis.call('EXISTS', dependents) == 0 then return end
   for _, dependent in ipairs(try('SMEMBERS', dependents) or {}) do
@@ -104,6 +104,8 @@ local function release_dependents(job, ending)
       redis.call('SREM', dependents, dependent)
     end
   end
+  -- Those that wait for others, or for this job's requeuing, stay in the set.
+  if ttl ~= 0 then expire(dependents, ttl) end
 end
 
 local function commit(queue, job, execution, ending, payload, default_ttl, id, event, published,
@@ -139,7 +141,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
 
-  release_dependents(job, ending)
+  release_dependents(job, ending, ttl)
   if ttl == 0 then
     redis.call('DEL', key, dependents, dependencies, executions_key(job))
     if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end
@@ -149,8 +151,6 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
       redis.call('HDEL', key, DEATHS, STREAMED, STOP)
     end
     expire(key, ttl)
-    -- Dependents that wait for others stay in the set, or follow if the job is requeued.
-    expire(dependents, ttl)
     redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
