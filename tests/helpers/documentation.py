@@ -35,6 +35,10 @@ NOT_TYPED = {
     "_OMLX_SUBMIT_COMPLETE=fish_source omlx-submit | source": OTHER_SHELL,
     'omlx-submit --tools tools.json "How warm is it in Paris?"': "the toy has no chat template",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
+    "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
+    "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",
+    "omlx-submit jobs --state failed -m qwen --limit 0 --json | jq -r .id "
+    "| xargs omlx-submit requeue": "no job has failed here, and xargs would name none",
 }
 """Commands that the test does not type, and why."""
 
