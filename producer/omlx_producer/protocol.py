@@ -89,7 +89,6 @@ WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
 
 Raise it with every request field that older workers do not know: they leave such jobs to others.
 """
-# The stream of a bulk run expires this long after its last entry.
 
 Priority = Literal["high", "default", "bulk"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)

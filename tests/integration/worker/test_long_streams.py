@@ -1,4 +1,4 @@
-"""A job that was interrupted late goes on without its whole stream in memory."""
+"""A job resumes from a long stream without reading it into memory at once."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class StatusBoard:
             worker.name: worker.memory_limit
             for alias in read_models(self._connection)
             for worker in read_workers(self._connection, alias)
-            # A worker that has not been heard of since this one's start may be dead.
+            # Figures from before this worker's start may be those of a dead one.
             if worker.host == socket.gethostname()
             and worker.at > since
             and worker.name != self._name

@@ -117,7 +117,7 @@ class Graft:
     def _made(
         self, network: nn.Module, config: Mapping[str, Any], tokenizer: TokenizerWrapper
     ) -> tuple[MTPHead, dict[str, str]]:
-        """The head from the original, and what is told of it."""
+        """The head, made from the original, and its metadata."""
         original = Original.find(self.original, MTP_FROM)
         self._require_kin(original, config, tokenizer)
         head = new_head(network)
@@ -241,7 +241,7 @@ def _quantise_like(head: MTPHead, network: nn.Module) -> None:
 
 
 def _read(file: Path) -> tuple[Weights, dict[str, str]]:
-    """Tensors of a file, not in memory yet, and what is told of them."""
+    """The tensors of a file, which are loaded when they are used, and its metadata."""
     tensors: Any
     metadata: Any
     tensors, metadata = mx.load(str(file), return_metadata=True)

@@ -66,7 +66,7 @@ class Span:
 
 
 def salted(salt: str | None) -> hashlib._Hash:
-    """A hash of a salt, which goes on with tokens."""
+    """A hash of a salt, to be updated with tokens."""
     return hashlib.sha256(hashlib.sha256(salt.encode()).digest() if salt is not None else b"")
 
 

@@ -107,7 +107,7 @@ local function treatment(fields)
 end
 
 -- The number of tokens that an interrupted run left in the stream. A stream that has ended belongs
--- to an earlier run (requeued, retried, repeated): this run starts a new one.
+-- to an earlier run (requeued): this run starts a new one.
 local function streamed(job)
   local tokens, part = string.match(last_id(events .. job) or '', '^(%d+)-(%d+)$')
   if part == '0' then return tonumber(tokens) end

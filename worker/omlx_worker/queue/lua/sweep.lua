@@ -1,6 +1,6 @@
 -- Put jobs with expired leases back at the front of their queues, and count the deaths of their
--- workers, which may only have been away for as long. Rows of batches whose jobs were deleted wait again; those
--- whose jobs other tools have ended fail.
+-- workers, which may only have been away for as long. Rows of batches whose jobs were deleted wait
+-- again; those whose jobs other tools have ended fail.
 --
 -- KEYS[1]    lock: while it exists, only its owner sweeps
 -- ARGV[1]    milliseconds until the lock expires
