@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omlx_producer.async_client import AsyncJobHandle, AsyncProducer
-    from omlx_producer.chunks import ChatChunks
-    from omlx_producer.client import JobHandle, Producer
-    from omlx_producer.completion import AssistantMessage, Choice, Completion
+    from omlx_producer.client.async_producer import AsyncJobHandle, AsyncProducer
+    from omlx_producer.client.chunks import ChatChunks
+    from omlx_producer.client.fields import RequestFields
+    from omlx_producer.client.outcome import JobState
+    from omlx_producer.client.producer import JobHandle, Producer
+    from omlx_producer.client.stream import AsyncTokenStream, TokenStream
     from omlx_producer.errors import (
         InvalidRequest,
         JobCancelled,
@@ -24,25 +26,23 @@ if TYPE_CHECKING:
         UnknownJob,
         UnsuitableRedis,
     )
-    from omlx_producer.fields import RequestFields
-    from omlx_producer.outcome import JobState
-    from omlx_producer.protocol import (
+    from omlx_producer.wire import (
         CancelledEvent,
         ChoiceDelta,
         DoneEvent,
         FailedEvent,
         GenerationRequest,
+        JobEvent,
         Message,
         ModelInfo,
         Priority,
         TerminalEvent,
-        TokenEvent,
         TokenLogprob,
         TokensEvent,
         ToolCall,
         Usage,
     )
-    from omlx_producer.stream import AsyncTokenStream, TokenStream
+    from omlx_producer.wire.completion import AssistantMessage, Choice, Completion
 
 __all__ = [
     "AssistantMessage",
@@ -60,6 +60,7 @@ __all__ = [
     "InvalidRequest",
     "JobCancelled",
     "JobError",
+    "JobEvent",
     "JobFailed",
     "JobHandle",
     "JobState",
@@ -73,7 +74,6 @@ __all__ = [
     "Producer",
     "RequestFields",
     "TerminalEvent",
-    "TokenEvent",
     "TokenLogprob",
     "TokenStream",
     "TokensEvent",
@@ -87,14 +87,14 @@ __all__ = [
 # The modules that define these names. Those that import the least come first.
 _HOMES = (
     "errors",
-    "protocol",
-    "fields",
-    "completion",
-    "chunks",
-    "outcome",
-    "stream",
-    "client",
-    "async_client",
+    "wire",
+    "client.fields",
+    "wire.completion",
+    "client.chunks",
+    "client.outcome",
+    "client.stream",
+    "client.producer",
+    "client.async_producer",
 )
 
 if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.

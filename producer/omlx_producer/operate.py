@@ -23,10 +23,12 @@ from rq.registry import (
 )
 
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key
+from omlx_producer.client.models import read_models
+from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
+from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
+from omlx_producer.client.workers import read_workers, server_time
 from omlx_producer.errors import InvalidRequest, ModelNotFound, UnknownJob
-from omlx_producer.models import read_models
-from omlx_producer.outcome import ENDINGS, Status, fetch_job
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     PRIORITIES,
     Priority,
     events_key,
@@ -34,8 +36,6 @@ from omlx_producer.protocol import (
     read_queue_name,
     wake_channel,
 )
-from omlx_producer.waiting import date_seconds, queue_key, queued_models
-from omlx_producer.workers import read_workers, server_time
 
 PAUSED_KEY = "omlx:paused"
 """A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""

@@ -14,7 +14,7 @@ import itertools
 import statistics
 import time
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.checkpoint import DEMO
 from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.loader import load_engine

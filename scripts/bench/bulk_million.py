@@ -23,7 +23,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from omlx_producer.protocol import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
+from omlx_producer.wire import MODELS_KEY, PRIORITIES, DoneEvent, ModelInfo, Usage, queue_name
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Ending

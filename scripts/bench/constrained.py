@@ -33,7 +33,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from omlx_producer.constraint import Constraint
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine

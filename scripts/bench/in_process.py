@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters

@@ -28,8 +28,8 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from omlx_producer import DoneEvent, GenerationRequest, Usage
-from omlx_producer.enqueue import Limits, NewJob, enqueue
-from omlx_producer.protocol import PRIORITIES, queue_name
+from omlx_producer.client.enqueue import Limits, NewJob, enqueue
+from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.embedded import EmbeddedRedis
 from omlx_worker.queue.ending import Commit, Ending

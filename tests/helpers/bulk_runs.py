@@ -13,7 +13,7 @@ from typing import IO, Any
 import redis
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.wire import MODELS_KEY
 from tests.helpers.workers import ALIAS, wait_for
 
 CODE = (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omlx_producer.constraint import Constraint
-from omlx_producer.protocol import FinishReason
+from omlx_producer.wire import FinishReason
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.constraints import Grammar, Grammars
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.row import Row, Sampling

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     FunctionCall,
     GenerationRequest,
     InvalidRequest,

@@ -10,22 +10,22 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from omlx_producer.protocol import (
+from omlx_producer.client.workers import WorkerFigures, server_time, workers_key
+from omlx_producer.wire import (
     MODELS_KEY,
     CancelledEvent,
     ChoiceDelta,
     DoneEvent,
     FailedEvent,
     FinishReason,
+    JobEvent,
     ModelInfo,
-    TokenEvent,
     TokensEvent,
     Usage,
     events_key,
     token_digest,
     tokens_channel,
 )
-from omlx_producer.workers import WorkerFigures, server_time, workers_key
 
 
 def announce(
@@ -133,7 +133,7 @@ class FakeWorker:
         """Be a worker that goes on from a stream of one choice that ends there."""
         self.n, self.texts, self.tokens = tokens, {0: text}, {0: list(range(tokens))}
 
-    def append(self, event: TokenEvent, *, pipe: Any = None) -> None:
+    def append(self, event: JobEvent, *, pipe: Any = None) -> None:
         pipe_ = self.connection.pipeline() if pipe is None else pipe
         payload = event.model_dump_json()
         pipe_.xadd(events_key(self.job_id), {"event": payload}, id=event.stream_id)
@@ -181,7 +181,7 @@ class FakeWorker:
 
     def _end(
         self,
-        event: TokenEvent | None,
+        event: JobEvent | None,
         status: str,
         kind: Result.Type,
         body: dict[str, Any] | None,

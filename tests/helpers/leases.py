@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis import Redis
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     PRIORITIES,
     ChoiceDelta,
     DoneEvent,

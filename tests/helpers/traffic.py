@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, Self
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.row import Emission

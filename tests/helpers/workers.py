@@ -20,10 +20,10 @@ from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     JOB_FUNCTION,
     PRIORITIES,
-    TokenEvent,
+    JobEvent,
     events_key,
     parse_event,
     queue_name,
@@ -107,7 +107,7 @@ def is_over(job: Job) -> bool:
     return status(job) in ("finished", "failed", "stopped", "canceled")
 
 
-def events(connection: Redis, job_id: str) -> list[TokenEvent]:
+def events(connection: Redis, job_id: str) -> list[JobEvent]:
     return [parse_event(fields[b"event"]) for _, fields in connection.xrange(events_key(job_id))]
 
 

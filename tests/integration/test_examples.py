@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 
 from omlx_producer import Producer
-from omlx_producer.protocol import MODELS_KEY, ModelInfo, tokens_channel
-from omlx_producer.workers import server_time
+from omlx_producer.client.workers import server_time
+from omlx_producer.wire import MODELS_KEY, ModelInfo, tokens_channel
 from tests.helpers.bulk_runs import wait_for_model
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.workers import running_worker, worker_process

@@ -21,7 +21,7 @@ from redis import Redis
 from rq.cli import main as rq_cli
 
 from omlx_producer import JobFailed, Producer
-from omlx_producer.protocol import DoneEvent, Priority, TokenEvent, TokensEvent, queue_name
+from omlx_producer.wire import DoneEvent, JobEvent, Priority, TokensEvent, queue_name
 from omlx_worker.engine.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
 from tests.helpers.redis_server import cut_readers
@@ -64,7 +64,7 @@ def worker(
             written.close()
 
 
-def text_of(stream: Iterable[TokenEvent]) -> str:
+def text_of(stream: Iterable[JobEvent]) -> str:
     """Follow a stream to its end; every token must come once, in order."""
     text, count = "", 0
     for event in stream:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     ChoiceDelta,
     FinishReason,
     GenerationRequest,

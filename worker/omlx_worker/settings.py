@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX
-from omlx_producer.request import DEFAULT_CHAT_TOKENS, ModelAlias
+from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 

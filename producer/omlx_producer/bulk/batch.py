@@ -38,10 +38,11 @@ from rq.utils import utcformat
 from omlx_producer.bulk.ordering import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.runfile import new_run_id
-from omlx_producer.cancel import STOP_FIELD
-from omlx_producer.enqueue import JOB_SECONDS
+from omlx_producer.client.cancel import STOP_FIELD
+from omlx_producer.client.enqueue import JOB_SECONDS
+from omlx_producer.client.workers import server_time
 from omlx_producer.errors import UnknownJob
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -51,7 +52,6 @@ from omlx_producer.protocol import (
     row_job_id,
     wake_channel,
 )
-from omlx_producer.workers import server_time
 
 BATCHES_KEY = "omlx:batches"
 """Open batches by the time of their upload. `open_key` has those with rows that wait."""

@@ -21,8 +21,8 @@ import redis
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row, RowResult
-from omlx_producer.enqueue import JOB_SECONDS
-from omlx_producer.protocol import Priority
+from omlx_producer.client.enqueue import JOB_SECONDS
+from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024

@@ -13,9 +13,9 @@ from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import open_input
 from omlx_producer.bulk.row import TOKEN_CHARACTERS, BadRow, Row, prompt_text
 from omlx_producer.bulk.run import RunOptions
-from omlx_producer.client import Producer
-from omlx_producer.protocol import ModelInfo
+from omlx_producer.client.producer import Producer
 from omlx_producer.terminal import write
+from omlx_producer.wire import ModelInfo
 
 
 @dataclass

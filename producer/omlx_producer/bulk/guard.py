@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from omlx_producer.bulk.output import OutputFiles
 from omlx_producer.bulk.row import Row, RowResult
-from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.wire.structure import Constraint
 
 
 class Guard:

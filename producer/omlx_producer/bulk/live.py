@@ -10,9 +10,9 @@ import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.client.waiting import read_started
+from omlx_producer.client.workers import read_workers
 from omlx_producer.terminal import write
-from omlx_producer.waiting import read_started
-from omlx_producer.workers import read_workers
 
 FIGURES_SECONDS = 2.0
 

@@ -39,7 +39,7 @@ class Meter:
         before: rows that were done before this run; ``failed_before`` of them had failed.
         cached_tokens: those of ``prompt_tokens`` that were not read.
         reasons: failed rows by code.
-        ignored: rows by field of OpenAI that has no effect; see `omlx_producer.openai_fields`.
+        ignored: rows by field of OpenAI that has no effect; see `omlx_producer.wire.openai_fields`.
         cut_by_length: rows of which a choice ended at its limit of tokens.
         now: what the workers do, None if not known.
         overall: the figures of the whole output and the seconds of all its runs, if there was an

@@ -16,7 +16,7 @@ from omlx_producer.bulk.records import MAX_LINE_BYTES, Record, import_pyarrow, v
 from omlx_producer.bulk.row import RowResult, job_of_line, may_be_ours, read_line, write_line
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.protocol import row_job_id
+from omlx_producer.wire import row_job_id
 
 
 def real_path(output: Path) -> Path:

@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from omlx_producer.client.outcome import Outcome
 from omlx_producer.errors import JobError, JobFailed, MalformedResult
-from omlx_producer.outcome import Outcome
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 
 DIGEST_CHARACTERS = 24
 TOKEN_CHARACTERS = 4

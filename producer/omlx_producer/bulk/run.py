@@ -46,14 +46,14 @@ from omlx_producer.bulk.row import REFUSED, RowResult
 from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.bulk.table import TableForm, is_table, properties_of
-from omlx_producer.client import Producer
-from omlx_producer.enqueue import JOB_SECONDS
+from omlx_producer.client.enqueue import JOB_SECONDS
+from omlx_producer.client.models import only_model
+from omlx_producer.client.producer import Producer
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.models import only_model
 from omlx_producer.outage import passes
-from omlx_producer.protocol import ModelInfo, Priority, row_job_id
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
+from omlx_producer.wire import ModelInfo, Priority, row_job_id
 from omlx_producer.wording import counted
 
 # How often a run notes how long it has taken.

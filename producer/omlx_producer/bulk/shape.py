@@ -13,18 +13,18 @@ from typing import Any
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
-from omlx_producer.compiling import require_compilable
-from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
-from omlx_producer.models import (
+from omlx_producer.client.compiling import require_compilable
+from omlx_producer.client.models import (
     only_model,
     require_fit,
     require_known,
     require_template,
     takes_chats,
 )
-from omlx_producer.openai_fields import REFUSED, ignored_fields
-from omlx_producer.protocol import GenerationRequest, ModelInfo
-from omlx_producer.request import text_fields
+from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
+from omlx_producer.wire import GenerationRequest, ModelInfo
+from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
+from omlx_producer.wire.request import text_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"

@@ -37,8 +37,8 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.form import json_schema_option
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import goes_on, open_producer
-from omlx_producer.protocol import row_job_id
 from omlx_producer.terminal import write
+from omlx_producer.wire import row_job_id
 from omlx_producer.wording import counted
 
 WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0

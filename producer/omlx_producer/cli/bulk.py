@@ -39,9 +39,9 @@ from omlx_producer.cli.common import (
 from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
+from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.connection import without_password
-from omlx_producer.enqueue import JOB_SECONDS
-from omlx_producer.protocol import PRIORITIES, Priority
+from omlx_producer.wire import PRIORITIES, Priority
 from omlx_producer.wording import counted
 
 _input = partial(option, section="Input")

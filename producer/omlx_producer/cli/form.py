@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from omlx_producer.cli.sections import option
-from omlx_producer.structure import NamedSchema
+from omlx_producer.wire.structure import NamedSchema
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -17,6 +17,7 @@ from omlx_producer.cli.common import INVALID, json_option, redis_option, say
 from omlx_producer.cli.overview import Fitted, TableConsole
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
+from omlx_producer.client.outcome import Status
 from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.operate import (
     STATUSES,
@@ -30,7 +31,6 @@ from omlx_producer.operate import (
     requeue_job,
     resume_model,
 )
-from omlx_producer.outcome import Status
 from omlx_producer.terminal import write
 
 SHOWN_JOBS = 100

@@ -10,7 +10,7 @@ import click
 
 from omlx_producer.cli.form import form_options, texts, with_structured_outputs
 from omlx_producer.cli.sections import option
-from omlx_producer.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS
+from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

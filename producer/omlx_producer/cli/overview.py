@@ -19,14 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.bulk.progress import duration
-from omlx_producer.models import read_models
+from omlx_producer.client.models import read_models
+from omlx_producer.client.waiting import queued_models, read_waiting
+from omlx_producer.client.workers import WorkerFigures, gone, living, server_time, workers_key
 from omlx_producer.operate import paused_models
 from omlx_producer.outage import passes, waiting_text
-from omlx_producer.protocol import PRIORITIES, ModelInfo
 from omlx_producer.terminal import one_cell, write
-from omlx_producer.waiting import queued_models, read_waiting
+from omlx_producer.wire import PRIORITIES, ModelInfo
 from omlx_producer.wording import counted
-from omlx_producer.workers import WorkerFigures, gone, living, server_time, workers_key
 
 MIB, GIB = 2**20, 2**30
 # Columns of a folded name, at least, and those between two columns.

@@ -28,7 +28,7 @@ from omlx_producer.cli.common import (
     fail,
     file_error,
 )
-from omlx_producer.client import Producer
+from omlx_producer.client.producer import Producer
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import (

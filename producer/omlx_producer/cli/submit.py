@@ -24,21 +24,21 @@ from omlx_producer.cli.options import given, model_option, refuse_with_raw, samp
 from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.wait_reason import WaitReasons
-from omlx_producer.client import Producer
-from omlx_producer.completion import answer_text
+from omlx_producer.client.models import only_model, takes_chats
+from omlx_producer.client.outcome import failure_code
+from omlx_producer.client.producer import Producer
 from omlx_producer.errors import JobCancelled, JobFailed
-from omlx_producer.models import only_model, takes_chats
-from omlx_producer.outcome import failure_code
-from omlx_producer.protocol import (
+from omlx_producer.terminal import write
+from omlx_producer.wire import (
     PRIORITIES,
     CancelledEvent,
     FailedEvent,
+    JobEvent,
     Priority,
-    TokenEvent,
     TokensEvent,
 )
-from omlx_producer.request import text_fields
-from omlx_producer.terminal import write
+from omlx_producer.wire.completion import answer_text
+from omlx_producer.wire.request import text_fields
 
 _request = partial(option, section="Request")
 _output = partial(option, section="Output")
@@ -176,7 +176,7 @@ class TextWriter:
         self._others: dict[int, list[str]] = {}
         self._at_line_start = True
 
-    def write(self, event: TokenEvent) -> None:
+    def write(self, event: JobEvent) -> None:
         if not isinstance(event, TokensEvent):
             return
         for choice in event.choices:

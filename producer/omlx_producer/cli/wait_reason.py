@@ -12,14 +12,14 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.cli.common import program_name
+from omlx_producer.client.outcome import WAITING
+from omlx_producer.client.waiting import queue_key
+from omlx_producer.client.workers import living, workers_key
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
-from omlx_producer.outcome import WAITING
-from omlx_producer.protocol import PRIORITIES, read_queue_name
 from omlx_producer.terminal import write
-from omlx_producer.waiting import queue_key
+from omlx_producer.wire import PRIORITIES, read_queue_name
 from omlx_producer.wording import counted
-from omlx_producer.workers import living, workers_key
 
 LOOK_SECONDS = 3.0
 

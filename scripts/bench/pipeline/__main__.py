@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from omlx_producer import Producer
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
 from omlx_worker.engine.checkpoint import DEMO

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.row import Emission, Row
 from scripts.bench.in_process import InProcess

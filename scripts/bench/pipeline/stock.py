@@ -12,7 +12,7 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from scripts.bench.pipeline.lap import CpuClock
 
 STOCK_QUEUE = "stock"

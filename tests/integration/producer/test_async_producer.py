@@ -25,11 +25,11 @@ from omlx_producer import (
     OmlxQueueError,
     Producer,
     UnknownJob,
-    result_waiter,
 )
 from omlx_producer import connection as connection_module
+from omlx_producer.client import result_waiter
+from omlx_producer.client.outcome import results_key
 from omlx_producer.outage import Reconnection
-from omlx_producer.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, queued

@@ -17,8 +17,8 @@ from omlx_producer import (
     JobCancelled,
     JobHandle,
     OmlxQueueError,
-    cancel,
 )
+from omlx_producer.client import cancel
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import later, queued
 

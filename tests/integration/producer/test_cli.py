@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli.main import cli
-from omlx_producer.protocol import parse_event
+from omlx_producer.wire import parse_event
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer, redis_server

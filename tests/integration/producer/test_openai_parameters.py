@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from omlx_producer import GenerationRequest, InvalidRequest, Producer
 from omlx_producer.cli.main import cli
-from omlx_producer.openai_fields import ignored_fields
+from omlx_producer.wire.openai_fields import ignored_fields
 from tests.helpers.waiting import fetch
 
 

@@ -13,7 +13,7 @@ from rq.command import send_shutdown_command
 from omlx_producer import UnknownJob
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.cli.main import cli
-from omlx_producer.protocol import events_key
+from omlx_producer.wire import events_key
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.screens import attach
 from tests.helpers.workers import (

@@ -8,8 +8,9 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from omlx_producer import JobHandle, TokenEvent, TokenStream, stream
-from omlx_producer.protocol import events_key
+from omlx_producer import JobEvent, JobHandle, TokenStream
+from omlx_producer.client import stream
+from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import later, queued
 
@@ -47,6 +48,6 @@ def test_those_who_watch_it_wait_for_its_next_end(
         worker.finish()
 
     thread = later(run_again, 0.5)
-    events: list[TokenEvent] = list(TokenStream(connection, requeued.id))
+    events: list[JobEvent] = list(TokenStream(connection, requeued.id))
     thread.join()
     assert [(event.type, event.n) for event in events] == [("tokens", 1), ("done", 1)]

@@ -25,7 +25,7 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer.cli.main import cli
-from omlx_producer.outcome import results_key
+from omlx_producer.client.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, later

@@ -18,23 +18,23 @@ from omlx_producer import (
     DoneEvent,
     FailedEvent,
     InvalidRequest,
+    JobEvent,
     JobHandle,
     Producer,
-    TokenEvent,
     TokensEvent,
     TokensLost,
     TokenStream,
     UnknownJob,
-    stream,
 )
-from omlx_producer.protocol import events_key
+from omlx_producer.client import stream
+from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back
 from tests.helpers.redis_server import RedisServer, cut_readers
 from tests.helpers.workers import wait_for
 
 
-def text_of(events: list[TokenEvent]) -> str:
+def text_of(events: list[JobEvent]) -> str:
     return "".join(
         choice.text
         for event in events
@@ -43,7 +43,7 @@ def text_of(events: list[TokenEvent]) -> str:
     )
 
 
-def counts(events: list[TokenEvent]) -> list[int]:
+def counts(events: list[JobEvent]) -> list[int]:
     return [event.n for event in events if isinstance(event, TokensEvent)]
 
 
@@ -271,7 +271,7 @@ def test_a_consumer_outlives_a_restart_of_the_server(private_server: RedisServer
             connection.config_set("appendfsync", "always")
             private_server.kill()
             thread = in_thread(lambda: (time.sleep(1.5), private_server.start())[0])
-            rest: list[TokenEvent] = []
+            rest: list[JobEvent] = []
             reader = in_thread(lambda: rest.extend(follow))
             thread.join()
             worker.step("after")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
+from omlx_producer.wire import JOB_FUNCTION, GenerationRequest, InvalidRequest
 
 GOOD = {"model": "fake", "prompt": "x"}
 MEGABYTE = 2**20

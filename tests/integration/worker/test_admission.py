@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 from rq.job import Job
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers

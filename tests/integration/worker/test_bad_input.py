@@ -18,9 +18,9 @@ from redis import Redis
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
+from omlx_producer.client.outcome import failure_code
 from omlx_producer.errors import one_line
-from omlx_producer.outcome import failure_code
-from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
+from omlx_producer.wire import JOB_FUNCTION, GenerationRequest, InvalidRequest
 from omlx_worker.control.payload import decode_request
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.thread import DecodeThread

@@ -20,7 +20,7 @@ from pydantic import ByteSize
 from redis import Redis
 from rq.utils import now, utcformat
 
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.wire import MODELS_KEY
 from omlx_worker import build, cli
 from omlx_worker.build import ModelNotLoaded, load_engine
 from omlx_worker.queue import embedded as embedded_redis

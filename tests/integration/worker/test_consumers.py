@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from redis import Redis
 
-from omlx_producer.protocol import events_key, tokens_channel
+from omlx_producer.wire import events_key, tokens_channel
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
     enqueue,

@@ -24,8 +24,8 @@ import pytest
 import redis
 from rich.console import Console
 
-from omlx_producer.client import Producer
-from omlx_producer.protocol import (
+from omlx_producer.client.producer import Producer
+from omlx_producer.wire import (
     ChoiceDelta,
     DoneEvent,
     Speculation,

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from rq import Retry
 
-from omlx_producer.cancel import cancel_job
+from omlx_producer.client.cancel import cancel_job
 from omlx_worker.messages import Drop, Lost
 from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.leases import claim, table

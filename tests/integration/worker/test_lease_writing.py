@@ -11,7 +11,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 from rq.job import JobStatus
 
 from omlx_producer.outage import passes
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     CancelledEvent,
     events_key,
     tokens_channel,

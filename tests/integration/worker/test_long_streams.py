@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from omlx_producer.protocol import ChoiceDelta, TokensEvent, events_key
+from omlx_producer.wire import ChoiceDelta, TokensEvent, events_key
 from omlx_worker.control.intake import PAGE, Intake
 from omlx_worker.engine.row import Said
 from omlx_worker.job import ActiveJob

@@ -13,7 +13,7 @@ from rq import Worker
 from rq.command import send_stop_job_command
 from rq.serializers import JSONSerializer
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.control import rq_record
 from omlx_worker.control.admission import MOST_COMING
 from omlx_worker.control.worker import GenerationWorker

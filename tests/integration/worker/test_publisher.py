@@ -10,7 +10,7 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer import Producer
-from omlx_producer.protocol import DoneEvent, events_key, parse_event, tokens_channel
+from omlx_producer.wire import DoneEvent, events_key, parse_event, tokens_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable

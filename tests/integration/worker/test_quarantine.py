@@ -6,8 +6,8 @@ import pytest
 from redis import Redis
 from rq.job import Job
 
-from omlx_producer.cancel import cancel_job
-from omlx_producer.protocol import events_key
+from omlx_producer.client.cancel import cancel_job
+from omlx_producer.wire import events_key
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS

@@ -18,7 +18,7 @@ from redis.exceptions import (
 )
 from rq.job import Job
 
-from omlx_producer.protocol import TokenLogprob
+from omlx_producer.wire import TokenLogprob
 from omlx_worker.build import connect
 from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import RedisGone

@@ -12,7 +12,7 @@ from rq.group import Group
 from rq.job import Dependency, Job
 from rq.serializers import JSONSerializer
 
-from omlx_producer.protocol import JOB_FUNCTION, events_key
+from omlx_producer.wire import JOB_FUNCTION, events_key
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import claim, expire, table
 from tests.helpers.workers import (

@@ -12,7 +12,7 @@ from rq.job import Job
 from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
-from omlx_producer.protocol import JOB_FUNCTION
+from omlx_producer.wire import JOB_FUNCTION
 from omlx_worker.queue.lua import load
 from tests.helpers.fake_engine import BREAKS_PREPARE
 from tests.helpers.leases import QUEUES

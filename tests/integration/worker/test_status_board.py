@@ -10,9 +10,8 @@ from redis import Redis
 from rich.console import Console
 
 from omlx_producer.cli.overview import draw_overview, read_overview
-from omlx_producer.models import read_models
-from omlx_producer.protocol import MODELS_KEY, ModelInfo
-from omlx_producer.workers import (
+from omlx_producer.client.models import read_models
+from omlx_producer.client.workers import (
     GONE_SECONDS,
     SILENT_SECONDS,
     gone,
@@ -21,6 +20,7 @@ from omlx_producer.workers import (
     workers_key,
     write_figures,
 )
+from omlx_producer.wire import MODELS_KEY, ModelInfo
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters

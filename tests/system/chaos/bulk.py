@@ -16,7 +16,7 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.ordering import BEGINNING_CHARACTERS
 from omlx_producer.bulk.run import RunOptions, detach
 from omlx_producer.bulk.shape import Shape
-from omlx_producer.protocol import PRIORITIES
+from omlx_producer.wire import PRIORITIES
 from tests.helpers.bulk_runs import batch_line, errors, lines, write_jsonl
 from tests.helpers.workers import ALIAS
 from tests.system.chaos.clients import SUBMIT_ALL

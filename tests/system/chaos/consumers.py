@@ -9,7 +9,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from omlx_producer import TokensLost, TokenStream, UnknownJob
-from omlx_producer.protocol import DoneEvent, TokenEvent, TokensEvent
+from omlx_producer.wire import DoneEvent, JobEvent, TokensEvent
 from tests.system.chaos.workload import Accepted
 
 PAUSE = 0.05
@@ -32,7 +32,7 @@ class Consumer(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.job = job
-        self.events: list[TokenEvent] = []
+        self.events: list[JobEvent] = []
         self._url = url
         self._leaves_after = leaves_after
         self._forgives = forgives

@@ -15,7 +15,7 @@ from rq.registry import (
     ScheduledJobRegistry,
 )
 
-from omlx_producer.protocol import PRIORITIES, events_key, parse_event, queue_name
+from omlx_producer.wire import PRIORITIES, events_key, parse_event, queue_name
 from tests.helpers.workers import ALIAS, fetch, rq_info
 from tests.system.chaos.workload import FINAL, Accepted
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omlx_producer import Producer
-from omlx_producer.protocol import events_key
+from omlx_producer.wire import events_key
 from tests.helpers.workers import ALIAS, fetch
 from tests.system.chaos.invariants import are_over
 from tests.system.chaos.points import KILL

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from omlx_producer import stream
-from omlx_producer.protocol import ChoiceDelta, events_key
+from omlx_producer.client import stream
+from omlx_producer.wire import ChoiceDelta, events_key
 from tests.helpers.leases import roll_back
 from tests.helpers.redis_server import cut_readers
 from tests.system.chaos.consumers import Consumer

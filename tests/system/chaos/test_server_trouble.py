@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from omlx_producer.protocol import events_key
+from omlx_producer.wire import events_key
 from tests.system.chaos.processes import Nursery
 from tests.system.chaos.workload import submit, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world

@@ -12,8 +12,8 @@ from uuid import uuid4
 from redis import Redis
 
 from omlx_producer import JobHandle, Producer
-from omlx_producer.enqueue import job_id_of
-from omlx_producer.protocol import PRIORITIES, GenerationRequest, Priority
+from omlx_producer.client.enqueue import job_id_of
+from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority
 from tests.helpers.fake_engine import FakeEngine, expected
 from tests.helpers.workers import ALIAS, enqueue
 

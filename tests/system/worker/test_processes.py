@@ -8,7 +8,7 @@ import time
 import pytest
 from redis import Redis
 
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.wire import MODELS_KEY
 from tests.helpers.workers import (
     ALIAS,
     enqueue,

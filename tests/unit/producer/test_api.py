@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import omlx_producer
-from omlx_producer import errors, protocol
+from omlx_producer import errors, wire
 
 
 def run_fresh(code: str) -> tuple[int, str]:
@@ -68,8 +68,8 @@ def test_every_exception_is_exported_and_of_one_tree() -> None:
 
 
 def test_the_protocol_exports_what_it_gathers() -> None:
-    assert all(hasattr(protocol, name) for name in protocol.__all__)
-    assert issubclass(protocol.InvalidRequest, ValueError)
+    assert all(hasattr(wire, name) for name in wire.__all__)
+    assert issubclass(wire.InvalidRequest, ValueError)
 
 
 @pytest.mark.parametrize("module", ["omlx_producer", "omlx_producer.cli.main"])

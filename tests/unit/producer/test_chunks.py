@@ -9,8 +9,8 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from omlx_producer.chunks import ChatChunks
-from omlx_producer.events import (
+from omlx_producer.client.chunks import ChatChunks
+from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,
     FinishReason,
@@ -19,7 +19,7 @@ from omlx_producer.events import (
     ToolCall,
     Usage,
 )
-from omlx_producer.markup import Markup
+from omlx_producer.wire.markup import Markup
 
 MARKS = Markup(
     think_start="<think>",

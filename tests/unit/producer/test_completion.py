@@ -12,7 +12,7 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion
 
 from omlx_producer import Completion, MalformedResult
-from omlx_producer.outcome import Outcome
+from omlx_producer.client.outcome import Outcome
 
 USAGE = {
     "prompt_tokens": 3,

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, JsonValue
 
 from omlx_producer import GenerationRequest, Producer
-from omlx_producer.fields import RequestFields, SubmitArguments, SubmitManyArguments
+from omlx_producer.client.fields import RequestFields, SubmitArguments, SubmitManyArguments
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_producer.json_schema import require_schema
+from omlx_producer.wire.json_schema import require_schema
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_producer import markup as module
-from omlx_producer.markup import Markup, Part, Reply, Splitter, read
+from omlx_producer.wire import markup as module
+from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
 
 MARKS = Markup(think_start="<think>", think_end="</think>", call_start="<call>", call_end="</call>")
 BARE = Markup(think_start="<think>", think_end="</think>", bare=True)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.openai_fields import (
+from omlx_producer.wire import GenerationRequest, Message, TextPart
+from omlx_producer.wire.openai_fields import (
     IGNORED,
     IGNORED_IN_MESSAGES,
     IGNORED_IN_PARTS,
@@ -16,7 +17,6 @@ from omlx_producer.openai_fields import (
     REFUSED_IN_MESSAGES,
     ignored_fields,
 )
-from omlx_producer.protocol import GenerationRequest, Message, TextPart
 
 OK = {"model": "demo", "prompt": "x"}
 SERVED = {*GenerationRequest.model_fields, "max_tokens"}

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from omlx_producer.cli import overview
 from omlx_producer.cli.overview import draw_models, draw_overview, read_overview, watch_overview
-from omlx_producer.protocol import MODELS_KEY, queue_name
-from omlx_producer.waiting import read_waiting
-from omlx_producer.workers import SILENT_SECONDS, server_time, workers_key
+from omlx_producer.client.waiting import read_waiting
+from omlx_producer.client.workers import SILENT_SECONDS, server_time, workers_key
+from omlx_producer.wire import MODELS_KEY, queue_name
 from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.screens import attach
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
     MAX_PROMPT_CHARACTERS,

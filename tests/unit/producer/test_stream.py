@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AuthenticationError
 
-from omlx_producer import InvalidRequest, TokensLost, UnknownJob, stream
+from omlx_producer import InvalidRequest, TokensLost, UnknownJob
+from omlx_producer.client import stream
+from omlx_producer.client.stream import Delivered, Follow
 from omlx_producer.outage import Reconnection
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     ChoiceDelta,
     DoneEvent,
-    TokenEvent,
+    JobEvent,
     TokensEvent,
     Usage,
     token_digest,
 )
-from omlx_producer.stream import Delivered, Follow
 
 JOB = "j"
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -49,11 +50,11 @@ def done(n: int, *ends: ChoiceDelta) -> DoneEvent:
     return DoneEvent(job_id=JOB, n=n, finish_reasons=["stop"], choices=list(ends), usage=usage)
 
 
-def entry(event: TokenEvent) -> Entry:
+def entry(event: JobEvent) -> Entry:
     return event.stream_id.encode(), {b"event": event.model_dump_json().encode()}
 
 
-def payload(event: TokenEvent) -> bytes:
+def payload(event: JobEvent) -> bytes:
     return event.model_dump_json().encode()
 
 
@@ -61,14 +62,14 @@ def following(cursor: int = 0) -> Follow:
     return Follow(JOB, cursor, SimpleQueue(), Reconnection(10))
 
 
-def look(follow: Follow, events: list[TokenEvent], status: bytes | None = b"started") -> bool:
+def look(follow: Follow, events: list[JobEvent], status: bytes | None = b"started") -> bool:
     """What a reader does: look at a job whose stream holds these events."""
     entries = [entry(event) for event in events]
     after = [each for each in entries if stream._numbers(each[0]) > follow.after]
     return follow.looked(status, [], after[: stream.PAGE], entries[-1:])
 
 
-def taken(follow: Follow, delivered: Delivered) -> list[TokenEvent]:
+def taken(follow: Follow, delivered: Delivered) -> list[JobEvent]:
     found = []
     while not follow.inbox.empty():
         if (event := delivered.take(follow.inbox.get())) is not None:
@@ -103,8 +104,8 @@ def cut(at: list[int], counts: tuple[int, int]) -> TokensEvent:
 )
 def test_tokens_that_are_written_again_in_other_events_come_once(actions: list[Any]) -> None:
     """Each loss cuts off entries; the next run writes the same tokens in events of its own."""
-    server: list[TokenEvent] = []
-    delivered, got = Delivered(JOB, 0), list[TokenEvent]()
+    server: list[JobEvent] = []
+    delivered, got = Delivered(JOB, 0), list[JobEvent]()
     follows = [following()]
 
     def read() -> None:
@@ -221,7 +222,7 @@ def test_a_job_that_never_published_ends_with_its_terminal_event() -> None:
 
 
 def test_a_full_page_is_followed_by_the_next() -> None:
-    events: list[TokenEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(stream.PAGE + 1)]
+    events: list[JobEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(stream.PAGE + 1)]
     follow = following()
     assert not look(follow, events)
     assert follow.inbox.qsize() == stream.PAGE

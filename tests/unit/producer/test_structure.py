@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.constraint import Constraint
-from omlx_producer.json_schema import MAX_CONSTRAINT_CHARACTERS
-from omlx_producer.protocol import GenerationRequest, NamedSchema, ResponseFormat, StructuredOutputs
+from omlx_producer.wire import GenerationRequest, NamedSchema, ResponseFormat, StructuredOutputs
+from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS
+from omlx_producer.wire.structure import Constraint
 
 OK = {"model": "demo", "prompt": "x"}
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}

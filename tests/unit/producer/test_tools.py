@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from omlx_producer import InvalidRequest
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     MAX_PROMPT_CHARACTERS,
     FunctionDefinition,
     GenerationRequest,
     Tool,
     ToolChoice,
 )
-from omlx_producer.tools import MAX_TOOLS, ChosenFunction
+from omlx_producer.wire.tools import MAX_TOOLS, ChosenFunction
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 import pytest
 from openai.types.chat import ChatCompletion
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     DoneEvent,
     FunctionCall,
     GenerationRequest,

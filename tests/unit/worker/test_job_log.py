@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.protocol import ChoiceDelta, GenerationRequest, TokensEvent
+from omlx_producer.wire import ChoiceDelta, GenerationRequest, TokensEvent
 from omlx_worker.delivery.job_log import log_end
 from omlx_worker.engine.row import Emission, Row, Said, Sampling
 from omlx_worker.job import ActiveJob

@@ -17,7 +17,7 @@ from omlx_producer import ChatChunks
 from omlx_producer.bulk.records import read_records
 from omlx_producer.bulk.row import Row as BulkRow
 from omlx_producer.bulk.shape import RowMaker, Shape
-from omlx_producer.protocol import Constraint, GenerationRequest, ModelInfo
+from omlx_producer.wire import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.row import Emission, Row, Sampling

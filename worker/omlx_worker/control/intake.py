@@ -14,7 +14,7 @@ from redis import Redis
 from rq.job import Job
 
 from omlx_producer.errors import one_line
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     GenerationRequest,
     InvalidRequest,
     TokensEvent,

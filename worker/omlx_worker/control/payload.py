@@ -13,8 +13,8 @@ import zlib
 from typing import Any, NoReturn
 
 from omlx_producer.errors import shown
-from omlx_producer.protocol import JOB_FUNCTION, GenerationRequest, InvalidRequest
-from omlx_producer.request_part import MAX_LEVELS
+from omlx_producer.wire import JOB_FUNCTION, GenerationRequest, InvalidRequest
+from omlx_producer.wire.request_part import MAX_LEVELS
 from omlx_worker.queue.claim import MAX_BODY_BYTES
 
 MAX_VALUES = 100_000

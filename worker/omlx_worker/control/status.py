@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 from redis import Redis
 
-from omlx_producer.models import read_models
-from omlx_producer.protocol import MODELS_KEY, ModelInfo
-from omlx_producer.wording import counted
-from omlx_producer.workers import (
+from omlx_producer.client.models import read_models
+from omlx_producer.client.workers import (
     WorkerFigures,
     read_workers,
     server_time,
     workers_key,
     write_figures,
 )
+from omlx_producer.wire import MODELS_KEY, ModelInfo
+from omlx_producer.wording import counted
 from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Collection
 from typing import Any
 
-from omlx_producer.markup import read
-from omlx_producer.protocol import ToolCall
+from omlx_producer.wire import ToolCall
+from omlx_producer.wire.markup import read
 from omlx_worker.engine.reply import ReplyForm
 
 

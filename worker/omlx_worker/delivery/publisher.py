@@ -18,7 +18,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError, ResponseError
 
 from omlx_producer.outage import Outage, passes
-from omlx_producer.protocol import CancelledEvent, FailedEvent, TokensEvent
+from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
 from omlx_worker.delivery.job_log import log_end, log_unmade
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
-from omlx_producer.completion import Completion
-from omlx_producer.protocol import DoneEvent, TokenLogprob, Usage
+from omlx_producer.wire import DoneEvent, TokenLogprob, Usage
+from omlx_producer.wire.completion import Completion
 from omlx_worker.delivery.message import message_of
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending

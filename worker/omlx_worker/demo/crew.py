@@ -13,8 +13,8 @@ from typing import Self
 import click
 import redis
 
+from omlx_producer.client.workers import read_workers
 from omlx_producer.environment import PREFIX
-from omlx_producer.workers import read_workers
 
 LEASE_SECONDS = 3
 LOAD_SECONDS = 120.0

@@ -15,8 +15,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from omlx_producer.client import JobHandle, Producer
-from omlx_producer.protocol import DoneEvent, TokensEvent
+from omlx_producer.client.producer import JobHandle, Producer
+from omlx_producer.wire import DoneEvent, TokensEvent
 from omlx_producer.wording import counted
 from omlx_worker.demo.crew import ALIAS, Crew
 from omlx_worker.demo.display import follow

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     Calling,
     Constraint,
     GenerationRequest,

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.compiling import JSON_FORM, plain_reason
-from omlx_producer.constraint import Constraint
+from omlx_producer.client.compiling import JSON_FORM, plain_reason
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.lark import Spelling, literally, numbered, quoted
 from omlx_worker.engine.vocabulary import named_tokens, tokens_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.protocol import InvalidRequest, ModelInfo
+from omlx_producer.wire import InvalidRequest, ModelInfo
 
 PIECE = 2**16
 """Characters whose tokens are counted at once."""

@@ -11,8 +11,8 @@ from typing import Protocol
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.events import Alternative
-from omlx_producer.protocol import GenerationRequest, ModelInfo, TokenLogprob
+from omlx_producer.wire import GenerationRequest, ModelInfo, TokenLogprob
+from omlx_producer.wire.events import Alternative
 from omlx_worker.engine.constraints import TOO_SLOW
 from omlx_worker.engine.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.interface import Rows

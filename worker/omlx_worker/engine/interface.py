@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from omlx_producer.protocol import GenerationRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, ModelInfo
 from omlx_worker.engine.row import Emission, Known, Row, Said
 
 PREPARED_AT_ONCE = 2

@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
-from omlx_producer.protocol import DEFAULT_CHAT_TOKENS, ModelInfo
+from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.checkpoint import ModelError, resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel

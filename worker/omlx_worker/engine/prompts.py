@@ -9,14 +9,14 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.constraint import Constraint
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
     GenerationRequest,
     InvalidRequest,
     ModelInfo,
 )
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.encoding import Encoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from omlx_producer.protocol import FunctionCall, Markup
+from omlx_producer.wire import FunctionCall, Markup
 
 
 @dataclass(frozen=True, slots=True)

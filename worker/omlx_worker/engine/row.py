@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from omlx_producer.protocol import FinishReason, TokenLogprob
+from omlx_producer.wire import FinishReason, TokenLogprob
 from omlx_worker.engine.reply import ReplyForm
 
 if TYPE_CHECKING:

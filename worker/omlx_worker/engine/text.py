@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import (
     _byte_decoder,
 )
 
-from omlx_producer.protocol import FinishReason
+from omlx_producer.wire import FinishReason
 from omlx_worker.engine.row import Mark, Row
 
 

@@ -9,9 +9,9 @@ from redis.client import Pipeline
 from redis.exceptions import ResponseError
 from rq.job import Job
 
+from omlx_producer.client.outcome import read_stream_end, write_stream_end
 from omlx_producer.outage import passes
-from omlx_producer.outcome import read_stream_end, write_stream_end
-from omlx_producer.protocol import CancelledEvent, events_key
+from omlx_producer.wire import CancelledEvent, events_key
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
 
@@ -40,7 +40,7 @@ def clear_up(connection: Redis, job: Claim, keep_for: int) -> None:
 def _end_stream(connection: Redis, job_id: str, keep_for: int) -> None:
     """Write the terminal event of a cancelled job, if it has none.
 
-    `omlx_producer.cancel` writes one for a job that was back in its queue meanwhile.
+    `omlx_producer.client.cancel` writes one for a job that was back in its queue meanwhile.
     """
 
     def write(pipeline: Pipeline) -> None:

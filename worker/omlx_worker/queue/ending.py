@@ -13,9 +13,9 @@ from typing import Any, Self
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
 
 from omlx_producer.bulk.row import BatchRow, RowResult, write_line
+from omlx_producer.client.outcome import ENDINGS, Outcome
 from omlx_producer.outage import passes
-from omlx_producer.outcome import ENDINGS, Outcome
-from omlx_producer.protocol import TerminalEvent
+from omlx_producer.wire import TerminalEvent
 from omlx_worker.queue.unfit import unfit
 
 log = logging.getLogger("omlx_worker.queue.lease")

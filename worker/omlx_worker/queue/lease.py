@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import Redis
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     WIRE_VERSION,
     TokensEvent,
     events_key,

@@ -11,7 +11,7 @@ import redis
 
 from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.bulk import command_line
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of

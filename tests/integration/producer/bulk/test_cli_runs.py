@@ -18,14 +18,14 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.runfile import read_settings
+from omlx_producer.client.workers import workers_key
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     MODELS_KEY,
     GenerationRequest,
     queue_name,
     row_job_id,
 )
-from omlx_producer.workers import workers_key
 from omlx_worker.engine.row import Row
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (

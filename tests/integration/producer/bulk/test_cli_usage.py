@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from omlx_producer.protocol import MODELS_KEY
+from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import batch_line, jobs_in_redis, write_jsonl, write_rows
 from tests.helpers.redis_server import free_port
 from tests.integration.producer.bulk.conftest import Run

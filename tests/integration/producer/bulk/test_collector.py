@@ -16,7 +16,7 @@ from omlx_producer.bulk import collector as collector_module
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.collector import Collector
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_runs import jobs_in_redis
 from tests.helpers.leases import claim, commit, done, expire, failed, table
 from tests.helpers.workers import ALIAS, run_burst, running_worker, wait_for

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omlx_producer.bulk import ordering
 from omlx_producer.bulk.ordering import arrange, balanced, deal
 from omlx_producer.bulk.row import BadRow, Row
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 
 
 def row(number: int, prompt: str, tokens: int = 16) -> Row:

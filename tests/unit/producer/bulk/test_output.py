@@ -22,8 +22,8 @@ from omlx_producer.bulk.output import OutputFiles, errors_path, real_path, requi
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.row import BadRow, Row, RowResult, digest_of, read_line, write_line
 from omlx_producer.bulk.runfile import RunFile, read_settings, run_path
-from omlx_producer.outcome import Outcome
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.client.outcome import Outcome
+from omlx_producer.wire import GenerationRequest
 from tests.helpers.bulk_runs import errors, ids, lines
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
 from omlx_worker.delivery.outbox import Outbox

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from omlx_producer.markup import Markup, read
-from omlx_producer.protocol import FunctionCall
+from omlx_producer.wire import FunctionCall
+from omlx_producer.wire.markup import Markup, read
 from omlx_worker.delivery.message import message_of
 from omlx_worker.engine.reply import ReplyForm
 

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.chunks import ChatChunks
-from omlx_producer.protocol import GenerationRequest, TokensEvent
-from omlx_producer.stream import Delivered
+from omlx_producer.client.chunks import ChatChunks
+from omlx_producer.client.stream import Delivered
+from omlx_producer.wire import GenerationRequest, TokensEvent
 from omlx_worker.delivery.response import finished
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.constraints import Grammars

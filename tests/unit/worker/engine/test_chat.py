@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from omlx_producer.protocol import Constraint, GenerationRequest, InvalidRequest
+from omlx_producer.wire import Constraint, GenerationRequest, InvalidRequest
 from omlx_worker.engine.chat import Chat
 from omlx_worker.engine.reply import ReplyForm
 from tests.helpers.chats import tokenizer_of

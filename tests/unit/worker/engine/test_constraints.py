@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from omlx_producer.constraint import Constraint
-from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine import constraints
 from omlx_worker.engine.constraints import BadConstraint, Grammars
 from omlx_worker.engine.prompts import Prompter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.protocol import GenerationRequest, InvalidRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine import encoding
 from omlx_worker.engine.encoding import Encoder
 from omlx_worker.engine.prompts import Prompter

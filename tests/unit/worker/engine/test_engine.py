@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_producer.constraint import Constraint
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loader import load_engine

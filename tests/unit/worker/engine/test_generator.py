@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine import generator
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.protocol import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
+from omlx_producer.wire import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import Loaded

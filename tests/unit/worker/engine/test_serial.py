@@ -13,7 +13,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.generate import BatchGenerator, generate_step
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
 from omlx_worker.engine.loader import decoder_of, load, load_engine

@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import (
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from omlx_producer.protocol import GenerationRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, ModelInfo
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.prompts import Prompter
 from omlx_worker.engine.row import Row, Sampling

@@ -21,7 +21,7 @@ from mlx_lm.tokenizer_utils import (
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from omlx_producer.constraint import Constraint
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.lark import numbered
 from omlx_worker.engine.row import Sampling

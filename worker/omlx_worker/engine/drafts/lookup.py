@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_producer.request import MAX_DRAFT_DEPTH
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 
 LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omlx_producer.compiling import JSON_FORM
-from omlx_producer.protocol import Calling, Constraint, FunctionDefinition, GenerationRequest
+from omlx_producer.client.compiling import JSON_FORM
+from omlx_producer.wire import Calling, Constraint, FunctionDefinition, GenerationRequest
 from omlx_worker.engine.lark import Spelling, quoted, text_without
 from omlx_worker.engine.tools.parameters import (
     NotWritable,

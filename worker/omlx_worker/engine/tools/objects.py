@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omlx_producer.protocol import FunctionDefinition
+from omlx_producer.wire import FunctionDefinition
 from omlx_worker.engine.tools.syntax import Syntax
 
 _JSON = json.JSONDecoder(strict=False)

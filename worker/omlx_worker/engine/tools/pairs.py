@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omlx_producer.protocol import FunctionDefinition
+from omlx_producer.wire import FunctionDefinition
 from omlx_worker.engine.tools.parameters import Parameter, parameters_of
 from omlx_worker.engine.tools.syntax import Pairs, Syntax
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omlx_producer.json_schema import resolve
+from omlx_producer.wire.json_schema import resolve
 
 DEFINITIONS = ("$defs", "definitions")
 _SIMPLE = frozenset({"string", "integer", "number", "boolean", "object", "array"})

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.protocol import FunctionCall, FunctionDefinition
+from omlx_producer.wire import FunctionCall, FunctionDefinition
 from omlx_worker.engine.tools.objects import ObjectReader
 from omlx_worker.engine.tools.pairs import PairReader
 from omlx_worker.engine.tools.parameters import Parameter, parameters_of, simplified

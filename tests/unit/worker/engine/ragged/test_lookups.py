@@ -10,7 +10,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from omlx_producer.request import MAX_DRAFT_DEPTH
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, Lookup
 from omlx_worker.engine.drafts.trust import PRIOR
 from omlx_worker.engine.ragged import lookups

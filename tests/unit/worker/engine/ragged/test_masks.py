@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_producer.constraint import Constraint
+from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.constraints import Grammar, TooSlow
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.trust import RATE

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omlx_producer.protocol import ModelInfo
+from omlx_producer.wire import ModelInfo
 from omlx_worker.decode.beginnings import SHORTEST, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from omlx_producer.protocol import Calling, Constraint, FunctionDefinition
+from omlx_producer.wire import Calling, Constraint, FunctionDefinition
 from omlx_worker.engine.tools.grammar import CallGrammar
 from omlx_worker.engine.tools.parameters import NotWritable
 from omlx_worker.engine.tools.reading import CallReader

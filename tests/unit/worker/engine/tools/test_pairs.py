@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.protocol import FunctionDefinition
+from omlx_producer.wire import FunctionDefinition
 from omlx_worker.engine.tools.reading import CallReader
 from tests.helpers.chats import PAIRED, syntax, tokenizer_of, written
 

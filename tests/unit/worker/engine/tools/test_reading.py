@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from omlx_producer.protocol import FunctionDefinition
+from omlx_producer.wire import FunctionDefinition
 from omlx_worker.engine.tools.reading import CallReader
 from tests.helpers.chats import ADDED, syntax, tokenizer_of, written
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from omlx_producer.protocol import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.chat import Chat
 from tests.helpers.chats import ADDED, answer_of, tokenizer_of, vocabulary
 

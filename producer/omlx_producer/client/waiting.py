@@ -11,7 +11,7 @@ from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.utils import str_to_date
 
-from omlx_producer.protocol import PRIORITIES, Priority, queue_name, read_queue_name
+from omlx_producer.wire import PRIORITIES, Priority, queue_name, read_queue_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest, describe
-from omlx_producer.messages import Message
-from omlx_producer.openai_fields import fold_request
-from omlx_producer.request_part import MAX_LEVELS, RequestPart, json_text, levels
-from omlx_producer.structure import ResponseFormat, StructuredOutputs
-from omlx_producer.tools import (
+from omlx_producer.wire.chat import Message
+from omlx_producer.wire.openai_fields import fold_request
+from omlx_producer.wire.request_part import MAX_LEVELS, RequestPart, json_text, levels
+from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
+from omlx_producer.wire.tools import (
     MAX_TOOLS,
     Calling,
     Tool,
@@ -46,7 +45,7 @@ class GenerationRequest(RequestPart):
     """One generation request.
 
     A field that is null counts as not given. Fields of OpenAI that change nothing here are accepted
-    and dropped; see `omlx_producer.openai_fields`.
+    and dropped; see `omlx_producer.wire.openai_fields`.
 
     Sampling fields left at ``None`` take the values of the model's ``generation_config.json``, then
     OpenAI's defaults. ``top_p``, ``min_p`` and ``top_k`` filter the untempered distribution, as

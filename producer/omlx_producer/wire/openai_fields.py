@@ -1,7 +1,7 @@
 """OpenAI's request fields that have no counterpart here: ignored, or refused with a reason.
 
 A field is ignored if the text would be the same without it. The fields that are served are those of
-`omlx_producer.request.GenerationRequest`.
+`omlx_producer.wire.request.GenerationRequest`.
 """
 
 from __future__ import annotations

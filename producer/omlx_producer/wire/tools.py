@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from omlx_producer.json_schema import require_schema
-from omlx_producer.request_part import RequestPart, Text, json_text
+from omlx_producer.wire.json_schema import require_schema
+from omlx_producer.wire.request_part import RequestPart, Text, json_text
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARACTERS = 400_000

@@ -21,9 +21,9 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from omlx_producer.client.outcome import results_key
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.outcome import results_key
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,

@@ -14,9 +14,9 @@ from rq.rate_limit import RateLimitRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
+from omlx_producer.client.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outcome import ENDINGS, fetch_job, read_stream_end, write_stream_end
-from omlx_producer.protocol import CancelledEvent, events_key
+from omlx_producer.wire import CancelledEvent, events_key
 
 CancelOutcome = Literal["cancelled", "stopping", "over"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
-from omlx_producer.events import FinishReason, ToolCall, Usage, Wire
+from omlx_producer.wire.events import FinishReason, ToolCall, Usage, Wire
 
 
 class AssistantMessage(Wire):

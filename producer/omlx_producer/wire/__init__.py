@@ -27,10 +27,10 @@ that finishes has published all or none. A Redis server that was killed may lose
 the worker writes them again, or another worker writes the same tokens in other events. Each choice
 of an event says how many of its tokens (``start``) and characters (``offset``) come before, and has
 a ``digest`` of its tokens so far, so a consumer cuts off what it has had and notices other tokens.
-The ``choices`` of a ``done`` event say so of a choice's end. The
-``text`` of a choice, concatenated over all events, is exactly the text in the result. If the first
-event has a ``markup``, `omlx_producer.markup.read` splits that text into the parts of the result's
-message, with the ``marks`` of all events of the choice.
+The ``choices`` of a ``done`` event say so of a choice's end. The ``text`` of a choice, concatenated
+over all events, is exactly the text in the result. If the first event has a ``markup``,
+`omlx_producer.wire.markup.read` splits that text into the parts of the result's message, with the
+``marks`` of all events of the choice.
 
 A terminal event appears with, or before, the change of the job's status and the result. Other tools
 end jobs without an event; then status and result stand for it.
@@ -43,23 +43,20 @@ Rows of batches are described in `omlx_producer.bulk.batch`.
 
 from __future__ import annotations
 
-import re
-from typing import Literal, cast, get_args
-
-from omlx_producer.constraint import Constraint
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.events import (
+from omlx_producer.wire.chat import Message, TextPart
+from omlx_producer.wire.events import (
     CancelledEvent,
     ChoiceDelta,
     DoneEvent,
     FailedEvent,
     FinishReason,
     FunctionCall,
+    JobEvent,
     ModelInfo,
     PromptTokensDetails,
     Speculation,
     TerminalEvent,
-    TokenEvent,
     TokenLogprob,
     TokensEvent,
     ToolCall,
@@ -67,9 +64,22 @@ from omlx_producer.events import (
     parse_event,
     token_digest,
 )
-from omlx_producer.markup import Markup
-from omlx_producer.messages import Message, TextPart
-from omlx_producer.request import (
+from omlx_producer.wire.keys import (
+    JOB_FUNCTION,
+    MODELS_KEY,
+    PRIORITIES,
+    WIRE_FIELD,
+    WIRE_VERSION,
+    Priority,
+    events_key,
+    queue_name,
+    read_queue_name,
+    row_job_id,
+    tokens_channel,
+    wake_channel,
+)
+from omlx_producer.wire.markup import Markup
+from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
@@ -79,51 +89,8 @@ from omlx_producer.request import (
     GenerationRequest,
     ReasoningEffort,
 )
-from omlx_producer.structure import NamedSchema, ResponseFormat, StructuredOutputs
-from omlx_producer.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
-
-JOB_FUNCTION = "omlx_worker.jobs.generate"
-MODELS_KEY = "omlx:models"
-WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
-"""The version of payloads, and its field in the hash of a job or batch; absent means 1.
-
-Raise it with every request field that older workers do not know: they leave such jobs to others.
-"""
-
-Priority = Literal["high", "default", "bulk"]
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
-
-
-def queue_name(model: str, priority: Priority) -> str:
-    """The RQ queue of a model alias at a priority."""
-    return f"omlx:{model}:{priority}"
-
-
-def read_queue_name(queue: str) -> tuple[str, Priority] | None:
-    """The model alias and the priority of a queue; None if it is not of this package."""
-    found = re.fullmatch(f"omlx:([^:]+):({'|'.join(PRIORITIES)})", queue)
-    return None if found is None else (found[1], cast(Priority, found[2]))
-
-
-def events_key(job_id: str) -> str:
-    """The stream of a job's events; it expires with the result."""
-    return f"omlx:events:{job_id}"
-
-
-def tokens_channel(job_id: str) -> str:
-    """The pub/sub channel of a job's events."""
-    return f"omlx:tokens:{job_id}"
-
-
-def wake_channel(model: str) -> str:
-    """The channel on which producers ring for the workers of a model alias. Any payload will do."""
-    return f"omlx:wake:{model}"
-
-
-def row_job_id(run: str, row: str) -> str:
-    """The id of the job of a batch's row, by the row's name."""
-    return f"row-{run}-{row}"
-
+from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat, StructuredOutputs
+from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 __all__ = [
     "DEFAULT_CHAT_TOKENS",
@@ -148,6 +115,7 @@ __all__ = [
     "FunctionDefinition",
     "GenerationRequest",
     "InvalidRequest",
+    "JobEvent",
     "Markup",
     "Message",
     "ModelInfo",
@@ -160,7 +128,6 @@ __all__ = [
     "StructuredOutputs",
     "TerminalEvent",
     "TextPart",
-    "TokenEvent",
     "TokenLogprob",
     "TokensEvent",
     "Tool",

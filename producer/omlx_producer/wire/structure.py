@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from omlx_producer.constraint import Constraint
-from omlx_producer.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
-from omlx_producer.request_part import RequestPart, Text, json_text
+from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
+from omlx_producer.wire.request_part import RequestPart, Text, json_text
 
 _SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 
 ConstraintText = Annotated[str, Field(min_length=1, max_length=MAX_CONSTRAINT_CHARACTERS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a text must match.
+
+    Attributes:
+        value: by kind: a JSON schema as JSON text, a regular expression, choices as a JSON list of
+            texts, a Lark grammar of llguidance, or "" for any JSON object.
+        begin_after: the text after which the constraint begins, such as ``</think>``; "" for at
+            once.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    value: str = ""
+    begin_after: str = ""
 
 
 class NamedSchema(RequestPart):

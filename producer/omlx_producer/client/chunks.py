@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from omlx_producer.events import DoneEvent, TokenEvent, TokensEvent
-from omlx_producer.markup import Markup, Part, Reply, Splitter, read
+from omlx_producer.wire.events import DoneEvent, JobEvent, TokensEvent
+from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
 
 
 class ChatChunks:
@@ -44,7 +44,7 @@ class ChatChunks:
         self._markup = Markup()
         self._choices: dict[int, _Choice] = {}
 
-    def take(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
+    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
         """The chunks that one event adds; one choice each, but for the usage."""
         if isinstance(event, TokensEvent):
             self._markup = event.markup or self._markup

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
-from omlx_producer.request_part import json_text, levels
+from omlx_producer.wire.request_part import json_text, levels
 
 MAX_CONSTRAINT_CHARACTERS = 100_000
 MAX_SCHEMA_LEVELS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     Message,
     Priority,
     ReasoningEffort,

@@ -11,11 +11,8 @@ from typing import Any
 
 import redis.asyncio
 
-from omlx_producer.connection import block_seconds
-from omlx_producer.enqueue import CHUNK
-from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outage import Reconnection, broken
-from omlx_producer.outcome import (
+from omlx_producer.client.enqueue import CHUNK
+from omlx_producer.client.outcome import (
     Outcome,
     ask_result,
     find_outcome,
@@ -23,6 +20,9 @@ from omlx_producer.outcome import (
     results_key,
     timed_out,
 )
+from omlx_producer.connection import block_seconds
+from omlx_producer.errors import OmlxQueueError
+from omlx_producer.outage import Reconnection, broken
 
 # A wait looks at its job once, however short its timeout is, unless the server hangs.
 FIRST_LOOK_SECONDS = 1.0

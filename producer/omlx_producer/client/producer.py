@@ -11,16 +11,8 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from omlx_producer.cancel import CancelOutcome, cancel_job
-from omlx_producer.completion import Completion
-from omlx_producer.connection import (
-    block_seconds,
-    connect,
-    read_settings,
-    redis_url,
-    require_bytes,
-)
-from omlx_producer.enqueue import (
+from omlx_producer.client.cancel import CancelOutcome, cancel_job
+from omlx_producer.client.enqueue import (
     CHUNK,
     FAILURE_SECONDS,
     JOB_SECONDS,
@@ -30,11 +22,9 @@ from omlx_producer.enqueue import (
     enqueue,
     require_free_keys,
 )
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.fields import RequestFields
-from omlx_producer.models import Fields, check, read_models
-from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
-from omlx_producer.outcome import (
+from omlx_producer.client.fields import RequestFields
+from omlx_producer.client.models import Fields, check, read_models
+from omlx_producer.client.outcome import (
     JobState,
     ask_result,
     find_outcome,
@@ -43,9 +33,19 @@ from omlx_producer.outcome import (
     results_key,
     timed_out,
 )
-from omlx_producer.protocol import PRIORITIES, ModelInfo, Priority
+from omlx_producer.client.stream import TokenStream
+from omlx_producer.connection import (
+    block_seconds,
+    connect,
+    read_settings,
+    redis_url,
+    require_bytes,
+)
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
 from omlx_producer.server import require_suitable
-from omlx_producer.stream import TokenStream
+from omlx_producer.wire import PRIORITIES, ModelInfo, Priority
+from omlx_producer.wire.completion import Completion
 from omlx_producer.wording import counted
 
 
@@ -305,7 +305,7 @@ class Producer:
         return read_state(self.connection, job_id)
 
     def cancel(self, job_id: str) -> CancelOutcome:
-        """Cancel a job that waits, stop one that runs; see `omlx_producer.cancel.cancel_job`.
+        """Cancel a job that waits, stop one that runs; see `cancel_job`.
 
         >>> job = producer.submit(model="asleep", prompt="x", require_known_model=False)
         >>> producer.cancel(job.id)

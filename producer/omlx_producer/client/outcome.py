@@ -18,7 +18,6 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from omlx_producer.completion import Completion
 from omlx_producer.errors import (
     JobCancelled,
     JobFailed,
@@ -27,7 +26,7 @@ from omlx_producer.errors import (
     UnknownJob,
 )
 from omlx_producer.outage import broken
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     CancelledEvent,
     DoneEvent,
     FailedEvent,
@@ -36,7 +35,8 @@ from omlx_producer.protocol import (
     events_key,
     tokens_channel,
 )
-from omlx_producer.request_part import MAX_LEVELS, levels
+from omlx_producer.wire.completion import Completion
+from omlx_producer.wire.request_part import MAX_LEVELS, levels
 
 Ending = Literal["finished", "failed", "cancelled"]
 Status = Literal["queued", "started", Ending]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from redis.utils import str_if_bytes
 
 from omlx_producer.errors import InvalidRequest, ModelNotFound
-from omlx_producer.protocol import (
+from omlx_producer.wire import (
     MODELS_KEY,
     GenerationRequest,
     ModelInfo,

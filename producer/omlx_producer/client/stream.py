@@ -30,18 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from omlx_producer.connection import block_seconds, connect, connect_async, require_bytes
-from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
-from omlx_producer.events import (
-    ChoiceDelta,
-    DoneEvent,
-    TokenEvent,
-    TokensEvent,
-    parse_event,
-    token_digest,
-)
-from omlx_producer.outage import RECONNECT_SECONDS, Reconnection, broken
-from omlx_producer.outcome import (
+from omlx_producer.client.outcome import (
     ENDINGS,
     WAITING,
     Outcome,
@@ -50,7 +39,18 @@ from omlx_producer.outcome import (
     require_job_id,
     unknown_job,
 )
-from omlx_producer.protocol import events_key
+from omlx_producer.connection import block_seconds, connect, connect_async, require_bytes
+from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
+from omlx_producer.outage import RECONNECT_SECONDS, Reconnection, broken
+from omlx_producer.wire import events_key
+from omlx_producer.wire.events import (
+    ChoiceDelta,
+    DoneEvent,
+    JobEvent,
+    TokensEvent,
+    parse_event,
+    token_digest,
+)
 
 IDLE_SECONDS = 5.0
 # A job that was requeued still has the stream of its earlier run, until a worker claims it.
@@ -109,7 +109,7 @@ class TokenStream:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> TokenEvent:
+    def __next__(self) -> JobEvent:
         event = next(self._events)
         self.cursor = event.n
         return event
@@ -156,7 +156,7 @@ class AsyncTokenStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> TokenEvent:
+    async def __anext__(self) -> JobEvent:
         event = await anext(self._events)
         self.cursor = event.n
         return event
@@ -176,7 +176,7 @@ class AsyncTokenStream:
 
 def _follow(
     connection: redis.Redis, delivered: Delivered, outage: Reconnection
-) -> Generator[TokenEvent]:
+) -> Generator[JobEvent]:
     while not delivered.over:
         follow = Follow(delivered.job_id, delivered.base, SimpleQueue[Item](), outage)
         reader = Reader.join(connection, follow)
@@ -196,7 +196,7 @@ def _follow(
 
 async def _follow_async(
     connection: redis.asyncio.Redis, delivered: Delivered, outage: Reconnection
-) -> AsyncGenerator[TokenEvent]:
+) -> AsyncGenerator[JobEvent]:
     while not delivered.over:
         follow = Follow(delivered.job_id, delivered.base, asyncio.Queue[Item](), outage)
         reader = AsyncReader.join(connection, follow)
@@ -280,7 +280,7 @@ class Delivered:
         self._choices: dict[int, _Choice] = {}
         self._read_again = False
 
-    def take(self, item: Item) -> TokenEvent | None:
+    def take(self, item: Item) -> JobEvent | None:
         """What an entry of the stream, or the outcome of a job, adds to what was had.
 
         Raises:
@@ -297,7 +297,7 @@ class Delivered:
         self.over = True
         return event
 
-    def _parse(self, payload: bytes) -> TokenEvent:
+    def _parse(self, payload: bytes) -> JobEvent:
         with contextlib.suppress(ValidationError):
             event = parse_event(payload)
             if not isinstance(event, TokensEvent) or all(

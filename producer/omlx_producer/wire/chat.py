@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from omlx_producer.events import ToolCall
-from omlx_producer.openai_fields import fold_message, fold_part
-from omlx_producer.request_part import RequestPart, Text
+from omlx_producer.wire.events import ToolCall
+from omlx_producer.wire.openai_fields import fold_message, fold_part
+from omlx_producer.wire.request_part import RequestPart, Text
 
 
 class TextPart(RequestPart):

@@ -1,6 +1,6 @@
 """What workers write: the events of a job, and the model behind an alias.
 
-See `omlx_producer.protocol` for the keys and the order of events.
+See `omlx_producer.wire` for the keys and the order of events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from omlx_producer.markup import Markup
+from omlx_producer.wire.markup import Markup
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -257,12 +257,12 @@ class CancelledEvent(_TerminalEvent):
 
 
 TerminalEvent = DoneEvent | FailedEvent | CancelledEvent
-TokenEvent = TokensEvent | TerminalEvent
+JobEvent = TokensEvent | TerminalEvent
 
-_EVENT: TypeAdapter[TokenEvent] = TypeAdapter(Annotated[TokenEvent, Field(discriminator="type")])
+_EVENT: TypeAdapter[JobEvent] = TypeAdapter(Annotated[JobEvent, Field(discriminator="type")])
 
 
-def parse_event(payload: bytes | str) -> TokenEvent:
+def parse_event(payload: bytes | str) -> JobEvent:
     """Parse the event of a stream entry or a channel message."""
     return _EVENT.validate_json(payload)
 

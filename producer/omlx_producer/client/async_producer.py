@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self, Unpack
 
-from omlx_producer.cancel import CancelOutcome
-from omlx_producer.client import JobHandle, Producer
-from omlx_producer.completion import Completion
+from omlx_producer.client.cancel import CancelOutcome
+from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
+from omlx_producer.client.models import Fields
+from omlx_producer.client.outcome import JobState
+from omlx_producer.client.producer import JobHandle, Producer
+from omlx_producer.client.result_waiter import ResultWaiter
+from omlx_producer.client.stream import AsyncTokenStream
 from omlx_producer.connection import connect_async, redis_url
-from omlx_producer.fields import SubmitArguments, SubmitManyArguments
-from omlx_producer.models import Fields
 from omlx_producer.outage import RECONNECT_SECONDS
-from omlx_producer.outcome import JobState
-from omlx_producer.protocol import ModelInfo
-from omlx_producer.result_waiter import ResultWaiter
-from omlx_producer.stream import AsyncTokenStream
+from omlx_producer.wire import ModelInfo
+from omlx_producer.wire.completion import Completion
 
 
 @dataclass(frozen=True, slots=True)

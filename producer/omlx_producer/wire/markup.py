@@ -79,7 +79,7 @@ class Splitter:
         """The spans that are certain with this further text.
 
         Args:
-            marks: see `omlx_producer.events.ChoiceDelta`.
+            marks: see `omlx_producer.wire.events.ChoiceDelta`.
         """
         self._marks.update(marks)
         text, at = self._held + text, 0
@@ -200,7 +200,7 @@ def read(text: str, markup: Markup, marks: Collection[int] = (), *, calls: bool 
     """The parts of a whole text.
 
     Args:
-        marks: see `omlx_producer.events.ChoiceDelta`.
+        marks: see `omlx_producer.wire.events.ChoiceDelta`.
         calls: False takes calls for content.
     """
     if not calls:
