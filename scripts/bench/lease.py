@@ -68,7 +68,7 @@ def fill(connection: Redis, count: int) -> None:
         jobs = [
             NewJob(f"job{start + n}", request, "bulk") for n in range(min(CHUNK, count - start))
         ]
-        enqueue(connection, jobs, Limits(), lambda _: queue)
+        enqueue(connection, jobs, Limits(), lambda _: queue, "bench")
 
 
 def ending(job: Claim) -> Ending:

@@ -12,6 +12,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.client.workers import WorkerFigures, server_time, workers_key
 from omlx_producer.wire import (
+    GROUP_FIELD,
     MODELS_KEY,
     CancelledEvent,
     ChoiceDelta,
@@ -22,6 +23,7 @@ from omlx_producer.wire import (
     ModelInfo,
     TokensEvent,
     Usage,
+    ended_key,
     events_key,
     token_digest,
     tokens_channel,
@@ -193,4 +195,14 @@ class FakeWorker:
                 self.append(event, pipe=pipe)
             Result.create(job, kind, 600, return_value=body, exc_string=error, pipeline=pipe)
             pipe.hset(job.key, "status", status)
+            if group := self.connection.hget(job.key, GROUP_FIELD):
+                last = Result(  # type: ignore[no-untyped-call]
+                    self.job_id,
+                    kind,
+                    self.connection,
+                    return_value=body,
+                    exc_string=error,
+                    serializer=JSONSerializer,
+                ).serialize()
+                pipe.xadd(ended_key(group.decode()), {"job": self.job_id, "status": status, **last})
             pipe.execute()

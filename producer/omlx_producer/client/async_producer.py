@@ -12,9 +12,11 @@ from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
 from omlx_producer.client.producer import JobHandle, Producer
-from omlx_producer.client.result_waiter import ResultWaiter
+from omlx_producer.client.reader import end_waits
+from omlx_producer.client.result import wait_for_end_async
 from omlx_producer.client.stream import AsyncTokenStream
 from omlx_producer.connection import connect_async, redis_url
+from omlx_producer.errors import OmlxQueueError
 from omlx_producer.outage import RECONNECT_SECONDS
 from omlx_producer.wire import ModelInfo
 from omlx_producer.wire.completion import Completion
@@ -64,6 +66,9 @@ class AsyncProducer:
         url: where Redis is; by default where the environment says.
         allow_eviction: see `Producer`.
 
+    Attributes:
+        group: see `Producer`.
+
     >>> async def main() -> int:
     ...     async with AsyncProducer() as producer:
     ...         jobs = await producer.submit_many([{"prompt": "def f(x):"}, {"prompt": "class A:"}])
@@ -82,7 +87,7 @@ class AsyncProducer:
         url = redis_url(url)
         self._producer = Producer(url, allow_eviction=allow_eviction)
         self._connection = connect_async(url)
-        self._results = ResultWaiter(self._connection)
+        self.group = self._producer.group
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,7 +97,12 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """End all waits and close the connections."""
-        await self._results.close()
+        end_waits(
+            self._connection,
+            OmlxQueueError("the producer was closed while it waited for a result"),
+        )
+        # The waits leave their reader, which ends with them.
+        await asyncio.sleep(0)
         await self._connection.aclose()
         self._producer.close()
 
@@ -117,7 +127,7 @@ class AsyncProducer:
 
     async def result(self, job_id: str, timeout: float | None = None) -> Completion:
         """See `Producer.result`."""
-        return (await self._results.outcome(job_id, timeout)).unwrap()
+        return (await wait_for_end_async(self._connection, job_id, timeout)).unwrap()
 
     async def status(self, job_id: str) -> JobState:
         """See `Producer.status`."""

@@ -24,6 +24,7 @@ from rq.serializers import JSONSerializer
 from omlx_producer.client.outcome import results_key
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import (
+    GROUP_FIELD,
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -141,12 +142,16 @@ def enqueue(
     jobs: Sequence[NewJob],
     limits: Limits,
     open_queue: Callable[[str], Queue],
+    group: str,
 ) -> None:
     """Enqueue jobs and ring for their workers.
 
     redis-py repeats a command whose answer was lost, which would enqueue the jobs twice. A watched
     pipeline raises WatchError instead, also when another client enqueues a job with the same key.
     The jobs that exist then show what happened.
+
+    Args:
+        group: whose stream tells of the jobs' ends; see `ended_key`.
 
     Raises:
         InvalidRequest: if a job with the same key has another request; nothing was enqueued.
@@ -166,7 +171,7 @@ def enqueue(
             if not new:
                 return
             pipe.multi()
-            _fill(pipe, new, limits, open_queue)
+            _fill(pipe, new, limits, open_queue, group)
             try:
                 pipe.execute()
             except WatchError:
@@ -237,7 +242,11 @@ def _taken(job_id: str) -> InvalidRequest:
 
 
 def _fill(
-    pipe: Pipeline, jobs: Sequence[NewJob], limits: Limits, open_queue: Callable[[str], Queue]
+    pipe: Pipeline,
+    jobs: Sequence[NewJob],
+    limits: Limits,
+    open_queue: Callable[[str], Queue],
+    group: str,
 ) -> None:
     by_queue: dict[str, list[NewJob]] = {}
     for job in jobs:
@@ -261,7 +270,7 @@ def _fill(
             pipe.delete(*left)
         open_queue(name).enqueue_many(data, pipeline=pipe)
         for job in members:
-            pipe.hset(job.key, WIRE_FIELD, str(WIRE_VERSION))
+            pipe.hset(job.key, mapping={WIRE_FIELD: str(WIRE_VERSION), GROUP_FIELD: group})
         pipe.publish(wake_channel(members[0].request.model), len(members))
 
 

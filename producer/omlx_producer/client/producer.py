@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self, Unpack
@@ -26,23 +26,18 @@ from omlx_producer.client.fields import RequestFields
 from omlx_producer.client.models import Fields, check, read_models
 from omlx_producer.client.outcome import (
     JobState,
-    ask_result,
-    find_outcome,
     read_state,
-    require_job_id,
-    results_key,
-    timed_out,
 )
+from omlx_producer.client.result import wait_for_end
 from omlx_producer.client.stream import TokenStream
 from omlx_producer.connection import (
-    block_seconds,
     connect,
     read_settings,
     redis_url,
     require_bytes,
 )
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
+from omlx_producer.outage import RECONNECT_SECONDS
 from omlx_producer.server import require_suitable
 from omlx_producer.wire import PRIORITIES, ModelInfo, Priority
 from omlx_producer.wire.completion import Completion
@@ -88,6 +83,9 @@ class Producer:
         allow_eviction: also submit to a server that drops keys when its memory is full, and may
             lose jobs; by default what ``OMLX_QUEUE_ALLOW_EVICTION`` says.
 
+    Attributes:
+        group: names the stream that tells of the ends of its jobs; see `wire.ended_key`.
+
     >>> with Producer() as producer:
     ...     job = producer.submit(prompt="def f(x):", temperature=0)
     ...     text = job.result(timeout=60).text
@@ -102,6 +100,7 @@ class Producer:
         self.connection = connection
         require_bytes(self.connection)
         self._allow_eviction = allow_eviction
+        self.group = secrets.token_hex(8)
         self._suitable = False
         self._queues: dict[str, Queue] = {}
 
@@ -219,7 +218,7 @@ class Producer:
         if len(jobs) > CHUNK:
             require_free_keys(self.connection, jobs)
         for start in range(0, len(jobs), CHUNK):
-            enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue)
+            enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue, self.group)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
 
     def require_suitable(self) -> None:
@@ -270,27 +269,7 @@ class Producer:
             MalformedResult: if its result in Redis is not a response body.
             UnknownJob: if the job does not exist, or its result has expired.
         """
-        require_job_id(job_id)
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        outage = Reconnection()
-        while True:
-            try:
-                pipe = ask_result(self.connection.pipeline(), job_id)
-                status, entries = pipe.execute(raise_on_error=False)
-                outage.answered()
-                if outcome := find_outcome(job_id, status, entries):
-                    return outcome.unwrap()
-                wait = min(block_seconds(self.connection), deadline - time.monotonic())
-                if wait > 0:
-                    # A result ends the wait. Other tools cancel a job without one, so look again
-                    # by time.
-                    last, block = entries[0][0] if entries else "0-0", max(1, int(1000 * wait))
-                    self.connection.xread({results_key(job_id): last}, block=block)
-            except redis.RedisError as error:
-                wait = min(outage.failed(error), deadline - time.monotonic())
-                time.sleep(max(0.0, wait))
-            if wait <= 0:
-                raise timed_out(job_id, timeout)
+        return wait_for_end(self.connection, job_id, timeout).unwrap()
 
     def status(self, job_id: str) -> JobState:
         """The state of a job.

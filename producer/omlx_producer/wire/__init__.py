@@ -65,12 +65,15 @@ from omlx_producer.wire.events import (
     token_digest,
 )
 from omlx_producer.wire.keys import (
+    ENDED_SECONDS,
+    GROUP_FIELD,
     JOB_FUNCTION,
     MODELS_KEY,
     PRIORITIES,
     WIRE_FIELD,
     WIRE_VERSION,
     Priority,
+    ended_key,
     events_key,
     queue_name,
     read_queue_name,
@@ -95,6 +98,8 @@ from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoi
 __all__ = [
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
+    "ENDED_SECONDS",
+    "GROUP_FIELD",
     "JOB_FUNCTION",
     "MAX_CHOICES",
     "MAX_LOGIT_BIASES",
@@ -135,6 +140,7 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceOption",
     "Usage",
+    "ended_key",
     "events_key",
     "parse_event",
     "queue_name",

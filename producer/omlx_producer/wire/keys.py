@@ -7,6 +7,12 @@ from typing import Literal, cast, get_args
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 MODELS_KEY = "omlx:models"
+GROUP_FIELD = "omlx_group"
+"""The field of a job's hash that names the group of its submitter; see `ended_key`."""
+
+ENDED_SECONDS = 60
+"""How long a stream of ends keeps an entry."""
+
 WIRE_VERSION, WIRE_FIELD = 1, "omlx_wire"
 """The version of payloads, and its field in the hash of a job or batch; absent means 1.
 
@@ -36,6 +42,11 @@ def events_key(job_id: str) -> str:
 def tokens_channel(job_id: str) -> str:
     """The pub/sub channel of a job's events."""
     return f"omlx:tokens:{job_id}"
+
+
+def ended_key(group: str) -> str:
+    """The stream of the ends of a group's jobs, with their results."""
+    return f"omlx:ended:{group}"
 
 
 def wake_channel(model: str) -> str:

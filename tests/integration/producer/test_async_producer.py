@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from inspect import isfunction
 from typing import Any
 
@@ -27,9 +28,10 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer import connection as connection_module
-from omlx_producer.client import result_waiter
+from omlx_producer.client import ended
 from omlx_producer.client.outcome import results_key
 from omlx_producer.outage import Reconnection
+from omlx_producer.wire import GROUP_FIELD, ended_key
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, queued
@@ -43,6 +45,7 @@ async def client(
 ) -> AsyncIterator[AsyncProducer]:
     """A client that looks again by time only after longer than any test waits."""
     monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 6 * SECONDS)
+    monkeypatch.setattr(ended, "LOOK_SECONDS", 6 * SECONDS)
     announce(connection)
     async with AsyncProducer(f"{redis_url}?socket_timeout={12 * SECONDS}") as client:
         yield client
@@ -256,27 +259,42 @@ async def test_every_end_has_its_error(
     assert await waiting == body
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
 async def test_a_result_of_another_type_ends_its_own_wait_only(
-    connection: redis.Redis, client: AsyncProducer, when: str
+    connection: redis.Redis, client: AsyncProducer
 ) -> None:
     good, bad = await client.submit(prompt="a"), await client.submit(prompt="b")
     wait = asyncio.create_task(good.result(timeout=SECONDS))
     await until(blocked(connection))
-    if when == "before":
-        connection.set(results_key(bad.id), "x")
-    failing = asyncio.create_task(bad.result(timeout=SECONDS))
-    await asyncio.sleep(0.1)
-    await until(blocked(connection))
-    if when == "meanwhile":
-        connection.set(results_key(bad.id), "x")
-        # Another wait ends the read, and the next read meets the key.
-        with pytest.raises(UnknownJob):
-            await client.result("nope")
+    connection.set(results_key(bad.id), "x")
     with pytest.raises(MalformedResult, match="is not that of a generation job"):
-        await failing
+        await bad.result(timeout=SECONDS)
     started(connection, good).finish()
     assert await wait
+
+
+async def test_waits_go_on_without_a_stream_of_ends(
+    connection: redis.Redis, client: AsyncProducer
+) -> None:
+    """The key is of another type, or the job was submitted without a group."""
+    jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    connection.hdel(fetch(connection, jobs[0].id).key, GROUP_FIELD)
+    connection.set(ended_key(client.group), "x")
+    waiting = [asyncio.create_task(job.result(timeout=SECONDS)) for job in jobs]
+    await asyncio.sleep(0.1)
+    connection.delete(ended_key(client.group))
+    bodies = [started(connection, job).finish() for job in jobs]
+    assert await asyncio.gather(*waiting) == bodies
+
+
+async def test_another_client_waits_for_the_same_jobs(
+    redis_url: str, connection: redis.Redis, client: AsyncProducer
+) -> None:
+    jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
+    with Producer(redis_url) as other, ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(other.result, job.id, SECONDS) for job in jobs]
+        await until(blocked(connection))
+        bodies = [started(connection, job).finish() for job in jobs]
+        assert [each.result() for each in waiting] == bodies
 
 
 async def test_an_id_that_no_key_can_have_ends_its_own_wait_only(
@@ -295,7 +313,7 @@ async def test_a_job_cancelled_by_another_tool_is_noticed(
     client: AsyncProducer, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_SECONDS", 0.05)
+    monkeypatch.setattr(ended, "LOOK_SECONDS", 0.05)
     job = await client.submit(prompt="x")
     waiting = asyncio.create_task(job.result())
     await until(blocked(connection))
@@ -321,7 +339,7 @@ async def test_the_result_of_an_earlier_run_does_not_end_the_wait(
 async def test_a_server_that_stays_away_ends_the_waits(
     private_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_waiter, "Reconnection", lambda: Reconnection(0.5))
+    monkeypatch.setattr(ended, "Reconnection", lambda: Reconnection(0.5))
     with redis.Redis.from_url(private_server.url) as connection:
         announce(connection)
         async with AsyncProducer(private_server.url) as client:

@@ -25,6 +25,7 @@ from omlx_producer import (
     UnknownJob,
 )
 from omlx_producer.cli.main import cli
+from omlx_producer.client import ended
 from omlx_producer.client.outcome import results_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.redis_server import RedisServer
@@ -126,14 +127,14 @@ def test_a_stopped_job_is_raised_as_cancelled(job: JobHandle, worker: FakeWorker
 
 
 def test_a_job_cancelled_by_another_tool_is_noticed(
-    redis_url: str, connection: redis.Redis, job: JobHandle
+    connection: redis.Redis, job: JobHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's own cancel writes no result and so wakes nobody."""
-    with redis.Redis.from_url(redis_url, socket_timeout=1) as client:
-        thread = later(lambda: fetch(connection, job.id).cancel())
-        with pytest.raises(JobCancelled):
-            Producer(client).result(job.id, timeout=10)
-        thread.join()
+    monkeypatch.setattr(ended, "LOOK_SECONDS", 0.5)
+    thread = later(lambda: fetch(connection, job.id).cancel())
+    with pytest.raises(JobCancelled):
+        job.result(timeout=10)
+    thread.join()
 
 
 def test_an_unknown_job_has_no_result(producer: Producer) -> None:

@@ -26,7 +26,7 @@ from omlx_producer import (
     TokenStream,
     UnknownJob,
 )
-from omlx_producer.client import stream
+from omlx_producer.client import reader as readers
 from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.leases import roll_back
@@ -55,7 +55,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 @pytest.fixture
 def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(readers, "IDLE_SECONDS", 0.1)
 
 
 def run(worker: FakeWorker, steps: int = 200, pause: float = 0.002) -> None:
@@ -171,7 +171,7 @@ def test_a_consumer_cut_off_before_the_last_events_is_not_left_waiting(
     worker.finish()
     began = time.monotonic()
     assert text_of(list(follow)) == "b"
-    assert time.monotonic() - began < stream.IDLE_SECONDS / 2
+    assert time.monotonic() - began < readers.IDLE_SECONDS / 2
 
 
 def test_a_thousand_streams_share_a_few_connections(
@@ -247,12 +247,12 @@ def test_a_slow_reader_has_no_more_in_memory_than_a_page_and_sees_every_token_on
     worker.step("first ")
     with job.stream() as follow:
         events = [next(follow)]
-        for number in range(3 * stream.PAGE):
+        for number in range(3 * readers.PAGE):
             worker.step(f"{number} ")
         worker.finish()
-        [reader] = stream._READERS.values()
+        [reader] = readers._READERS.values()
         [followed] = reader.follows
-        assert followed.inbox.qsize() < 2 * stream.PAGE
+        assert followed.inbox.qsize() < 2 * readers.PAGE
         events += list(follow)
     assert text_of(events) == worker.texts[0]
 

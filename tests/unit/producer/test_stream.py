@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from redis.exceptions import AuthenticationError
 
 from omlx_producer import InvalidRequest, TokensLost, UnknownJob
-from omlx_producer.client import stream
-from omlx_producer.client.stream import Delivered, Follow
+from omlx_producer.client import reader, stream
+from omlx_producer.client.reader import Follow
+from omlx_producer.client.stream import Delivered
 from omlx_producer.outage import Reconnection
 from omlx_producer.wire import (
     ChoiceDelta,
@@ -65,8 +66,8 @@ def following(cursor: int = 0) -> Follow:
 def look(follow: Follow, events: list[JobEvent], status: bytes | None = b"started") -> bool:
     """What a reader does: look at a job whose stream holds these events."""
     entries = [entry(event) for event in events]
-    after = [each for each in entries if stream._numbers(each[0]) > follow.after]
-    return follow.looked(status, [], after[: stream.PAGE], entries[-1:])
+    after = [each for each in entries if reader._numbers(each[0]) > follow.after]
+    return follow.looked(status, [], after[: reader.PAGE], entries[-1:])
 
 
 def taken(follow: Follow, delivered: Delivered) -> list[JobEvent]:
@@ -222,11 +223,11 @@ def test_a_job_that_never_published_ends_with_its_terminal_event() -> None:
 
 
 def test_a_full_page_is_followed_by_the_next() -> None:
-    events: list[JobEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(stream.PAGE + 1)]
+    events: list[JobEvent] = [tokens(n, n + 1, "x" * 9999) for n in range(reader.PAGE + 1)]
     follow = following()
     assert not look(follow, events)
-    assert follow.inbox.qsize() == stream.PAGE
-    assert follow.after == (stream.PAGE, 0)
+    assert follow.inbox.qsize() == reader.PAGE
+    assert follow.after == (reader.PAGE, 0)
 
 
 def test_a_stream_without_a_job_is_unknown() -> None:

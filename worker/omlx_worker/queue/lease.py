@@ -17,8 +17,10 @@ from typing import Any
 from redis import Redis
 
 from omlx_producer.wire import (
+    ENDED_SECONDS,
     WIRE_VERSION,
     TokensEvent,
+    ended_key,
     events_key,
     tokens_channel,
 )
@@ -191,6 +193,8 @@ class LeaseTable:
             self.stream_ttl,
             events_key(""),
             tokens_channel(""),
+            ended_key(""),
+            ENDED_SECONDS,
         ]
         for job, ending in endings:
             args += [*job.lease, *ending.fields(job.row)]

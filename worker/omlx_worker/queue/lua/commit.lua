@@ -4,7 +4,9 @@
 -- ARGV[2]     seconds until the stream of a job without a result expires, at most
 -- ARGV[3]     prefix of event streams
 -- ARGV[4]     prefix of token channels
--- ARGV[5..]   for each job: queue, job, execution,
+-- ARGV[5]     prefix of streams of ends
+-- ARGV[6]     seconds that they keep an entry
+-- ARGV[7..]   for each job: queue, job, execution,
 --             'finished', 'failed' or 'stopped', or 'retry': failed, unless RQ's `Retry` applies,
 --             the RQ result's payload: base64 of the return value, or of the zlib of the error,
 --             seconds to keep the job if it has no result_ttl or failure_ttl,
@@ -17,6 +19,7 @@
 
 local worker, longest = ARGV[1], ARGV[2]
 local events, channels = ARGV[3], ARGV[4]
+local ends, kept = ARGV[5], tonumber(ARGV[6])
 local time, date = now()
 local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
@@ -42,6 +45,15 @@ local function add_result(job, execution, succeeded, payload, started, ttl)
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
     'execution_started_at', number(started), 'execution_ended_at', ended_at)
   if ttl > 0 then redis.call('EXPIRE', results, ttl) end
+end
+
+-- Tell the group of the submitter of the end, with the result; all its waits read this one stream.
+local function tell_group(group, job, ending, succeeded, payload)
+  if not group or group == '' then return end
+  redis.pcall('XADD', ends .. group, 'MINID', '~', math.floor((time - kept) * 1000), '*',
+    'job', job, 'status', ending, 'type', succeeded and '1' or '2',
+    succeeded and 'return_value' or 'exc_string', payload)
+  redis.call('EXPIRE', ends .. group, kept)
 end
 
 -- The last writes: nothing is published that is not committed.
@@ -126,7 +138,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local dependencies = RQ .. 'job::' .. job .. ':dependencies'
   local succeeded = ending == 'finished'
   local fields = redis.call('HMGET', key, succeeded and 'result_ttl' or 'failure_ttl', 'group_id',
-    'status', DEATHS, STREAMED, STOP)
+    'status', DEATHS, STREAMED, STOP, GROUP)
   if not fields[3] and redis.call('EXISTS', key) == 0 then
     drop_execution(queue, job, execution)
     return 0
@@ -161,6 +173,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   end
   drop_execution(queue, job, execution)
   announce(job, id, event, succeeded, ttl)
+  tell_group(fields[7], job, ending, succeeded, payload)
   if run ~= '' then settle_row(queue, run, row, line, counts) end
   if succeeded then succeeded_count = succeeded_count + 1 else failed_count = failed_count + 1 end
   working = working + time - started
@@ -168,7 +181,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
 end
 
 local replies = {}
-for i = 5, #ARGV, 13 do
+for i = 7, #ARGV, 13 do
   local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
   replies[#replies + 1] = reply

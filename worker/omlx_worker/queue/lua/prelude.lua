@@ -29,6 +29,7 @@ local DEATHS = 'omlx_deaths'    -- how many workers died while it produced nothi
 local STREAMED = 'omlx_streamed'  -- the tokens in its stream at its last claim; absent for 0
 local STOP = 'omlx_stop'        -- '1': it is to be stopped
 local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
+local GROUP = 'omlx_group'      -- of the submitter, whose stream of ends tells of it
 local WIRE = 'omlx_wire'        -- the version of the payload; also of a batch's rows
 local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
 
