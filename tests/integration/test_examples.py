@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from omlx_producer import Producer
+from omlx_producer import AsyncProducer, Producer
 from omlx_producer.client.workers import server_time
 from omlx_producer.wire import MODELS_KEY, ModelInfo, tokens_channel
 from tests.helpers.bulk_runs import wait_for_model
@@ -52,6 +53,8 @@ def check(name: str, output: str) -> None:
         assert len(text) == events[-1]["usage"]["completion_tokens"]
     elif name == "bulk":
         assert [line.split()[0] for line in output.splitlines()] == ["row-1", "row-2"]
+    elif name == "after_each_job":
+        assert re.fullmatch(r"(\d+ tokens: .+\n){3}", output)
     elif name == "async_client":
         assert output.splitlines()[-1].startswith("20 jobs, ")
     else:
@@ -126,6 +129,17 @@ def test_the_plain_consumer_takes_each_event_once_also_when_cut_off(
     worker.step("c")
     worker.finish()
     assert [(event["type"], event["n"]) for event in events] == [("tokens", 3), ("done", 3)]
+
+
+async def test_what_comes_after_each_job_is_told_of_those_that_did_not_finish(
+    redis_url: str, connection: Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = runpy.run_path(str(EXAMPLES[0].with_name("after_each_job.py")))["after"]
+    async with AsyncProducer(redis_url) as producer:
+        job = await producer.submit(model="fake", prompt="x", require_known_model=False)
+        await job.cancel()
+        await after(job)
+    assert re.fullmatch(r"failed: .*cancelled.*\n", capsys.readouterr().out)
 
 
 @pytest.mark.system

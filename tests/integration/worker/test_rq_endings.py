@@ -168,7 +168,7 @@ def test_a_job_with_what_no_worker_serves_fails_with_a_sentence_and_runs_nothing
     assert status(job) == "failed"
     said = job.latest_result().exc_string
     assert said.startswith(f"{field}: ")
-    assert "follow the job's result" in said
+    assert "examples/after_each_job.py" in said
     assert not connection.exists("called")
 
 
