@@ -125,19 +125,8 @@ def test_jobs_of_hundreds_of_megabytes_fail_and_leave_no_memory_behind(
     assert after - before < 100
 
 
-@pytest.mark.parametrize("key", ["rq:executions:{}", "rq:results:{}", "omlx:events:{}"])
-def test_keys_of_another_type_in_the_place_of_rqs_own_do_not_stop_a_job(
-    redis_url: str, connection: Redis, key: str
-) -> None:
-    bad, good = enqueue(connection, n="two"), enqueue(connection)
-    for job in (bad, good):
-        connection.set(key.format(job.id), "of another type")
-    run_burst(redis_url)
-    assert (status(bad), status(good)) == ("failed", "finished")
-
-
 @pytest.mark.parametrize("kind", ["string", "list"])
-def test_what_is_no_job_at_all_is_dropped_from_the_queue(
+def test_ids_of_no_job_are_dropped_and_one_of_another_type_waits_until_it_is_deleted(
     redis_url: str, connection: Redis, kind: str
 ) -> None:
     if kind == "string":
@@ -148,6 +137,9 @@ def test_what_is_no_job_at_all_is_dropped_from_the_queue(
     good = enqueue(connection)
     run_burst(redis_url)
     assert status(good) == "finished"
+    assert connection.lrange(queue(connection).key, 0, -1) == [b"odd"]
+    connection.delete("rq:job:odd")
+    run_burst(redis_url)
     assert queue(connection).count == started(connection) == 0
 
 

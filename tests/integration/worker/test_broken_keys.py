@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from redis import Redis
@@ -12,7 +13,7 @@ from redis import Redis
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.row import Row
 from omlx_worker.queue import lua
-from omlx_worker.queue.ending import Commit
+from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
 from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, kill, table, tokens
 from tests.helpers.redis_server import RedisServer
@@ -30,17 +31,18 @@ from tests.helpers.workers import (
 )
 
 WIP = f"rq:wip:{QUEUES[1]}"
+NEEDED = [WIP, *(f"rq:{name}:{QUEUES[1]}" for name in ("queue", "finished", "failed", "scheduled"))]
 SHARED = [
-    f"rq:finished:{QUEUES[1]}",
-    f"rq:failed:{QUEUES[1]}",
     f"rq:canceled:{QUEUES[1]}",
-    f"rq:scheduled:{QUEUES[1]}",
+    f"rq:ready:{QUEUES[1]}",
     f"rq:workers:{QUEUES[1]}",
     f"rq:wip:{QUEUES[2]}",
     f"rq:queue:{QUEUES[2]}",
     "rq:workers",
     "omlx:models",
     "omlx:workers:fake",
+    "omlx:paused",
+    "omlx:batches",
 ]
 
 
@@ -61,6 +63,19 @@ def limited(private_server: RedisServer) -> Iterator[Redis]:
 def reports(caplog: pytest.LogCaptureFixture, key: str) -> list[str]:
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     return [message for message in said if key in message]
+
+
+@contextlib.contextmanager
+def replaced(connection: Redis, key: str) -> Iterator[None]:
+    """The key is of another type while the block runs; what it held comes back."""
+    spare = "spare" if connection.exists(key) else None
+    if spare:
+        connection.rename(key, spare)
+    connection.set(key, "of another type")
+    yield
+    connection.delete(key)
+    if spare:
+        connection.rename(spare, key)
 
 
 def sweep(leases: LeaseTable) -> list[str]:
@@ -92,91 +107,167 @@ def test_jobs_end_once_and_the_worker_serves_on_beside_a_shared_key_of_another_t
     assert "Traceback" not in caplog.text
 
 
-def test_a_key_of_another_type_is_logged_once_with_its_type_and_the_remedy(
+def test_a_key_of_another_type_is_logged_once_with_its_name_its_type_and_the_remedy(
     connection: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = f"rq:finished:{QUEUES[1]}"
+    enqueue(connection)
     connection.set(key, "of another type")
     leases = table(connection)
-    for _ in range(2):
-        job = enqueue(connection)
-        (claimed,) = claim(leases)
-        assert commit(leases, claimed, done(job.id)) is Commit.DONE
+    assert claim(leases) == claim(leases) == []
     (said,) = reports(caplog, key)
-    assert "(string)" in said
+    assert f"the Redis key {key} is a string" in said
     assert "delete it with DEL, or rename it" in said
 
 
-@pytest.mark.parametrize("key", [WIP, f"rq:queue:{QUEUES[1]}"])
-def test_a_queue_with_an_essential_key_of_another_type_waits_and_others_are_served(
+@pytest.mark.parametrize("key", NEEDED)
+def test_a_queue_with_a_key_of_another_type_waits_and_others_are_served(
     redis_url: str, connection: Redis, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = enqueue(connection)
     served = [enqueue(connection, priority=priority) for priority in ("high", "bulk")]
-    if key == WIP:
-        connection.set(key, "of another type")
-    else:
-        connection.rename(key, "spare")
-        connection.hset(key, "of another", "type")
-
     with running_worker(redis_url) as worker:
-        wait_for(lambda: all(map(is_over, served)))
-        assert status(waiting) == "queued"
-        connection.delete(key)
-        if key != WIP:
-            connection.rename("spare", key)
+        with replaced(connection, key):
+            wait_for(lambda: all(map(is_over, served)))
+            assert status(waiting) == "queued"
         wait_for(lambda: is_over(waiting))
         assert worker.test_errors == []
+    assert len(waiting.results()) == 1
     assert len(reports(caplog, key)) == 1
 
 
+@pytest.mark.parametrize("key", [key for key in NEEDED if key != f"rq:queue:{QUEUES[1]}"])
 @pytest.mark.parametrize("ending", [done, failed])
-def test_running_jobs_end_while_the_registry_of_started_jobs_is_of_another_type(
-    connection: Redis, ending: object
+def test_a_running_job_ends_once_its_queues_keys_are_what_they_should_be(
+    connection: Redis, key: str, ending: Callable[[str], Ending]
 ) -> None:
-    job = enqueue(connection)
+    jobs = [enqueue(connection), enqueue(connection, priority="bulk")]
     leases = table(connection)
-    (claimed,) = claim(leases)
-    connection.delete(WIP)
-    connection.set(WIP, "of another type")
-    assert leases.append([(claimed, tokens(job.id, 1))]) == {}
-    assert leases.renew() == {}
-    assert leases.sweep() == []
-    assert commit(leases, claimed, ending(job.id)) is Commit.DONE
-    assert is_over(job)
+    claimed = claim(leases, 2)
+    with replaced(connection, key):
+        endings = [(job, ending(job.id)) for job in claimed]
+        assert leases.commit(endings) == [Commit.BROKEN, Commit.DONE]
+        assert events(connection, jobs[0].id) == jobs[0].results() == []
+        assert leases.jobs() == claimed[:1]
+    assert commit(leases, claimed[0], ending(jobs[0].id)) is Commit.DONE
+    assert commit(leases, claimed[0], ending(jobs[0].id)) is Commit.DONE
+    assert [len(job.results()) for job in jobs] == [1, 1]
     assert connection.keys("rq:execution*") == []
+
+
+@pytest.mark.parametrize("key", ["rq:finished:{queue}", "rq:results:{job}", "omlx:events:{job}"])
+def test_a_job_that_cannot_end_waits_in_its_queue_and_goes_on_from_its_stream(
+    redis_url: str, connection: Redis, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = enqueue(connection, max_completion_tokens=40)
+    other = enqueue(connection, priority="high", max_completion_tokens=40)
+    key = key.format(queue=QUEUES[1], job=job.id)
+    with running_worker(redis_url, step_seconds=0.01) as worker:
+        wait_for(lambda: len(events(connection, job.id)) > 3)
+        with replaced(connection, key):
+            wait_for(lambda: is_over(other))
+            wait_for(lambda: status(job) == "queued")
+        wait_for(lambda: is_over(job))
+        assert worker.test_errors == []
+    assert (status(job), status(other)) == ("finished", "finished")
+    assert [len(ended.results()) for ended in (job, other)] == [1, 1]
+    assert job.return_value()["choices"][0]["text"] == streamed_text(connection, job.id)
+    assert len(reports(caplog, key)) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["rq:executions:{}", "rq:results:{}", "omlx:events:{}", "rq:job:{}:dependents"]
+)
+def test_a_job_with_a_key_of_another_type_waits_and_the_jobs_behind_it_run(
+    redis_url: str, connection: Redis, key: str
+) -> None:
+    job, other = enqueue(connection), enqueue(connection)
+    connection.set(key.format(job.id), "of another type")
+    run_burst(redis_url)
+    assert (status(job), status(other)) == ("queued", "finished")
+    assert connection.keys(f"rq:execution:{job.id}:*") == []
+    connection.delete(key.format(job.id))
+    run_burst(redis_url)
+    assert status(job) == "finished"
+    assert len(job.results()) == 1
+
+
+def test_an_append_does_not_fail_for_another_jobs_key(connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(2)]
+    leases = table(connection)
+    claimed = claim(leases, 2)
+    key = f"omlx:events:{jobs[0].id}"
+    with replaced(connection, key):
+        both = [(job, tokens(job.id, 1)) for job in claimed]
+        assert leases.append(both) == {}
+        assert len(events(connection, jobs[1].id)) == 1
+    # The stream is behind, as after a loss of the server: the publisher writes it again.
+    assert leases.append([(claimed[0], tokens(jobs[0].id, 2))]) == {jobs[0].id: 0}
 
 
 def test_a_job_whose_queue_is_of_another_type_keeps_its_lease_until_it_can_return(
     connection: Redis,
 ) -> None:
-    job = enqueue(connection)
+    job, other = enqueue(connection), enqueue(connection, priority="bulk")
     leases = table(connection)
-    claim(leases)
-    connection.set(queue(connection).key, "of another type")
-    kill(connection, leases)
-    assert status(job) == "started"
-    connection.delete(queue(connection).key)
+    claim(leases, 2)
+    with replaced(connection, queue(connection).key):
+        kill(connection, leases)
+        assert (status(job), status(other)) == ("started", "queued")
     assert table(connection, "other").sweep() == [job.id]
 
 
 @pytest.mark.parametrize("key", ["rq:job:{}", "rq:execution:{}:{}", "rq:executions:{}"])
-def test_a_renewal_survives_keys_of_another_type(connection: Redis, key: str) -> None:
-    jobs = [enqueue(connection) for _ in range(2)]
+def test_a_key_of_one_job_keeps_no_other_jobs_lease_from_being_renewed(
+    connection: Redis, key: str
+) -> None:
+    jobs = [enqueue(connection) for _ in range(3)]
     leases = table(connection)
-    claimed = claim(leases, 2)
-    key = key.format(jobs[0].id, claimed[0].execution)
-    connection.delete(key)
-    connection.set(key, "of another type")
-    assert leases.renew() == ({jobs[0].id: "deleted"} if "rq:job:" in key else {})
-    assert leases.holds(claimed[1])
+    claimed = claim(leases, 3)
+    expire(connection, leases)
+    with replaced(connection, key.format(jobs[1].id, claimed[1].execution)):
+        assert leases.renew() == {}
+    assert leases.renew([claimed[0], claimed[2]]) == {}
+    assert set(sweep(table(connection, "other"))) <= {jobs[1].id}
 
 
-def test_a_claim_replaces_its_own_key_of_another_type(connection: Redis) -> None:
+def test_a_job_that_cannot_be_put_back_is_put_back_once_later(connection: Redis) -> None:
+    jobs = [enqueue(connection) for _ in range(3)]
+    dead, alive = table(connection, "dead"), table(connection, "alive")
+    (old, *_) = claim(dead, 3)
+    expire(connection, dead)
+    with replaced(connection, f"rq:executions:{jobs[1].id}"):
+        assert sweep(alive) == [jobs[2].id, jobs[0].id]
+    assert sweep(alive) == [jobs[1].id]
+    assert queue(connection).count == 3
+    assert commit(dead, old, done(old.id)) is Commit.LOST
+
+
+def test_a_claim_waits_for_its_own_key(connection: Redis, caplog: pytest.LogCaptureFixture) -> None:
     job = enqueue(connection)
+    leases = table(connection)
     connection.hset("omlx:claim:worker-a", "of another", "type")
-    assert [claimed.id for claimed in claim(table(connection))] == [job.id]
-    assert connection.type("omlx:claim:worker-a") == b"list"
+    assert leases.claim(1) is None
+    assert reports(caplog, "omlx:claim:worker-a")
+    connection.delete("omlx:claim:worker-a")
+    assert [claimed.id for claimed in claim(leases)] == [job.id]
+
+
+@pytest.mark.parametrize("key", ["rq:queue:{0}", "rq:deferred:{0}", "rq:job::{1}:dependencies"])
+def test_a_job_ends_beside_a_dependent_with_a_key_of_another_type(
+    redis_url: str, connection: Redis, key: str
+) -> None:
+    job = enqueue(connection)
+    dependent = enqueue(connection, priority="bulk", depends_on=job)
+    key = key.format(QUEUES[2], dependent.id)
+    with running_worker(redis_url) as worker:
+        with replaced(connection, key):
+            wait_for(lambda: is_over(job))
+        if "queue" in key:
+            wait_for(lambda: is_over(dependent))
+            assert len(dependent.results()) == 1
+        assert worker.test_errors == []
+    assert status(job) == "finished"
 
 
 def test_a_job_whose_hash_is_replaced_while_it_is_prepared_stops_nobody(
@@ -185,11 +276,11 @@ def test_a_job_whose_hash_is_replaced_while_it_is_prepared_stops_nobody(
     with running_worker(redis_url) as worker:
         prepare = worker.test_engine.prepare
 
-        def replaced(request: GenerationRequest, job_id: str) -> list[Row]:
+        def prepare_and_replace(request: GenerationRequest, job_id: str) -> list[Row]:
             connection.set(f"rq:job:{job_id}", "of another type")
             return prepare(request, job_id)
 
-        worker.test_engine.prepare = replaced
+        worker.test_engine.prepare = prepare_and_replace
         job = enqueue(connection, completion_window="1h")
         wait_for(lambda: connection.type(job.key) == b"string")
         worker.test_engine.prepare = prepare

@@ -118,6 +118,9 @@ def test_what_has_ended_or_gone_meanwhile_only_leaves_the_registry(connection: R
     connection.delete(jobs[1].key)
     connection.set(jobs[1].key, "of another type")
     assert move(connection) == [jobs[2].id]
+    assert registry(connection).get_job_ids() == [jobs[1].id]
+    connection.delete(jobs[1].key)
+    assert move(connection) == []
     assert registry(connection).count == 0
     assert connection.hget(jobs[0].key, "status") == b"canceled"
 

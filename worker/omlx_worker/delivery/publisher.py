@@ -255,6 +255,9 @@ class Publisher:
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.BEHIND:
                 self._finish_again(claim, ending)
+            elif verdict is Commit.BROKEN:
+                # No worker takes it before the key is gone; it goes on from its stream then.
+                self._put_back([claim])
             elif verdict in (Commit.DONE, Commit.RETRIED):
                 status = "retried" if verdict is Commit.RETRIED else ending.status
                 log_end(claim, self._jobs.get(claim), status, ending.sentence)

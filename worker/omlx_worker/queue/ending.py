@@ -88,8 +88,10 @@ class Commit(IntEnum):
     DONE = 1
     BEHIND = 2
     RETRIED = 3
-    # Not commit.lua's: Redis refuses the call because of this job's keys.
-    REFUSED = 4
+    # A key is of another type.
+    BROKEN = 4
+    # Not commit.lua's: Redis refuses the call because of a value in this job's keys.
+    REFUSED = 5
 
     @classmethod
     def of(cls, reply: Any) -> Self:

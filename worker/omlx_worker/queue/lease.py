@@ -186,7 +186,8 @@ class LeaseTable:
     def commit(self, endings: Sequence[tuple[Claim, Ending]]) -> list[Commit]:
         """End jobs whose leases hold, each independently, and drop them from the table.
 
-        A call that raised may be repeated; nothing is done twice.
+        A call that raised may be repeated; nothing is done twice. A job that is ``BEHIND`` or
+        ``BROKEN`` stays in the table.
         """
         args: list[str | int | bytes] = [
             self.worker_name,
@@ -203,7 +204,7 @@ class LeaseTable:
             verdict = Commit.of(reply)
             if verdict is Commit.LOST:
                 self.lose(job)
-            elif verdict is not Commit.BEHIND:
+            elif verdict not in (Commit.BEHIND, Commit.BROKEN):
                 self.forget(job)
             verdicts.append(verdict)
         return verdicts
@@ -261,7 +262,7 @@ class LeaseTable:
             keys=[f"omlx:recovered:{self._queues[0]}"],
             args=[SEARCHED_JOBS, RECOVERED_KEYS, events_key(""), *self._queues],
         )
-        return [job.decode(errors="replace") for job in [*abandoned, *recovered]]
+        return [job.decode(errors="replace") for job in [*abandoned, *(recovered or [])]]
 
     def _lost(self, reply: list[Any], asked: Iterable[Claim]) -> dict[str, str | int]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""

@@ -231,23 +231,31 @@ def test_a_row_that_is_no_row_does_not_stop_the_others(
     assert (state.state, state.ok, state.failed) == ("done", 1, 1)
 
 
-@pytest.mark.parametrize("broken", ["waiting", "running", "open"])
-def test_a_key_of_another_type_leaves_other_batches_and_queues_running(
+@pytest.mark.parametrize("broken", ["", ":results", ":ended", "waiting", "running", "open"])
+def test_a_key_of_another_type_holds_up_its_batch_alone_and_until_it_is_gone(
     redis_url: str, connection: redis.Redis, broken: str
 ) -> None:
     batch, other = batch_of(connection, 2), batch_of(connection, 2)
-    key = {
+    keys = {
         "waiting": batch.waiting_key(QUEUE),
         "running": batch.running_key(QUEUE),
         "open": open_key(QUEUE),
-    }[broken]
-    connection.delete(key)
+    }
+    key = keys.get(broken, f"{batch.key}{broken}")
+    if connection.exists(key):
+        connection.rename(key, "spare")
     connection.set(key, "x")
     job = enqueue(connection)
-    with running_worker(redis_url):
+    with running_worker(redis_url) as worker:
         wait_for(lambda: status(job) == "finished")
         if broken != "open":
             wait_for(lambda: other.read().over)
+        connection.delete(key)
+        if connection.exists("spare"):
+            connection.rename("spare", key)
+        wait_for(lambda: batch.read().over and other.read().over)
+        assert worker.test_errors == []
+    assert sorted(custom_ids(batch)) == ["r0", "r1"]
 
 
 @pytest.mark.system

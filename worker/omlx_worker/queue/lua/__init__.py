@@ -1,6 +1,7 @@
 """The Lua scripts of this package, as callables of a connection.
 
-Every script runs with ``lua/prelude.lua`` before it.
+Every script is the body of a function that runs after ``lua/prelude.lua``. What it returns is its
+reply; None if it has met a key of another type itself and not in a part of it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ log = logging.getLogger("omlx_worker.queue.lua")
 def source(name: str) -> str:
     """The text of ``lua/<name>.lua`` with RQ's key prefix and the prelude before it."""
     folder = resources.files(__name__)
-    prelude = folder.joinpath("prelude.lua").read_text(encoding="utf-8")
-    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\n" + folder.joinpath(f"{name}.lua").read_text(
-        encoding="utf-8"
+    prelude, script = (
+        folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name)
+    )
+    return (
+        f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\nlocal function run()\n{script}\nend\n"
+        "return {attempt(run) or false, problems}"
     )
 
 
@@ -34,7 +38,7 @@ def load(connection: Redis, name: str) -> Script:
 
 
 class Script:
-    """A script on a connection. A call returns its reply and logs keys of another type.
+    """A script on a connection. A call returns its reply and logs each key of another type once.
 
     Calls go by digest. To a server that does not know it the text goes with the call, unlike in
     redis-py's `Script`: a server may forget a script that was just loaded.
@@ -52,18 +56,13 @@ class Script:
             answer = self._connection.evalsha(self._digest, *call)
         except NoScriptError:
             answer = self._connection.eval(self._text, *call)
-        reply, broken = answer
-        for key, kind in zip(broken[::2], broken[1::2], strict=True):
-            report(key.decode(errors="backslashreplace"), kind.decode())
+        reply, problems = answer
+        for problem in problems:
+            report(problem.decode(errors="backslashreplace"))
         return reply
 
 
 @lru_cache(maxsize=1024)
-def report(key: str, kind: str) -> None:
+def report(problem: str) -> None:
     """Log a key of another type, once."""
-    log.error(
-        "the Redis key %s is of another type than RQ's (%s) and is left out; "
-        "delete it with DEL, or rename it",
-        key,
-        kind,
-    )
+    log.error(problem)

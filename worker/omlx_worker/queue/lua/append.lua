@@ -8,7 +8,8 @@
 --
 -- Returns {job, reason, job, reason, ...} for refused events: the job's status if the lease is gone,
 -- 'written' if the stream has other entries, the number of its tokens if the server has lost its
--- end. 'stop' means that the event was written and the job is to be stopped.
+-- end. 'stop' means that the event was written and the job is to be stopped. An event that meets a
+-- key of another type is left out without a word: the next one finds the stream behind.
 
 local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
 local told = {}
@@ -24,9 +25,7 @@ local function is_written(job, id, event)
   return entry and entry[2][2] == event
 end
 
-for i = 4, #ARGV, 6 do
-  local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local before, id, event = ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
+local function append(queue, job, execution, before, id, event)
   local reason = false
   if not holds(queue, job, execution) then
     reason = status(job)
@@ -35,7 +34,10 @@ for i = 4, #ARGV, 6 do
   elseif event ~= '' then
     local reply = redis.pcall('XADD', events .. job, id, 'event', event)
     if type(reply) == 'table' and reply.err then
-      if not string.find(reply.err, 'equal or smaller', 1, true) then return reply end
+      -- Redis raises any other error here.
+      if not string.find(reply.err, 'equal or smaller', 1, true) then
+        redis.call('XADD', events .. job, id, 'event', event)
+      end
       if not is_written(job, id, event) then reason = 'written' end
     else
       redis.call('PUBLISH', tokens .. job, event)
@@ -45,4 +47,6 @@ for i = 4, #ARGV, 6 do
   if not reason and redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
   if reason then tell(job, reason) end
 end
-return answer(told)
+
+for i = 4, #ARGV, 6 do attempt(append, unpack(ARGV, i, i + 5)) end
+return told

@@ -35,21 +35,31 @@ local time, date = now()
 local looks_left, bytes_left = 1000, longest
 local claimed = {}
 local known, newer = tonumber(ARGV[11]), ''
+-- The queue in which a suspect waits, and whether nothing is taken after it.
+local suspect_in, is_over = '', false
+
+local function has_room() return not is_over and #claimed < limit and bytes_left > 0 end
 
 -- The worker does not know the jobs that the first call of a repeated claim took.
 local claim, last_claim = ARGV[10], 'omlx:claim:' .. worker
-local taken = write('LRANGE', last_claim, 0, -1)
-if taken[1] == claim then
-  for i = #taken - 2, 2, -3 do
-    if holds(taken[i], taken[i + 1], taken[i + 2]) then
-      put_back(taken[i], taken[i + 1], taken[i + 2])
+
+local function undo_last()
+  local taken = redis.call('LRANGE', last_claim, 0, -1)
+  if taken[1] == claim then
+    for i = #taken - 2, 2, -3 do
+      attempt(give_back, taken[i], taken[i + 1], taken[i + 2])
     end
   end
+  if taken[1] then redis.call('DEL', last_claim) end
 end
-if taken[1] then redis.call('DEL', last_claim) end
-if redis.call('EXISTS', RQ .. 'suspended') == 1 then return answer(false) end
-local model = string.match(KEYS[1] or '', '^omlx:([^:]+):')
-if model and try('SISMEMBER', 'omlx:paused', model) == 1 then return answer(false) end
+
+local function is_paused()
+  local model = string.match(KEYS[1] or '', '^omlx:([^:]+):')
+  return model and redis.call('SISMEMBER', 'omlx:paused', model) == 1
+end
+
+undo_last()
+if redis.call('EXISTS', RQ .. 'suspended') == 1 or attempt(is_paused) then return false end
 
 local function remember(queue, job, execution)
   if #claimed == 0 then
@@ -73,7 +83,7 @@ local function unsupported(fields)
 end
 
 local function read(job)
-  return redis.pcall('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
+  return redis.call('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
     'enqueued_at', ROW, WIRE, unpack(UNSUPPORTED))
 end
 
@@ -82,12 +92,11 @@ local ended = {finished = true, failed = true, stopped = true, canceled = true}
 -- An id that must not run: not RQ's, deleted, ended, or pushed twice.
 local function is_stale(job, fields)
   if not string.match(job, '^[%w_-]+$') then return true end
-  if fields.err then return true end
   local state = fields[1]
   if not state then return redis.call('EXISTS', job_key(job)) == 0 end
   if ended[state] then return true end
   if state ~= 'started' then return false end
-  local executions = redis.pcall('ZRANGE', executions_key(job), 0, -1)
+  local executions = redis.call('ZRANGE', executions_key(job), 0, -1)
   for _, queue in ipairs(KEYS) do
     for _, execution in ipairs(executions) do
       if holds(queue, job, execution) then return true end
@@ -122,42 +131,36 @@ local function start(queue, job, fields)
   local bytes = #data
   if bytes > longest then data = '' end
   bytes_left = bytes_left - #data
+  extend(queue, job, execution, time, lease, grace,
+    'id', execution, 'created_at', number(time), 'worker_name', worker)
   redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
     EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
   if tokens > 0 then redis.call('HSET', key, STREAMED, tokens)
   else redis.call('HDEL', key, STREAMED) end
   redis.call('PERSIST', key)
-  redis.call('HSET', execution_key(job, execution), 'id', execution,
-    'created_at', number(time), 'last_heartbeat', number(time), 'worker_name', worker)
-  extend(queue, job, execution, time, lease, grace)
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
     fields[2] or '', unsupported(fields), as_count(fields[3]), treatment(fields), fields[6] or '',
     fields[7] or ''}
 end
 
-local function take(queue, job, fields)
-  start(queue, job, fields)
-  redis.call('LREM', queue_key(queue), 1, job)
-end
-
 -- Fail an entry that is no row: somebody has written it by hand.
 local function drop_row(queue, run, entry)
   local name, message = string.match(entry, '^[%w-]*'), 'Redis holds no row there; submit it again'
-  if not try('HSET', running_key(run, queue), name, entry) then return false end
+  redis.call('HSET', running_key(run, queue), name, entry)
   redis.call('LPOP', waiting_key(run, queue))
   settle_row(queue, run, name, '{"id": "batch_req_' .. string.rep('0', 24)
     .. '", "custom_id": null, "response": null, "error": {"code": "unparsable", "message": "'
     .. message .. '"}}\n', 'failed:unparsable=1')
-  return true
 end
 
--- Make a job of a waiting row, and start it. Returns false if a key of the batch is of another type.
+-- Make a job of a waiting row, and start it.
 local function take_row(queue, run, entry)
   local ending = string.find(entry, '\n', 1, true)
   local row, created = string.match(entry, '^(%S+) %S+ (%S+) [^\n]+\n')
   if not row then return drop_row(queue, run, entry) end
   local key, job = batch_key(run), row_job(run, row)
-  if not try('HSET', running_key(run, queue), row, entry) then return false end
+  check_job(job)
+  redis.call('HSET', running_key(run, queue), row, entry)
   redis.call('HSET', job_key(job), 'status', 'queued', 'origin', queue, 'enqueued_at', date,
     'created_at', created or date,
     'timeout', redis.call('HGET', key, 'job_timeout') or '', 'result_ttl', 0, 'failure_ttl', 0,
@@ -166,56 +169,67 @@ local function take_row(queue, run, entry)
     ROW, run .. ' ' .. string.sub(entry, 1, ending - 1), 'data', string.sub(entry, ending + 1))
   start(queue, job, read(job))
   redis.call('LPOP', waiting_key(run, queue))
-  return true
+end
+
+local function take_rows_of(queue, run)
+  check_batch(run, queue)
+  local entry = redis.call('LINDEX', waiting_key(run, queue), 0)
+  local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE))
+  if too_new then newer = run end
+  while entry and not too_new and has_room() do
+    take_row(queue, run, entry)
+    entry = redis.call('LINDEX', waiting_key(run, queue), 0)
+  end
+  if not entry then redis.call('ZREM', open_key(queue), run) end
 end
 
 local function take_rows(queue)
   local served = {}
-  while #claimed < limit and bytes_left > 0 do
-    local run = (try('ZRANGE', open_key(queue), 0, 0) or {})[1]
+  while has_room() do
+    local run = redis.call('ZRANGE', open_key(queue), 0, 0)[1]
     if not run or served[run] then return end
     served[run] = true
-    local entry = try('LINDEX', waiting_key(run, queue), 0)
-    local too_new = is_newer(redis.pcall('HGET', batch_key(run), WIRE))
-    if too_new then newer = run end
-    while entry and not too_new and #claimed < limit and bytes_left > 0
-      and take_row(queue, run, entry) do
-      entry = redis.call('LINDEX', waiting_key(run, queue), 0)
-    end
-    if entry then
-      redis.call('ZADD', open_key(queue), number(time), run)
-    else
-      redis.call('ZREM', open_key(queue), run)
-    end
+    redis.call('ZADD', open_key(queue), number(time), run)
+    attempt(take_rows_of, queue, run)
   end
 end
 
--- Whether jobs can be taken from a queue and started.
-local function is_open(queue)
-  return try('LLEN', queue_key(queue)) and try('ZCARD', started_key(queue))
+-- Take the job at a place of a queue, if it is its turn. Returns whether it has left the queue.
+local function take(queue, job)
+  local fields = read(job)
+  if is_stale(job, fields) then
+    looks_left = looks_left - 1
+  elseif is_newer(fields[8]) then
+    newer = job
+    return false
+  else
+    is_over = treatment(fields) == 'alone'
+    if is_over and held + #claimed > 0 then
+      suspect_in = queue
+      return false
+    end
+    check_job(job)
+    if fields[7] then check_batch(string.match(fields[7], '^%S*'), queue) end
+    start(queue, job, fields)
+  end
+  redis.call('LREM', queue_key(queue), 1, job)
+  return true
+end
+
+local function take_from(queue)
+  check_queue(queue)
+  local index = 0
+  while has_room() and looks_left > 0 do
+    local job = redis.call('LINDEX', queue_key(queue), index)
+    if not job then break end
+    if not attempt(take, queue, job) then
+      looks_left, index = looks_left - 1, index + 1
+    end
+  end
+  take_rows(queue)
 end
 
 for _, queue in ipairs(KEYS) do
-  local open, index = is_open(queue), 0
-  while open and #claimed < limit and looks_left > 0 and bytes_left > 0 do
-    local job = redis.call('LINDEX', queue_key(queue), index)
-    if not job then break end
-    local fields = read(job)
-    if is_stale(job, fields) then
-      looks_left = looks_left - 1
-      redis.call('LREM', queue_key(queue), 1, job)
-    elseif is_newer(fields[8]) then
-      looks_left = looks_left - 1
-      index, newer = index + 1, job
-    elseif treatment(fields) ~= 'alone' then
-      take(queue, job, fields)
-    elseif held + #claimed > 0 then
-      return answer({queue, claimed, newer})
-    else
-      take(queue, job, fields)
-      return answer({'', claimed, newer})
-    end
-  end
-  if open then take_rows(queue) end
+  if has_room() then attempt(take_from, queue) end
 end
-return answer({'', claimed, newer})
+return {suspect_in, claimed, newer}

@@ -8,12 +8,15 @@
 -- ARGV[1]  most cancelled jobs to look at for one queue
 
 local time = now()
-for _, queue in ipairs(KEYS) do
-  try('ZREMRANGEBYSCORE', RQ .. 'finished:' .. queue, 0, number(time))
-  try('ZREMRANGEBYSCORE', RQ .. 'failed:' .. queue, 0, number(time))
+
+local function clean(queue, registry)
+  redis.call('ZREMRANGEBYSCORE', RQ .. registry .. queue, 0, number(time))
+end
+
+local function clean_cancelled(queue)
   local cancelled = RQ .. 'canceled:' .. queue
-  local due = try('ZRANGEBYSCORE', cancelled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
-  for _, job in ipairs(due or {}) do
+  local due = redis.call('ZRANGEBYSCORE', cancelled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
+  for _, job in ipairs(due) do
     local milliseconds = redis.call('PTTL', job_key(job))
     if status(job) ~= 'canceled' then
       redis.call('ZREM', cancelled, job)
@@ -23,4 +26,9 @@ for _, queue in ipairs(KEYS) do
     end
   end
 end
-return answer(false)
+
+for _, queue in ipairs(KEYS) do
+  attempt(clean, queue, 'finished:')
+  attempt(clean, queue, 'failed:')
+  attempt(clean_cancelled, queue)
+end

@@ -14,8 +14,8 @@
 --             of a batch's row: run, number, output line and counts, see `settle_row`; else ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
--- gone; 2 if the server has lost tokens of the job (nothing is written); 3 if the job is retried; or
--- the error of the command that Redis refused.
+-- gone; 2 if the server has lost tokens of the job; 3 if the job is retried; 4 if a key is of another
+-- type; or the error of the command that Redis refused. After 2 and 4 nothing is written.
 
 local worker, longest = ARGV[1], ARGV[2]
 local events, channels = ARGV[3], ARGV[4]
@@ -25,7 +25,7 @@ local ended_at = number(time)
 local succeeded_count, failed_count, working = 0, 0, 0
 
 local function is_done(job, execution)
-  local last = redis.pcall('XREVRANGE', RQ .. 'results:' .. job, '+', '-', 'COUNT', 1)
+  local last = redis.call('XREVRANGE', RQ .. 'results:' .. job, '+', '-', 'COUNT', 1)
   for _, entry in ipairs(last) do
     for i = 1, #entry[2], 2 do
       if entry[2][i] == 'execution_id' then return entry[2][i + 1] == execution end
@@ -40,7 +40,7 @@ end
 
 local function add_result(job, execution, succeeded, payload, started, ttl)
   local results = RQ .. 'results:' .. job
-  write('XADD', results, 'MAXLEN', '~', 10, '*',
+  redis.call('XADD', results, 'MAXLEN', '~', 10, '*',
     'type', succeeded and '1' or '2', 'worker_name', worker,
     succeeded and 'return_value' or 'exc_string', payload, 'execution_id', execution,
     'execution_started_at', number(started), 'execution_ended_at', ended_at)
@@ -85,10 +85,10 @@ local function retry(queue, job, execution)
   if left < 1 then return false end
   local wait = retry_interval(fields[2], left)
   if wait > 0 then
-    if not try('ZADD', RQ .. 'scheduled:' .. queue, math.floor(time + wait), job) then return false end
+    redis.call('ZADD', RQ .. 'scheduled:' .. queue, math.floor(time + wait), job)
     redis.call('HSET', job_key(job), 'status', 'scheduled')
-  elseif not enqueue(queue, job, fields[3] == '1', date) then
-    return false
+  else
+    enqueue(queue, job, fields[3] == '1', date)
   end
   redis.call('HSET', job_key(job), 'retries_left', left - 1, 'started_at', '', 'worker_name', '',
     'ended_at', date)
@@ -97,24 +97,34 @@ local function retry(queue, job, execution)
   return true
 end
 
--- Enqueue the jobs that wait for this one and for no other, as RQ's `dependencies_are_met` decides.
+-- Enqueue a job if it waits for this one and for no other, as RQ's `dependencies_are_met` decides.
+local function release(job, ending, dependent)
+  local fields = redis.call('HMGET', job_key(dependent), 'status', 'origin',
+    'allow_dependency_failures', 'enqueue_at_front')
+  local allowed = {finished = true, failed = fields[3] == '1'}
+  local met = fields[1] == 'deferred' and fields[2] and allowed[ending]
+  -- RQ writes two colons.
+  for _, other in ipairs(redis.call('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies')) do
+    local state = other ~= job and status(other)
+    met = met and (not state or state == 'deleted' or allowed[state])
+  end
+  if not met then return end
+  local queue = fields[2]
+  redis.call('ZCARD', RQ .. 'deferred:' .. queue)
+  if not attempt(enqueue, queue, dependent, fields[4] == '1', date) then
+    -- schedule.lua enqueues it later.
+    redis.call('ZADD', RQ .. 'ready:' .. queue, number(time), dependent)
+    redis.call('HSET', job_key(dependent), 'status', 'ready_to_enqueue')
+  end
+  redis.call('ZREM', RQ .. 'deferred:' .. queue, dependent)
+  redis.call('SREM', job_key(job) .. ':dependents', dependent)
+end
+
 local function release_dependents(job, ending, ttl)
   local dependents = job_key(job) .. ':dependents'
   if redis.call('EXISTS', dependents) == 0 then return end
-  for _, dependent in ipairs(try('SMEMBERS', dependents) or {}) do
-    local fields = redis.pcall('HMGET', job_key(dependent), 'status', 'origin',
-      'allow_dependency_failures', 'enqueue_at_front')
-    local allowed = {finished = true, failed = fields[3] == '1'}
-    local met = fields[1] == 'deferred' and fields[2] and allowed[ending]
-    -- RQ writes two colons.
-    for _, other in ipairs(try('SMEMBERS', RQ .. 'job::' .. dependent .. ':dependencies') or {}) do
-      local state = other ~= job and status(other)
-      met = met and (not state or state == 'deleted' or allowed[state])
-    end
-    if met and enqueue(fields[2], dependent, fields[4] == '1', date) then
-      try('ZREM', RQ .. 'deferred:' .. fields[2], dependent)
-      redis.call('SREM', dependents, dependent)
-    end
+  for _, dependent in ipairs(redis.call('SMEMBERS', dependents)) do
+    attempt(release, job, ending, dependent)
   end
   -- Those that wait for others, or for this job's requeuing, stay in the set.
   if ttl ~= 0 then expire(dependents, ttl) end
@@ -126,6 +136,9 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
     return (done or is_done(job, execution)) and 1 or 0
   end
+  check_queue(queue)
+  check_job(job)
+  if run ~= '' then check_batch(run, queue) end
   if ending == 'retry' then
     if retry(queue, job, execution) then
       failed_count = failed_count + 1
@@ -148,7 +161,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   local ttl = tonumber(fields[1])
   if not ttl or not (math.abs(ttl) < 2 ^ 31) then ttl = tonumber(default_ttl) end
   ttl = math.floor(ttl)
-  local started = tonumber(write('HGET', execution_key(job, execution), 'created_at') or '')
+  local started = tonumber(redis.call('HGET', execution_key(job, execution), 'created_at') or '')
   -- Anybody can write what is no time.
   if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
@@ -166,9 +179,9 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     redis.call('EXPIRE', dependencies, ttl)
     -- RQ's scores of jobs that never expire: +inf if finished, -1 if failed.
     if succeeded then
-      try('ZADD', RQ .. 'finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
+      redis.call('ZADD', RQ .. 'finished:' .. queue, ttl > 0 and number(time + ttl) or '+inf', job)
     else
-      try('ZADD', RQ .. 'failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
+      redis.call('ZADD', RQ .. 'failed:' .. queue, ttl > 0 and number(time + ttl) or '-1', job)
     end
   end
   drop_execution(queue, job, execution)
@@ -182,9 +195,9 @@ end
 
 local replies = {}
 for i = 7, #ARGV, 13 do
-  local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
+  local ran, reply = pcall(attempt, commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
-  replies[#replies + 1] = reply
+  replies[#replies + 1] = reply or 4
 end
 
 -- Figures for `rq info`. The jobs have ended, whatever that key holds.
@@ -194,4 +207,4 @@ if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 
   redis.pcall('HINCRBY', worker_key, 'failed_job_count', failed_count)
   redis.pcall('HINCRBYFLOAT', worker_key, 'total_working_time', number(working))
 end
-return answer(replies)
+return replies

@@ -4,8 +4,40 @@
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
 --
--- Anybody can write a key of another type in the place of RQ's or ours. A job's own keys are then
--- replaced (`write`). Keys that jobs share are left out (`try`), and the answer names them.
+-- Anybody can write a key of another type in the place of RQ's or ours. What meets it fails before it
+-- has written anything, with a sentence that names the key, and waits until the key is gone. It is
+-- one part of a script, see `attempt`: other jobs, queues and batches go on.
+
+local server = redis
+local redis = {pcall = server.pcall}
+
+-- Run a command. Of a key of another type the error says which; Redis's does not.
+function redis.call(...)
+  local reply = server.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  local _, key = ...
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then
+    local kind = server.call('TYPE', key).ok
+    reply = {err = 'WRONGTYPE the Redis key ' .. key .. ' is a ' .. kind
+      .. ', which it must not be; what needs it waits; delete it with DEL, or rename it'}
+  end
+  error(reply, 0)
+end
+
+local problems = {}
+
+-- Do a part of a script. If it meets a key of another type, it returns nil and the answer says so.
+local function attempt(part, ...)
+  local ran, reply = pcall(part, ...)
+  if ran then return reply end
+  -- Some servers make a text of an error's table.
+  local problem = tostring(type(reply) == 'table' and reply.err or reply)
+  if string.sub(problem, 1, 9) ~= 'WRONGTYPE' then error(reply, 0) end
+  if not problems[problem] then
+    problems[problem] = true
+    problems[#problems + 1] = problem
+  end
+end
 
 local function job_key(job) return RQ .. 'job:' .. job end
 local function queue_key(queue) return RQ .. 'queue:' .. queue end
@@ -55,51 +87,25 @@ end
 
 local function number(value) return string.format('%.6f', value) end
 
-local broken = {}
-
-local function is_wrong_type(reply)
-  return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true)
-end
-
--- Run a command on a key that jobs share. Returns false if the key is of another type.
-local function try(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
-  if is_wrong_type(reply) then
-    if not broken[key] then
-      broken[key] = true
-      broken[#broken + 1] = key
-      broken[#broken + 1] = redis.call('TYPE', key).ok
-    end
-    return false
-  end
-  -- Redis raises any other error here.
-  if type(reply) == 'table' and reply.err then return redis.call(command, key, ...) end
-  return reply
-end
-
--- What every script returns: its reply, and the keys of another type, each with its type.
-local function answer(reply) return {reply, broken} end
-
 -- Whether this execution still holds its job. RQ's cancel and delete end a lease too.
 --
 -- Without its entry in the registry, which an operator may have deleted, a running job and its
 -- execution must name each other. Whoever takes the job away ends that.
 local function holds(queue, job, execution)
-  if try('ZSCORE', started_key(queue), member(job, execution)) then return true end
-  local fields = redis.pcall('HMGET', job_key(job), 'status', EXECUTION, 'worker_name')
+  if redis.call('ZSCORE', started_key(queue), member(job, execution)) then return true end
+  local fields = redis.call('HMGET', job_key(job), 'status', EXECUTION, 'worker_name')
   return fields[1] == 'started' and fields[2] == execution and fields[3]
-    and fields[3] == redis.pcall('HGET', execution_key(job, execution), 'worker_name')
+    and fields[3] == redis.call('HGET', execution_key(job, execution), 'worker_name')
 end
 
 -- Why a lease is gone: the job's status, or 'deleted'.
 local function status(job)
-  local reply = redis.pcall('HGET', job_key(job), 'status')
-  return type(reply) == 'string' and reply or 'deleted'
+  return redis.call('HGET', job_key(job), 'status') or 'deleted'
 end
 
 -- The id of a stream's last entry; nil without one.
 local function last_id(stream)
-  local last = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
   return last[1] and last[1][1]
 end
 
@@ -114,52 +120,75 @@ local function is_behind(stream, written)
   return tonumber(written) > 0 and tokens_in(stream) < tonumber(written)
 end
 
--- Run a command on one job's or one worker's key. A key of another type is deleted first: RQ would
--- fail on it.
-local function write(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
-  if type(reply) ~= 'table' or not reply.err then return reply end
-  if is_wrong_type(reply) then redis.call('DEL', key) end
-  -- Redis raises any other error here.
-  return redis.call(command, key, ...)
+-- Fail if a key that each job of a queue needs until it ends is of another type.
+local function check_queue(queue)
+  redis.call('LLEN', queue_key(queue))
+  for _, registry in ipairs({'wip:', 'finished:', 'failed:', 'scheduled:'}) do
+    redis.call('ZCARD', RQ .. registry .. queue)
+  end
 end
 
--- Write or renew the end of a lease. RQ's clean-up, which even `rq info` runs, fails started jobs
--- whose score has passed. So the score is `grace` seconds later, and sweep.lua subtracts them.
-local function extend(queue, job, execution, time, lease, grace)
+-- Likewise for the keys of one job.
+local function check_job(job)
+  redis.call('HLEN', job_key(job))
+  redis.call('ZCARD', executions_key(job))
+  redis.call('XLEN', RQ .. 'results:' .. job)
+  redis.call('SCARD', job_key(job) .. ':dependents')
+end
+
+-- Likewise for a row of a batch.
+local function check_batch(run, queue)
+  redis.call('HLEN', batch_key(run))
+  redis.call('HLEN', running_key(run, queue))
+  redis.call('HLEN', results_key(run))
+  redis.call('XLEN', batch_key(run) .. ':ended')
+  redis.call('ZCARD', BATCHES)
+end
+
+-- Write or renew the end of a lease, and more fields of the execution. RQ's clean-up, which even
+-- `rq info` runs, fails started jobs whose score has passed. So the score is `grace` seconds later,
+-- and sweep.lua subtracts them.
+local function extend(queue, job, execution, time, lease, grace, ...)
   local ttl = math.ceil(lease)
-  try('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
-  write('ZADD', executions_key(job), number(time + ttl + 60), execution)
+  redis.call('ZADD', executions_key(job), number(time + ttl + 60), execution)
   redis.call('EXPIRE', executions_key(job), ttl + 60)
+  redis.call('HSET', execution_key(job, execution), 'last_heartbeat', number(time), ...)
   -- It outlives the entry above: RQ raises if it finds the entry without the hash.
   redis.call('EXPIRE', execution_key(job, execution), ttl + 120)
+  redis.call('ZADD', started_key(queue), number(time + lease + grace), member(job, execution))
 end
 
 local function drop_execution(queue, job, execution)
-  redis.pcall('ZREM', executions_key(job), execution)
+  redis.call('ZREM', executions_key(job), execution)
   redis.call('DEL', execution_key(job, execution))
-  try('ZREM', started_key(queue), member(job, execution))
+  redis.call('ZREM', started_key(queue), member(job, execution))
 end
 
--- Put a job into its queue as RQ does. Returns false if the queue is of another type.
+-- Put a job into its queue as RQ does.
 local function enqueue(queue, job, at_front, date)
-  if not try(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job) then return false end
+  redis.call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job)
   redis.call('HSET', job_key(job), 'status', 'queued', 'enqueued_at', date)
   local ttl = tonumber(redis.call('HGET', job_key(job), 'ttl') or '')
   if ttl and ttl > 0 and ttl < 2 ^ 31 then redis.call('EXPIRE', job_key(job), math.floor(ttl)) end
   return true
 end
 
--- Put a job back at the front of its queue, unless it was deleted or has ended. It keeps its lease
--- while the queue is of another type.
+-- Put a job back at the front of its queue, unless it was deleted or has ended.
 local function put_back(queue, job, execution)
+  redis.call('LLEN', queue_key(queue))
+  redis.call('ZCARD', started_key(queue))
+  redis.call('ZCARD', executions_key(job))
   local returned = status(job) == 'started'
   if returned then
-    if not try('LPUSH', queue_key(queue), job) then return false end
+    redis.call('LPUSH', queue_key(queue), job)
     redis.call('HSET', job_key(job), 'status', 'queued', 'started_at', '', 'worker_name', '')
   end
   drop_execution(queue, job, execution)
   return returned
+end
+
+local function give_back(queue, job, execution)
+  return holds(queue, job, execution) and put_back(queue, job, execution)
 end
 
 -- A count in a job's hash. Anybody can write what is no number.

@@ -16,20 +16,18 @@ for i = 4, #ARGV do ours[ARGV[i]] = true end
 -- Whether nobody has renewed the lease for its length and a minute more; see `extend`.
 local function is_abandoned(queue, job, execution)
   return redis.call('EXISTS', executions_key(job)) == 0
-    and try('ZCARD', started_key(queue))
     and not redis.call('ZSCORE', started_key(queue), member(job, execution))
 end
 
 local function is_missing(queue, job)
-  local length = try('LLEN', queue_key(queue))
-  return length and length <= tonumber(ARGV[1]) and not redis.call('LPOS', queue_key(queue), job)
+  return redis.call('LLEN', queue_key(queue)) <= tonumber(ARGV[1]) and not redis.call('LPOS', queue_key(queue), job)
 end
 
 local returned = {}
-local page = redis.call('SCAN', write('GET', KEYS[1]) or '0', 'MATCH', job_key('*'), 'COUNT', ARGV[2])
-for _, key in ipairs(page[2]) do
+
+local function mend(key)
   local job = string.sub(key, #job_key('') + 1)
-  local fields = redis.pcall('HMGET', key, 'status', 'origin', EXECUTION)
+  local fields = redis.call('HMGET', key, 'status', 'origin', EXECUTION)
   local queue, execution = fields[2], fields[3]
   if fields[1] == 'started' and ours[queue] and execution and is_abandoned(queue, job, execution)
     and put_back_dead(queue, job, execution, ARGV[3] .. job) then
@@ -39,5 +37,9 @@ for _, key in ipairs(page[2]) do
     returned[#returned + 1] = job
   end
 end
+
+local page = redis.call('SCAN', redis.call('GET', KEYS[1]) or '0', 'MATCH', job_key('*'),
+  'COUNT', ARGV[2], 'TYPE', 'hash')
+for _, key in ipairs(page[2]) do attempt(mend, key) end
 redis.call('SET', KEYS[1], page[1], 'EX', 86400)
-return answer(returned)
+return returned

@@ -10,15 +10,12 @@
 local lease, grace = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time, date = now()
 local told = {}
-for i = 3, #ARGV, 3 do
-  local queue, job, execution = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+
+local function renew(queue, job, execution)
   local reason = false
-  -- An error if the key is of another type.
-  local fields = redis.pcall('HLEN', job_key(job))
-  if holds(queue, job, execution) and type(fields) == 'number' and fields > 0 then
-    write('HSET', execution_key(job, execution), 'last_heartbeat', number(time))
-    redis.call('HSET', job_key(job), 'last_heartbeat', date)
+  if holds(queue, job, execution) and redis.call('EXISTS', job_key(job)) == 1 then
     extend(queue, job, execution, time, lease, grace)
+    redis.call('HSET', job_key(job), 'last_heartbeat', date)
     if redis.call('HEXISTS', job_key(job), STOP) == 1 then reason = 'stop' end
   else
     reason = status(job)
@@ -28,4 +25,6 @@ for i = 3, #ARGV, 3 do
     told[#told + 1] = reason
   end
 end
-return answer(told)
+
+for i = 3, #ARGV, 3 do attempt(renew, unpack(ARGV, i, i + 2)) end
+return told

@@ -11,33 +11,35 @@ local moved = {}
 
 local awaited = {scheduled = true, created = true, ready_to_enqueue = true}
 
--- Returns false if the queue is of another type; the job then stays where it is.
-local function enqueue_due(queue, job)
-  local fields = redis.pcall('HMGET', job_key(job), 'status', 'ended_at', 'enqueue_at_front',
+local function move(queue, registry, job)
+  local fields = redis.call('HMGET', job_key(job), 'status', 'ended_at', 'enqueue_at_front',
     'enqueue_at_front_on_retry')
-  -- Deleted, cancelled, or already enqueued.
-  if fields.err or not awaited[fields[1]] then return true end
-  local has_run = fields[2] and fields[2] ~= ''
-  local at_front = fields[3] == '1' or (has_run and fields[4] == '1')
-  if not enqueue(queue, job, at_front, date) then return false end
-  moved[#moved + 1] = job
-  return true
+  -- Others were deleted or cancelled, or are already in the queue.
+  if awaited[fields[1]] then
+    local has_run = fields[2] and fields[2] ~= ''
+    enqueue(queue, job, fields[3] == '1' or (has_run and fields[4] == '1'), date)
+    moved[#moved + 1] = job
+  end
+  redis.call('ZREM', registry, job)
 end
 
-local function move(queue, registry, jobs)
-  for _, job in ipairs(jobs or {}) do
-    if enqueue_due(queue, job) then redis.call('ZREM', registry, job) end
+local function move_due(queue)
+  if redis.call('EXISTS', RQ .. 'scheduler-lock:' .. queue) == 1 then return end
+  local scheduled = RQ .. 'scheduled:' .. queue
+  local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
+  for _, job in ipairs(due) do attempt(move, queue, scheduled, job) end
+end
+
+-- RQ enqueues them after the transaction that made them ready, and may have been interrupted.
+local function move_ready(queue)
+  local ready = RQ .. 'ready:' .. queue
+  for _, job in ipairs(redis.call('ZRANGE', ready, 0, ARGV[1] - 1)) do
+    attempt(move, queue, ready, job)
   end
 end
 
 for _, queue in ipairs(KEYS) do
-  if redis.call('EXISTS', RQ .. 'scheduler-lock:' .. queue) == 0 then
-    local scheduled = RQ .. 'scheduled:' .. queue
-    move(queue, scheduled,
-      try('ZRANGEBYSCORE', scheduled, '-inf', number(time), 'LIMIT', 0, ARGV[1]))
-  end
-  -- RQ enqueues them after the transaction that made them ready, and may have been interrupted.
-  local ready = RQ .. 'ready:' .. queue
-  move(queue, ready, try('ZRANGE', ready, 0, ARGV[1] - 1))
+  attempt(move_due, queue)
+  attempt(move_ready, queue)
 end
-return answer(moved)
+return moved

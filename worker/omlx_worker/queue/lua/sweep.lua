@@ -11,13 +11,13 @@
 --
 -- Returns the ids of the returned jobs, nil if another worker has swept.
 
-if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return answer(false) end
+if not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) then return false end
 local time = now()
 local returned = {}
-for i = 5, #ARGV do
-  local queue = ARGV[i]
-  local expired = try('ZRANGEBYSCORE', started_key(queue),
-    '-inf', number(time + tonumber(ARGV[2]))) or {}
+
+local function put_back_expired(queue)
+  local expired = redis.call('ZRANGEBYSCORE', started_key(queue),
+    '-inf', number(time + tonumber(ARGV[2])))
   local ours = {}
   for _, entry in ipairs(expired) do
     local job, execution = string.match(entry, '^([^:]*):(.*)$')
@@ -29,9 +29,13 @@ for i = 5, #ARGV do
   table.sort(ours, function(a, b) return a[2] > b[2] end)
   for _, entry in ipairs(ours) do
     local job = entry[1]
-    if put_back_dead(queue, job, entry[2], ARGV[4] .. job) then returned[#returned + 1] = job end
+    if attempt(put_back_dead, queue, job, entry[2], ARGV[4] .. job) then
+      returned[#returned + 1] = job
+    end
   end
 end
+
+for i = 5, #ARGV do attempt(put_back_expired, ARGV[i]) end
 
 local ended = {failed = true, stopped = true, canceled = true, finished = true}
 local MOST_ROWS = 100  -- that one call puts back or settles
@@ -54,8 +58,8 @@ end
 local function mend(queue, run, row, cancelling)
   local job = row_job(run, row)
   local state = status(job)
-  if state == 'queued' and not try('LPOS', queue_key(queue), job) then
-    return try('LPUSH', queue_key(queue), job)
+  if state == 'queued' and not redis.call('LPOS', queue_key(queue), job) then
+    return redis.call('LPUSH', queue_key(queue), job)
   end
   if ended[state] or (state == 'deleted' and cancelling) then
     settle_cancelled(queue, run, row)
@@ -65,14 +69,20 @@ local function mend(queue, run, row, cancelling)
   return ended[state] or state == 'deleted'
 end
 
-for _, run in ipairs(try('ZRANGE', BATCHES, 0, -1) or {}) do
-  local cancelling = redis.pcall('HGET', batch_key(run), 'state') == 'cancelling'
-  for i = 5, #ARGV do
-    local mended = 0
-    for _, row in ipairs(try('HKEYS', running_key(run, ARGV[i])) or {}) do
-      if mend(ARGV[i], run, row, cancelling) then mended = mended + 1 end
-      if mended == MOST_ROWS then break end
-    end
+local function mend_rows(queue, run)
+  local cancelling = redis.call('HGET', batch_key(run), 'state') == 'cancelling'
+  local mended = 0
+  for _, row in ipairs(redis.call('HKEYS', running_key(run, queue))) do
+    if attempt(mend, queue, run, row, cancelling) then mended = mended + 1 end
+    if mended == MOST_ROWS then break end
   end
 end
-return answer(returned)
+
+local function mend_batches()
+  for _, run in ipairs(redis.call('ZRANGE', BATCHES, 0, -1)) do
+    for i = 5, #ARGV do attempt(mend_rows, ARGV[i], run) end
+  end
+end
+
+attempt(mend_batches)
+return returned
