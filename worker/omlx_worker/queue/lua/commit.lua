@@ -122,7 +122,6 @@ end
 
 local function release_dependents(job, ending, ttl)
   local dependents = job_key(job) .. ':dependents'
-  if redis.call('EXISTS', dependents) == 0 then return end
   for _, dependent in ipairs(redis.call('SMEMBERS', dependents)) do
     attempt(release, job, ending, dependent)
   end
@@ -137,7 +136,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     return (done or is_done(job, execution)) and 1 or 0
   end
   check_queue(queue)
-  check_job(job)
+  local dependent_jobs = check_job(job)
   if run ~= '' then check_batch(run, queue) end
   if ending == 'retry' then
     if retry(queue, job, execution) then
@@ -166,7 +165,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
   if not (started and started >= 0 and started <= time) then started = time end
   if ttl ~= 0 then add_result(job, execution, succeeded, payload, started, ttl) end
 
-  release_dependents(job, ending, ttl)
+  if dependent_jobs > 0 then release_dependents(job, ending, ttl) end
   if ttl == 0 then
     redis.call('DEL', key, dependents, dependencies, executions_key(job))
     if fields[2] and fields[2] ~= '' then redis.pcall('SREM', RQ .. 'group:' .. fields[2], job) end

@@ -120,20 +120,23 @@ local function is_behind(stream, written)
   return tonumber(written) > 0 and tokens_in(stream) < tonumber(written)
 end
 
+local checked = {}
+
 -- Fail if a key that each job of a queue needs until it ends is of another type.
 local function check_queue(queue)
+  if checked[queue] then return end
   redis.call('LLEN', queue_key(queue))
   for _, registry in ipairs({'wip:', 'finished:', 'failed:', 'scheduled:'}) do
     redis.call('ZCARD', RQ .. registry .. queue)
   end
+  checked[queue] = true
 end
 
--- Likewise for the keys of one job.
+-- Likewise for the keys of one job beside its hash. Returns the number of its dependents.
 local function check_job(job)
-  redis.call('HLEN', job_key(job))
   redis.call('ZCARD', executions_key(job))
   redis.call('XLEN', RQ .. 'results:' .. job)
-  redis.call('SCARD', job_key(job) .. ':dependents')
+  return redis.call('SCARD', job_key(job) .. ':dependents')
 end
 
 -- Likewise for a row of a batch.
