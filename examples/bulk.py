@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from omlx_producer import Completion, OmlxQueueError, Producer
-from omlx_producer.bulk.run import RunOptions, run_here
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.run import run_here
 from omlx_producer.bulk.shape import Shape
 
 
@@ -29,8 +30,7 @@ def main() -> None:
         sys.exit(f"bulk.py: {error}")
     if not finished:
         sys.exit("interrupted; run it again to resume")
-    for line in output.read_text().splitlines():
-        row = json.loads(line)
+    for row in map(json.loads, output.read_text().splitlines()):
         print(row["custom_id"], Completion(row["response"]["body"]).text)
     if failed:
         sys.exit(f"failed rows: {failed}; see {output}.errors.jsonl")

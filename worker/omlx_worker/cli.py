@@ -20,8 +20,14 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import INTERRUPTED, check_variables, fail, json_option, say
-from omlx_producer.cli.sections import SectionedCommand
+from omlx_producer.cli.common import (
+    INTERRUPTED,
+    SectionedCommand,
+    check_variables,
+    fail,
+    json_option,
+    say,
+)
 from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
 from omlx_worker.logs import start_logging

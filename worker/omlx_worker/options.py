@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from pydantic import ByteSize, ValidationError
 
-from omlx_producer.cli.common import fail
-from omlx_producer.cli.sections import option
+from omlx_producer.cli.common import fail, option
 from omlx_producer.environment import PREFIX
 from omlx_worker.settings import REMEDY, WorkerSettings
 

@@ -1,9 +1,9 @@
 """Offline bulk generation: a file of requests in, a file of results out, resumable at any moment.
 
-The path of a row: `records` reads it, `shape` makes its request, `plan` decides whether it runs,
-`ordering` decides when. It goes into a `batch`, from which workers take it. A detached batch is
-left to them. For a run on this machine (`run`), `collector` uploads a window of rows ahead and
-collects their results into a pair of files (`output`).
+The path of a row: `records` reads it, `shape` makes its request, `plan` decides whether and when it
+runs; `input` owns the three. It goes into a `batch`, from which workers take it. A detached batch
+is left to them. For a run on this machine (`run`), `collector` uploads a window of rows ahead and
+collects their results into files (`output`), and `progress` shows it.
 
 A result leaves Redis only after it is durable in the files, and only they say which rows are done.
 So the process may be killed between any two steps.

@@ -35,7 +35,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.utils import utcformat
 
-from omlx_producer.bulk.ordering import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
+from omlx_producer.bulk.plan import BUFFER_CHARACTERS, BUFFER_ROWS, arrange
 from omlx_producer.bulk.row import BadRow, Row, RowResult, RowUsage, write_line
 from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.client.cancel import STOP_FIELD
@@ -526,7 +526,7 @@ def open_key(queue: str) -> str:
 
 
 def _in_chunks(rows: Iterable[Row | BadRow]) -> Iterator[list[tuple[int, Row | BadRow]]]:
-    """Numbered rows to be written together; see `omlx_producer.bulk.ordering` for their order."""
+    """Numbered rows to be written together; see `omlx_producer.bulk.plan` for their order."""
     good, bad, characters = list[Row](), list[tuple[int, Row | BadRow]](), 0
 
     def chunks() -> Iterator[list[tuple[int, Row | BadRow]]]:

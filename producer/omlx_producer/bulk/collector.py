@@ -18,10 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import redis
+from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row, RowResult
 from omlx_producer.client.enqueue import JOB_SECONDS
+from omlx_producer.outage import Outage, passes, waiting_text
+from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import write
 from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
@@ -36,6 +40,10 @@ GROUP = 256
 GROUP_SECONDS = 0.25
 RECONCILE_SECONDS = 30.0
 WITHDRAW_SECONDS = 0.5
+# Of the loop: a turn's wait, how long Redis may be away, pauses between tries.
+WAIT_SECONDS = 0.5
+PATIENCE_SECONDS = 300.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class Sink(Protocol):
@@ -148,11 +156,15 @@ class Collector:
     def sweep(self) -> None:
         """Drop what earlier runs left behind, of rows that are done, edited or removed.
 
-        Call only at the end of all rows.
+        Call only at the end of all rows. What an outage keeps in Redis expires by itself.
         """
-        self._batch.withdraw()
-        self._collect(0)
-        self._batch.acknowledge(list(self._found or ()), itertools.chain(*self._hints.values()))
+        try:
+            self._batch.withdraw()
+            self._collect(0)
+            self._batch.acknowledge(list(self._found or ()), itertools.chain(*self._hints.values()))
+        except RedisError as error:
+            if not passes(error):
+                raise
 
     # Entering
 
@@ -276,3 +288,61 @@ class Collector:
             for digest in digests:
                 self._hints.pop(digest, None)
         self._durable = []
+
+
+def drive(
+    collector: Collector,
+    signals: StopSignals,
+    on_turn: Callable[[], None],
+    *,
+    patience: float = PATIENCE_SECONDS,
+) -> bool:
+    """Turn a collector until nothing is left to do.
+
+    Args:
+        on_turn: called after each turn.
+        patience: seconds for which Redis may be away.
+
+    Returns:
+        True at the end of the rows, False after an interrupt.
+
+    Raises:
+        redis.exceptions.RedisError: if Redis is away for longer, or refuses.
+        KeyboardInterrupt: at the second interrupt, or the first if Redis is away.
+    """
+    stopping, outage = False, Outage(FIRST_PAUSE, LONGEST_PAUSE)
+    while collector.busy:
+        if signals.asked and not stopping:
+            stopping = True
+            collector.stop()
+            write(
+                f"\nstopping; waiting for the rows that run, of {collector.in_flight} in Redis. "
+                "Interrupt again to leave at once\n",
+                err=True,
+            )
+        try:
+            collector.turn(WAIT_SECONDS)
+            outage.answered()
+        except RedisError as error:
+            if stopping:
+                # Nothing can be waited for.
+                raise KeyboardInterrupt from error
+            _wait(outage, error, patience)
+            collector.recover()
+        on_turn()
+    return not stopping
+
+
+def _wait(outage: Outage, error: RedisError, patience: float) -> None:
+    """Sleep before the next try.
+
+    Raises:
+        redis.exceptions.RedisError: the error, if it does not pass, or patience has run out.
+    """
+    away = outage.seconds
+    if away > patience:
+        raise error
+    pause = outage.failed(error)
+    if not away:
+        write(waiting_text(error) + "\n", err=True)
+    time.sleep(pause)

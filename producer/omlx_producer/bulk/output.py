@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from omlx_producer.bulk.journal import Journal, remove_drafts, replacing
+import click
+
+from omlx_producer.bulk.journal import Journal, keep_copy, remove_drafts, replacing
 from omlx_producer.bulk.plan import RowIndex
 from omlx_producer.bulk.records import MAX_LINE_BYTES, Record, import_pyarrow, values_of
-from omlx_producer.bulk.row import RowResult, job_of_line, may_be_ours, read_line, write_line
+from omlx_producer.bulk.row import Row, RowResult, job_of_line, may_be_ours, read_line, write_line
+from omlx_producer.bulk.runfile import RunFile
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import row_job_id
+from omlx_producer.terminal import write
+from omlx_producer.wire import Constraint, row_job_id
+from omlx_producer.wording import counted
 
 
 def real_path(output: Path) -> Path:
@@ -62,6 +69,28 @@ def require_own_table(output: Path) -> None:
     """
     if is_table(output) and output.exists() and not results_path(output).exists():
         raise _foreign(output)
+
+
+def require_run_output(output: Path, source: str, *, keep: bool) -> None:
+    """Refuse an output of a run that cannot be written, is the input, or holds something else.
+
+    Args:
+        source: the input, a path or ``-``.
+        keep: whether the columns of the input are added to a table.
+
+    Raises:
+        InvalidRequest: with the remedy.
+    """
+    written = {path.resolve() for path in (output, results_path(output), errors_path(output))}
+    if source != "-" and Path(source).resolve() in written:
+        raise InvalidRequest(f"{output}: would write over the input; give another output")
+    if keep and (source == "-" or not is_table(output)):
+        raise InvalidRequest(
+            f"--keep: adds the columns of a file to a table; give an input other than -, and an "
+            f"output in .csv or .parquet in place of {output}"
+        )
+    require_output(output)
+    require_own_table(output)
 
 
 def results_path(output: Path) -> Path:
@@ -223,6 +252,84 @@ def _foreign(path: Path) -> InvalidRequest:
     return InvalidRequest(
         f"{path}: exists and holds no results of omlx-submit; give another output, or move it away"
     )
+
+
+@dataclass
+class Output:
+    """What a run has on disk: its files, the index of their rows, and the run file, locked."""
+
+    path: Path
+    run_file: RunFile
+    index: RowIndex
+    files: OutputFiles
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path) -> Iterator[Output]:
+        """See `RunFile.open` and `OutputFiles` for the errors; check the path first."""
+        with (
+            RunFile.open(path) as run_file,
+            contextlib.closing(RowIndex()) as index,
+            contextlib.closing(OutputFiles(path, index)) as files,
+        ):
+            yield cls(path, run_file, index, files)
+
+    def keep_copy(self) -> None:
+        """Copy the results so far beside themselves, and say where."""
+        copies = keep_copy(dict.fromkeys([results_path(self.path), self.path]))
+        write(f"the results so far are kept in {', '.join(map(str, copies))}\n", err=True)
+
+    def say_what_is_strange(self) -> None:
+        """Name what the files of earlier runs hold that no run writes."""
+        if self.files.torn:
+            torn = counted(self.files.torn, "byte")
+            click.echo(
+                f"cut off {torn} of a line that a kill or a full disk left unfinished", err=True
+            )
+        for path, lines in self.files.foreign.items():
+            click.echo(
+                f"{path}: {counted(len(lines), 'line')} of something else, the first of them line "
+                f"{lines[0].number}; kept",
+                err=True,
+            )
+
+
+class Guard:
+    """A sink that ends a run whose options a worker refuses, before it writes any row.
+
+    Once a row has succeeded, a refusal concerns that row.
+
+    Args:
+        constraint: that the options give to every row; None for none.
+        proven: whether a row has succeeded.
+    """
+
+    def __init__(self, files: OutputFiles, constraint: Constraint | None, *, proven: bool) -> None:
+        self._files = files
+        self._constraint = constraint
+        self._proven = proven or constraint is None
+
+    def commit(self, results: Sequence[RowResult]) -> None:
+        """Write results to the files.
+
+        Raises:
+            InvalidRequest: the first refusal.
+        """
+        if not self._proven:
+            self._proven = any(result.ok for result in results)
+        if not self._proven:
+            for result in results:
+                if self._is_refused(result):
+                    raise InvalidRequest(result.reason)
+        self._files.commit(results)
+
+    def _is_refused(self, result: RowResult) -> bool:
+        return (
+            result.code == "invalid_request"
+            and isinstance(result.row, Row)
+            and result.row.request.constraint == self._constraint
+            and result.reason.startswith(("response_format", "structured_outputs"))
+        )
 
 
 def require_batch_output(output: Path, run: str, lines: Iterable[bytes]) -> None:

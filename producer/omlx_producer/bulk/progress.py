@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import click
+import redis
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from omlx_producer.bulk.meter import Meter
-from omlx_producer.bulk.row import BadRow, RowResult
+from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
+from omlx_producer.client.waiting import read_started
+from omlx_producer.client.workers import read_workers
 from omlx_producer.terminal import write
+from omlx_producer.wire import row_job_id
 from omlx_producer.wording import counted
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
+FIGURES_SECONDS = 2.0
 LEAST_BAR, MOST_BAR = 8, 40
 # Room at the end of the bar's line for the ^C that a terminal echoes.
 ECHO_COLUMNS = 3
@@ -100,6 +109,90 @@ class Bar:
     def _show(self, meter: Meter) -> None:
         self._shown_at = time.monotonic()
         self._live.update(bar_line(meter, self._live.console.width - ECHO_COLUMNS), refresh=True)
+
+
+class WorkerWatch:
+    """Reads what the workers of some models do for a run or a batch every `FIGURES_SECONDS`.
+
+    It says on stderr, once, that nobody serves a model whose rows wait.
+
+    Args:
+        run: the id of the run or of the batch's run.
+    """
+
+    def __init__(self, connection: redis.Redis, run: str) -> None:
+        self._connection = connection
+        self._own = row_job_id(run, "").encode()
+        self._looked_at = float("-inf")
+        self._unserved: set[str] = set()
+        self._told: set[str] = set()
+
+    def look(self, models: Iterable[str], meter: Meter, in_flight: int) -> None:
+        """Tell the meter what runs.
+
+        Rows of a batch advance together, so the run's tokens a second are its share of the rows.
+
+        Args:
+            in_flight: rows in Redis.
+        """
+        if time.monotonic() - self._looked_at < FIGURES_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        # The collector meets an outage.
+        with contextlib.suppress(RedisError):
+            running, tokens_in, tokens_out, unserved = 0, 0.0, 0.0, set()
+            for model in models:
+                workers = read_workers(self._connection, model)
+                if not workers and in_flight:
+                    unserved.add(model)
+                started = read_started(self._connection, model)
+                own = sum(job.startswith(self._own) for job in started)
+                share = own / max(1, len(started))
+                running += own
+                tokens_in += share * sum(worker.prompt_tokens_per_second for worker in workers)
+                tokens_out += share * sum(worker.tokens_per_second for worker in workers)
+            meter.now = Speed(running, tokens_in, tokens_out)
+            self._tell(unserved)
+
+    def _tell(self, unserved: set[str]) -> None:
+        """Name the models that two looks in a row have found without a worker."""
+        self._told &= unserved
+        for model in sorted((unserved & self._unserved) - self._told):
+            write(f"no worker serves {model}; its rows wait for one\n", err=True)
+            self._told.add(model)
+        self._unserved = unserved
+
+
+class Progress:
+    """Counts and shows a run or a batch: the rows that end, what the workers do, a summary.
+
+    Args:
+        run: the id of the run or of the batch's run.
+        errors: the file that bad rows are reported with; None for a batch, which counts its rows.
+    """
+
+    def __init__(
+        self, connection: redis.Redis, run: str, style: Style, errors: Path | None = None
+    ) -> None:
+        self.meter = Meter()
+        self._bad_rows = errors and BadRowReporter(errors)
+        self._watch = WorkerWatch(connection, run)
+        self._display = make_display(style)
+
+    def count(self, results: list[RowResult]) -> None:
+        """Count rows that ended."""
+        self.meter.count(results)
+        if self._bad_rows:
+            self._bad_rows.report(results)
+
+    def show(self, models: Iterable[str], in_flight: int) -> None:
+        """Show the current state, if it is time to; see `WorkerWatch.look`."""
+        self._watch.look(models, self.meter, in_flight)
+        self._display.update(self.meter)
+
+    def end(self) -> None:
+        """Show the summary."""
+        self._display.end(self.meter)
 
 
 def bar_line(meter: Meter, width: int) -> Table:
@@ -189,6 +282,26 @@ def summary_text(meter: Meter) -> str:
     return "\n".join(lines)
 
 
+def failure_text(failures: Counter[str], output: Path) -> str:
+    """How many rows failed, and what to do about them.
+
+    Args:
+        failures: rows by code.
+    """
+    failed, unserved = failures.total(), failures[NO_MODEL]
+    repeatable = failed - unserved - sum(failures[code] for code in REFUSED)
+    retry = f"omlx-submit retry {shlex.quote(str(output))}"
+    if repeatable:
+        some = "" if repeatable == failed else f"{repeatable} of them "
+        advice = f"try {some}again: {retry}"
+    elif unserved:
+        some = "" if unserved == failed else f" for {unserved} of them"
+        advice = f"no worker has announced the model{some}; start one, then: {retry}"
+    else:
+        advice = "another try would fail too; correct the input, and run the same command"
+    return f"{counted(failed, 'row')} failed; {advice}"
+
+
 def written_text(files: Mapping[Path, int]) -> str:
     """The files that were written, with their rows."""
     return "written: " + ", ".join(f"{path} ({counted(n, 'row')})" for path, n in files.items())
@@ -197,6 +310,11 @@ def written_text(files: Mapping[Path, int]) -> str:
 def ignored_text(ignored: Mapping[str, int]) -> str:
     """The fields that have no effect, with the rows that have them."""
     return "rows with ignored fields: " + ", ".join(f"{name} {n:,}" for name, n in ignored.items())
+
+
+def say_ignored(ignored: Mapping[str, int]) -> None:
+    if ignored:
+        write(ignored_text(ignored) + "\n", err=True)
 
 
 def duration(seconds: float) -> str:

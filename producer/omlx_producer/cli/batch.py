@@ -11,8 +11,6 @@ from typing import Any
 import click
 
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.bulk.live import WorkerWatch
-from omlx_producer.bulk.meter import Meter
 from omlx_producer.bulk.output import (
     real_path,
     require_batch_output,
@@ -20,25 +18,25 @@ from omlx_producer.bulk.output import (
     require_own_table,
     write_results,
 )
-from omlx_producer.bulk.progress import Style, make_display, written_text
+from omlx_producer.bulk.progress import Progress, Style, written_text
 from omlx_producer.bulk.runfile import run_path
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.common import (
     INVALID,
     JOB_ENDED_BADLY,
     NOT_ENDED,
+    SectionedCommand,
     csv_safe_option,
     fail,
     local_time,
+    option,
     output_option,
     redis_option,
     with_body_option,
 )
-from omlx_producer.cli.form import json_schema_option
-from omlx_producer.cli.sections import SectionedCommand, option
+from omlx_producer.cli.options import json_schema_option
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.terminal import write
-from omlx_producer.wire import row_job_id
 from omlx_producer.wording import counted
 
 WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
@@ -146,22 +144,20 @@ def cancel_batch(batch_id: str, url: str | None) -> str:
         return _wait_for_the_end(batch) if batch.cancel() else "over"
 
 
-def follow(batch: Batch, progress: Style) -> BatchState:
+def follow(batch: Batch, style: Style) -> BatchState:
     """Show the progress of a batch until its end, and say if nobody serves one of its models."""
-    display, meter = make_display(progress), Meter()
-    state, watch = batch.read(), WorkerWatch(batch.connection, row_job_id(batch.run, ""))
+    progress, state = Progress(batch.connection, batch.run, style), batch.read()
     # Rates are those from now on.
-    meter.adopt(state)
-    meter.restart()
+    progress.meter.adopt(state)
+    progress.meter.restart()
     try:
         while not state.over:
             time.sleep(WAIT_SECONDS)
             state = batch.read()
-            meter.adopt(state)
-            watch.look(state.models, meter, state.left)
-            display.update(meter)
+            progress.meter.adopt(state)
+            progress.show(state.models, state.left)
     finally:
-        display.end(meter)
+        progress.end()
     return state
 
 

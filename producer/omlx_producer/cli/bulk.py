@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import shlex
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from redis.exceptions import RedisError
 
-from omlx_producer.bulk.collector import DEFAULT_WINDOW
-from omlx_producer.bulk.dry_run import look_through
-from omlx_producer.bulk.output import real_path
-from omlx_producer.bulk.progress import STYLES, Style
+from omlx_producer.bulk.input import look_through
+from omlx_producer.bulk.options import RunOptions, require_input
+from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.records import FORMATS, Format
-from omlx_producer.bulk.row import NO_MODEL, REFUSED
-from omlx_producer.bulk.run import Ended, RunOptions, detach, require_input, run_here
-from omlx_producer.bulk.runfile import run_path
+from omlx_producer.bulk.run import Ended, detach, run_here
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
     JOB_ENDED_BADLY,
-    REDIS_OPTION,
+    SectionedCommand,
     csv_safe_option,
     fail,
-    file_error,
+    option,
     output_option,
     redis_option,
     with_body_option,
 )
 from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
-from omlx_producer.cli.sections import SectionedCommand, option
-from omlx_producer.cli.session import open_producer
-from omlx_producer.client.enqueue import JOB_SECONDS
-from omlx_producer.connection import without_password
+from omlx_producer.cli.session import command_line, open_producer, resumable
 from omlx_producer.wire import PRIORITIES, Priority
-from omlx_producer.wording import counted
 
 _input = partial(option, section="Input")
 _request = partial(option, section="Request")
@@ -58,7 +47,7 @@ progress_option = option(
 window_option = _run(
     "--window",
     type=click.IntRange(min=1),
-    default=DEFAULT_WINDOW,
+    default=RunOptions.window,
     help="Rows in Redis at once, at most.",
 )
 ordered_option = option(
@@ -85,7 +74,10 @@ ordered_option = option(
 @sampling_options
 @window_option
 @_run(
-    "--job-timeout", type=click.IntRange(min=1), default=JOB_SECONDS, help="Seconds a row may run."
+    "--job-timeout",
+    type=click.IntRange(min=1),
+    default=RunOptions.job_timeout,
+    help="Seconds a row may run.",
 )
 @_run(
     "--replace",
@@ -165,7 +157,7 @@ def run(
             limit=limit,
         )
         if dry_run:
-            findings = look_through(producer, options)
+            findings = look_through(options, producer.models())
             click.echo(json.dumps(findings.as_dict()))
             if findings.bad:
                 raise click.exceptions.Exit(JOB_ENDED_BADLY)
@@ -208,9 +200,7 @@ def retry(
     --refused.
     """
     with open_producer(redis_url) as producer:
-        earlier = RunOptions.of_run(real_path(output))
-        if earlier is None:
-            fail(INVALID, f"{run_path(output)}: missing; give the output of an omlx-submit run")
+        earlier = RunOptions.to_retry(output)
         source = source or earlier.input
         if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
             fail(INVALID, f"{output}: its input was stdin; give it with --input")
@@ -234,48 +224,5 @@ def conclude(ended: Ended, output: Path) -> None:
         click.echo(f"interrupted; continue with: {command_line()}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if ended.failures:
-        click.echo(
-            f"{counted(ended.failures.total(), 'row')} failed; {_advice(ended, output)}", err=True
-        )
+        click.echo(failure_text(ended.failures, output), err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
-
-
-def _advice(ended: Ended, output: Path) -> str:
-    """What to do about the rows that failed."""
-    failed = ended.failures.total()
-    unserved = ended.failures[NO_MODEL]
-    repeatable = failed - unserved - sum(ended.failures[code] for code in REFUSED)
-    retry = f"omlx-submit retry {shlex.quote(str(output))}"
-    if repeatable:
-        some = "" if repeatable == failed else f"{repeatable} of them "
-        return f"try {some}again: {retry}"
-    if unserved:
-        some = "" if unserved == failed else f" for {unserved} of them"
-        return f"no worker has announced the model{some}; start one, then: {retry}"
-    return "another try would fail too; correct the input, and run the same command"
-
-
-@contextlib.contextmanager
-def resumable() -> Iterator[None]:
-    """If a run ends early, say how to continue, after the reason."""
-    try:
-        yield
-    except (KeyboardInterrupt, RedisError, OSError) as error:
-        advice = f"stopped; continue with: {command_line()}"
-        click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
-        if isinstance(error, OSError):
-            fail(JOB_ENDED_BADLY, file_error(error))
-        raise
-
-
-def command_line() -> str:
-    """The running command, without the password in ``--redis-url``. Other URLs stay as they are."""
-    shown = ["omlx-submit"]
-    for argument in sys.argv[1:]:
-        option, equals, url = argument.partition("=")
-        if shown[-1] == REDIS_OPTION:
-            argument = without_password(argument)
-        elif option == REDIS_OPTION and equals:
-            argument = f"{option}={without_password(url)}"
-        shown.append(argument)
-    return shlex.join(shown)

@@ -1,22 +1,54 @@
-"""Shared by the commands: exit codes, the end with an error, options."""
+"""Shared by the commands: help in titled sections, exit codes, the end with an error, options."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from omlx_producer.cli.sections import option
 from omlx_producer.environment import DOTENV, warn_of_unknown_variables
 from omlx_producer.terminal import write
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, NOT_ENDED = 1, 2, 3, 4
 INTERRUPTED, BROKEN_PIPE = 130, 141
 OUTPUT_SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows each option under the title of its section.
+
+    Sections come in the order of their first options, and options without one at the end.
+    """
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for param in sorted(options, key=lambda param: not isinstance(param, _Option)):
+            if (record := param.get_help_record(ctx)) is not None:
+                title = param.section if isinstance(param, _Option) else "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class _Option(click.Option):
+    def __init__(self, *args: Any, section: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.section = section
+
+
+def option(*names: str, section: str, **attributes: Any) -> Callable[[_Command], _Command]:
+    """`click.option` in a section of the help of a `SectionedCommand`."""
+    return click.option(*names, cls=_Option, section=section, **attributes)
+
 
 REDIS_OPTION = "--redis-url"
 redis_option = option(

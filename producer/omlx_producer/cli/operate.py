@@ -13,9 +13,15 @@ import click
 import redis
 
 from omlx_producer.bulk.progress import duration
-from omlx_producer.cli.common import INVALID, json_option, redis_option, say
+from omlx_producer.cli.common import (
+    INVALID,
+    SectionedCommand,
+    json_option,
+    option,
+    redis_option,
+    say,
+)
 from omlx_producer.cli.overview import Fitted, TableConsole
-from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.client.outcome import Status
 from omlx_producer.errors import InvalidRequest, UnknownJob

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
+import sys
 from collections.abc import Iterator
+from functools import partial
 
 import click
 from redis.exceptions import (
@@ -24,6 +27,7 @@ from omlx_producer.cli.common import (
     INVALID,
     JOB_ENDED_BADLY,
     NOT_ENDED,
+    REDIS_OPTION,
     UNREACHABLE,
     fail,
     file_error,
@@ -169,6 +173,32 @@ def goes_on(kind: str, name: str, given_url: str | None) -> Iterator[None]:
         begins = f"\nthe {kind} goes on; " if isinstance(reason, KeyboardInterrupt) else ""
         click.echo(f"{begins}watch it again with: omlx-submit watch {name}{where}", err=True)
         raise
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """If a run ends early, say how to continue, after the reason."""
+    try:
+        yield
+    except (KeyboardInterrupt, RedisError, OSError) as error:
+        advice = f"stopped; continue with: {command_line()}"
+        click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
+        if isinstance(error, OSError):
+            fail(JOB_ENDED_BADLY, file_error(error))
+        raise
+
+
+def command_line() -> str:
+    """The running command, without the password in ``--redis-url``. Other URLs stay as they are."""
+    shown = ["omlx-submit"]
+    for argument in sys.argv[1:]:
+        option, equals, url = argument.partition("=")
+        if shown[-1] == REDIS_OPTION:
+            argument = without_password(argument)
+        elif option == REDIS_OPTION and equals:
+            argument = f"{option}={without_password(url)}"
+        shown.append(argument)
+    return shlex.join(shown)
 
 
 def _name_option(message: str) -> str:

@@ -13,7 +13,14 @@ from rich.console import RenderableType
 
 from omlx_producer.bulk.batch import is_batch_id
 from omlx_producer.cli.batch import cancel_batch, show_batch
-from omlx_producer.cli.common import job_argument, json_option, local_time, redis_option
+from omlx_producer.cli.common import (
+    SectionedCommand,
+    job_argument,
+    json_option,
+    local_time,
+    option,
+    redis_option,
+)
 from omlx_producer.cli.overview import (
     NO_MODEL,
     Overview,
@@ -23,7 +30,6 @@ from omlx_producer.cli.overview import (
     read_overview,
     watch_overview,
 )
-from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import open_producer
 from omlx_producer.terminal import write
 

@@ -15,13 +15,14 @@ from omlx_producer.cli.batch import watch_batch
 from omlx_producer.cli.common import (
     INVALID,
     OUTPUT_SUFFIXES,
+    SectionedCommand,
     fail,
     job_argument,
     json_option,
+    option,
     redis_option,
 )
 from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
-from omlx_producer.cli.sections import SectionedCommand, option
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.wait_reason import WaitReasons
 from omlx_producer.client.models import only_model, takes_chats

@@ -13,8 +13,9 @@ from redis import Redis
 
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.ordering import BEGINNING_CHARACTERS
-from omlx_producer.bulk.run import RunOptions, detach
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.plan import BEGINNING_CHARACTERS
+from omlx_producer.bulk.run import detach
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.wire import PRIORITIES
 from tests.helpers.bulk_runs import batch_line, errors, lines, write_jsonl

@@ -12,7 +12,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from omlx_producer import Producer
-from omlx_producer.bulk import collector, loop
+from omlx_producer.bulk import collector
 from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
 from omlx_producer.outage import passes
@@ -62,5 +62,5 @@ def submit_all(url: str, path: Path) -> None:
 def _hurry() -> None:
     """Waits that are long only to spare servers."""
     collector.RECONCILE_SECONDS = 1.0
-    loop.WAIT_SECONDS = 0.1
-    loop.LONGEST_PAUSE = 0.5
+    collector.WAIT_SECONDS = 0.1
+    collector.LONGEST_PAUSE = 0.5

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from omlx_producer.cli import batch as batch_commands
-from omlx_producer.cli.bulk import command_line
+from omlx_producer.cli.session import command_line
 from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.integration.producer.bulk.conftest import Run

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from omlx_producer.bulk import live
+from omlx_producer.bulk import progress
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.live import WorkerWatch
 from omlx_producer.bulk.meter import Meter, Speed
+from omlx_producer.bulk.progress import WorkerWatch
 from omlx_producer.bulk.runfile import read_settings
 from omlx_producer.client.workers import workers_key
 from omlx_producer.errors import InvalidRequest
@@ -271,7 +271,7 @@ def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
 
     def shown(run: str) -> Speed | None:
         meter = Meter()
-        WorkerWatch(connection, row_job_id(run, "")).look({ALIAS, "another"}, meter, in_flight=100)
+        WorkerWatch(connection, run).look({ALIAS, "another"}, meter, in_flight=100)
         return meter.now
 
     both = 2 * 123.4
@@ -283,9 +283,9 @@ def test_two_runs_of_a_model_show_their_own_rows_and_their_share_of_the_tokens(
 def test_a_model_that_nobody_serves_is_told_once_while_its_rows_wait(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live, "FIGURES_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "FIGURES_SECONDS", 0.0)
     watch, said = (
-        WorkerWatch(connection, row_job_id("aa", "")),
+        WorkerWatch(connection, "aa"),
         f"no worker serves {ALIAS}; its rows wait for one\n",
     )
 

@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from omlx_producer.bulk import collector as collector_module
-from omlx_producer.bulk.collector import Collector
-from omlx_producer.bulk.loop import drive
+from omlx_producer.bulk.collector import Collector, drive
 from omlx_producer.signals import StopSignals
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import running_worker

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlx_producer.bulk import ordering
-from omlx_producer.bulk.ordering import arrange, balanced, deal
+from omlx_producer.bulk import plan
+from omlx_producer.bulk.plan import arrange, balanced, deal
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.wire import GenerationRequest
 
@@ -38,15 +38,15 @@ def test_rows_with_a_common_beginning_come_one_after_the_other(texts: list[str])
 
 
 def test_a_beginning_is_common_only_as_far_as_it_counts() -> None:
-    shared = "x" * ordering.BEGINNING_CHARACTERS
+    shared = "x" * plan.BEGINNING_CHARACTERS
     rows = [row(0, shared + "a"), row(1, "alone"), row(2, shared + "b")]
     assert {r.line for r in arrange(rows)[:2]} == {0, 2}
 
 
 def test_within_a_group_longer_common_beginnings_come_together() -> None:
     """Questions about documents, after the same instructions."""
-    instructions = "i" * ordering.BEGINNING_CHARACTERS
-    documents = [name * 8 * ordering.BEGINNING_CHARACTERS for name in "abc"]
+    instructions = "i" * plan.BEGINNING_CHARACTERS
+    documents = [name * 8 * plan.BEGINNING_CHARACTERS for name in "abc"]
     prompts = [instructions + documents[n % 3] + f"question {n}" for n in range(30)]
     alone = [f"{n}, alone" for n in range(9)]
     rows = [row(n, text, 1 + n) for n, text in enumerate([*prompts, *alone])]
@@ -58,8 +58,8 @@ def test_within_a_group_longer_common_beginnings_come_together() -> None:
 
 
 def test_the_same_prompt_many_times_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "deal", list)
-    text = "x" * 100 * ordering.BEGINNING_CHARACTERS
+    monkeypatch.setattr(plan, "deal", list)
+    text = "x" * 100 * plan.BEGINNING_CHARACTERS
     rows = [row(n, text) for n in range(5)]
     assert [r.line for r in arrange(rows)] == [0, 1, 2, 3, 4]
 
@@ -73,10 +73,10 @@ def test_any_stretch_of_a_group_holds_about_the_same_work() -> None:
 
 
 def test_rows_move_within_one_buffer_only() -> None:
-    count = 2 * ordering.BUFFER_ROWS + 5
+    count = 2 * plan.BUFFER_ROWS + 5
     fed = list(balanced(row(n, "p", 1 + n % 50) for n in range(count)))
-    for start in range(0, count, ordering.BUFFER_ROWS):
-        block = fed[start : start + ordering.BUFFER_ROWS]
+    for start in range(0, count, plan.BUFFER_ROWS):
+        block = fed[start : start + plan.BUFFER_ROWS]
         assert sorted(r.line for r in block) == list(range(start, start + len(block)))
 
 
@@ -84,12 +84,12 @@ def test_no_more_is_read_than_fits_the_buffer() -> None:
     read = []
 
     def rows():
-        for n in range(10 * ordering.BUFFER_ROWS):
+        for n in range(10 * plan.BUFFER_ROWS):
             read.append(n)
             yield row(n, "p")
 
     next(balanced(rows()))
-    assert len(read) == ordering.BUFFER_ROWS
+    assert len(read) == plan.BUFFER_ROWS
 
 
 def test_bad_rows_do_not_wait_for_a_buffer() -> None:

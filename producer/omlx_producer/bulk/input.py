@@ -1,0 +1,242 @@
+"""The rows of an input: its records, shaped to requests, of which those without a result run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
+from omlx_producer.bulk.records import (
+    Record,
+    delimiter_of,
+    estimate_rows,
+    input_columns,
+    open_input,
+    read_records,
+)
+from omlx_producer.bulk.row import REFUSED, TOKEN_CHARACTERS, BadRow, Row, prompt_text
+from omlx_producer.bulk.shape import RowMaker
+from omlx_producer.bulk.table import TableForm, properties_of
+from omlx_producer.terminal import write
+from omlx_producer.wire import Constraint, ModelInfo
+
+
+class Input:
+    """The input of a run, open to be read once.
+
+    Attributes:
+        seen: what it has shown so far.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        models: Mapping[str, ModelInfo],
+        maker: RowMaker,
+        stream: IO[bytes],
+    ) -> None:
+        self._options = options
+        self._models = models
+        self._maker = maker
+        self._delimiter = options.delimiter or delimiter_of(options.input)
+        self._records = maker.checked(itertools.islice(self._read(stream), options.limit))
+        self.seen = Seen()
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, options: RunOptions, models: Mapping[str, ModelInfo]) -> Iterator[Input]:
+        """Open the input of these options.
+
+        Args:
+            models: the known models, by alias.
+
+        Raises:
+            InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read.
+        """
+        maker = _row_maker(options, models)
+        with open_input(options.input) as stream:
+            yield cls(options, models, maker, stream)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are read, without a limit."""
+        return self._options.limit is None
+
+    @property
+    def models(self) -> Iterable[str]:
+        """The models of the rows so far."""
+        return self._maker.used
+
+    @property
+    def ignored(self) -> Counter[str]:
+        """How many rows had a field of OpenAI that has no effect, by field."""
+        return self._maker.ignored
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the options demand of every answer."""
+        return self._maker.constraint
+
+    def rows(
+        self, index: RowIndex, *, only_failures: bool = False, refused_too: bool = False
+    ) -> Iterator[Row | BadRow]:
+        """The rows to run; see `plan_rows`."""
+        return plan_rows(
+            self._records,
+            self._maker.make,
+            index,
+            self.seen,
+            only_failures=only_failures,
+            refused_too=refused_too,
+        )
+
+    def estimate(self, index: RowIndex, *, only_failures: bool) -> int | None:
+        """About how many rows run; None if not known."""
+        options = self._options
+        if only_failures:
+            return sum(n for code, n in index.failures().items() if code not in REFUSED)
+        if options.input == "-":
+            return options.limit
+        rows = estimate_rows(options.input, options.kind)
+        return rows if self.whole else min(rows, options.limit or 0)
+
+    def table_form(self) -> TableForm:
+        """The form of a table of this run.
+
+        Raises:
+            InvalidRequest: if the columns of the input cannot be read.
+        """
+        options, kept = self._options, {}
+        if options.keep:
+            with open_input(options.input) as stream:
+                kept = input_columns(stream, options.kind, self._delimiter)
+        properties = properties_of(options.shape.sampling.get("response_format"))
+        return TableForm(options.with_body, properties, kept, options.csv_safe)
+
+    @contextlib.contextmanager
+    def kept_records(self, index: RowIndex) -> Iterator[Iterable[Record]]:
+        """All records again, if the columns of the input are kept."""
+        if not self._options.keep:
+            yield ()
+            return
+        if not self.whole:
+            # Rows beyond the limit, of an earlier run, have their columns too.
+            maker = _row_maker(self._options, self._models)
+            with open_input(self._options.input) as stream:
+                for _ in plan_rows(self._read(stream), maker.make, index, Seen()):
+                    pass
+        with open_input(self._options.input) as stream:
+            yield self._read(stream)
+
+    def say_if_empty(self) -> None:
+        if not self.seen.rows:
+            write(f"{self._options.input}: holds no rows\n", err=True)
+
+    def _read(self, stream: IO[bytes]) -> Iterator[Record]:
+        return read_records(stream, self._options.kind, self._delimiter)
+
+
+def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker:
+    return RowMaker(
+        options.kind,
+        options.shape,
+        models,
+        require_known_model=options.require_known_model,
+        default_model=options.default_model,
+    )
+
+
+@dataclass
+class Findings:
+    """What an input holds.
+
+    Attributes:
+        exact: whether ``prompt_tokens`` was counted, not estimated.
+        ignored: rows by field of OpenAI that has no effect.
+        most_completion_tokens: the limit of all rows together.
+    """
+
+    rows: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    exact: bool = True
+    most_completion_tokens: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "bad": dict(self.bad),
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_exact": self.exact,
+            "most_completion_tokens": self.most_completion_tokens,
+            "ignored_fields": dict(self.ignored),
+        }
+
+
+class TokenCounter:
+    """Counts with the model's tokenizer if the worker runs a folder that is on this machine too.
+
+    Else, or without `tokenizers`, it estimates from the characters. Chat templates are not counted.
+
+    Attributes:
+        exact: whether everything so far was counted.
+    """
+
+    def __init__(self, models: Mapping[str, ModelInfo]) -> None:
+        self.exact = True
+        self._models = models
+        self._lengths: dict[str, Callable[[str], int] | None] = {}
+
+    def count(self, row: Row) -> int:
+        """Tokens of a row's prompt."""
+        request = row.request
+        if isinstance(request.prompt, list):
+            return len(request.prompt)
+        if request.model not in self._lengths:
+            self._lengths[request.model] = self._load(request.model)
+        length = self._lengths[request.model]
+        if length is None:
+            self.exact = False
+            return -(-row.characters // TOKEN_CHARACTERS)
+        if request.messages is not None:
+            self.exact = False
+        return length(prompt_text(request))
+
+    def _load(self, alias: str) -> Callable[[str], int] | None:
+        info = self._models.get(alias)
+        path = Path(info.model, "tokenizer.json") if info else None
+        if path is None or not path.is_file():
+            return None
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            return None
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: len(tokenizer.encode(text).ids)
+
+
+def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findings:
+    """Check every row as a run would, and run none. Bad rows are reported on stderr.
+
+    Raises:
+        InvalidRequest: if the input cannot be read.
+    """
+    findings, counter = Findings(), TokenCounter(models)
+    with Input.open(options, models) as source, contextlib.closing(RowIndex()) as index:
+        for row in source.rows(index):
+            findings.rows += 1
+            if isinstance(row, BadRow):
+                findings.bad[row.code] += 1
+                write(row.reason + "\n", err=True)
+                continue
+            findings.prompt_tokens += counter.count(row)
+            findings.most_completion_tokens += row.most_tokens
+        findings.exact, findings.ignored = counter.exact, source.ignored
+    return findings
