@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import redis
@@ -9,9 +10,12 @@ from redis.exceptions import ResponseError
 
 from omlx_producer.errors import UnsuitableRedis
 
+# Valkey began as this version, and still names it.
+LEAST_VERSION = (7, 2)
+
 
 def require_suitable(connection: redis.Redis, *, allow_eviction: bool) -> None:
-    """Refuse a server that cannot hold jobs, or drops keys when its memory is full.
+    """Refuse a server that is too old, cannot hold jobs, or drops keys when its memory is full.
 
     Without a memory limit a server drops nothing, whatever its policy. One that does not answer
     INFO is trusted.
@@ -28,6 +32,13 @@ def require_suitable(connection: redis.Redis, *, allow_eviction: bool) -> None:
     # Valkey has a name of its own for it.
     mode = info.get("redis_mode") or info.get("server_mode")
     policy = info.get("maxmemory_policy", "noeviction")
+    version = str(info.get("redis_version", ""))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and tuple(map(int, numbers.groups())) < LEAST_VERSION:
+        raise UnsuitableRedis(
+            f"{server} is of version {version}, and jobs need Redis 7.2 or newer, or Valkey; "
+            "upgrade it, or give the URL of another one"
+        )
     if mode == "sentinel":
         raise UnsuitableRedis(
             f"{server} is a Redis Sentinel, which holds no jobs; give the URL of the master that "

@@ -10,12 +10,13 @@ PAGES = {
     name: ROOT / name
     for name in (
         *("README.md", "docs/usage.md", "docs/bulk.md"),
-        *("docs/operations.md", "docs/tutorial.md"),
+        *("docs/operations.md", "docs/fleet.md", "docs/tutorial.md"),
     )
 }
 
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
+ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
 NOT_TYPED = {
     "git clone https://github.com/omlx-queue/omlx-queue": HERE,
@@ -34,6 +35,14 @@ NOT_TYPED = {
     'eval "$(_OMLX_WORKER_COMPLETE=zsh_source omlx-worker)"': OTHER_SHELL,
     "_OMLX_SUBMIT_COMPLETE=fish_source omlx-submit | source": OTHER_SHELL,
     'omlx-submit --tools tools.json "How warm is it in Paris?"': "the toy has no chat template",
+    "brew install redis": ON_A_MAC,
+    "brew services restart redis": ON_A_MAC,
+    "redis-cli CONFIG GET dir": ON_A_MAC,
+    "redis-cli -h mac-1.local -a change-me --rdb omlx-queue.rdb": ON_A_MAC,
+    "caffeinate -s": ON_A_MAC,
+    "caffeinate -s omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit "
+    "--model-alias qwen": DOWNLOAD,
+    "git pull && ./scripts/setup": HERE,
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,16 @@ from click.testing import CliRunner, Result
 
 from omlx_producer import AsyncProducer, ModelNotFound, OmlxQueueError, Producer, UnsuitableRedis
 from omlx_producer.cli.main import cli
+from omlx_producer.server import is_volatile
+from omlx_worker.cli import main as worker
 from omlx_worker.queue.embedded import find_server, free_port
 from tests.helpers.fake_worker import announce
-from tests.helpers.redis_server import RedisServer
+from tests.helpers.redis_server import RedisServer, redis_server
 from tests.helpers.workers import wait_for
 
 EVICTS = r"drops keys when its memory is full \(maxmemory-policy allkeys-lru\), so jobs get lost; "
+FLEET = Path(__file__).parents[3] / "docs" / "fleet.md"
+RUN = ["run", "--model", "demo", "--burst"]
 REMEDY = r"run redis-cli CONFIG SET maxmemory-policy noeviction, or accept the loss with "
 
 
@@ -88,6 +93,53 @@ def test_the_commands_that_submit_refuse_it_with_exit_code_3(evicting: str, tmp_
     for done in ends:
         assert (done.exit_code, done.stderr.count("drops keys")) == (3, 1), done.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "7.0.15"])
+async def test_a_server_that_is_too_old_is_refused_with_its_version(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    announce(connection)
+    told = redis.Redis.info
+    monkeypatch.setattr(
+        redis.Redis, "info", lambda self, *of: told(self, *of) | {"redis_version": version}
+    )
+    said = f"is of version {version}, and jobs need Redis 7.2 or newer, or Valkey; upgrade it, "
+    with Producer(redis_url) as producer, pytest.raises(UnsuitableRedis, match=said):
+        producer.submit(prompt="x")
+    done = submit(redis_url), CliRunner().invoke(worker, [*RUN, "--redis-url", redis_url])
+    for each in done:
+        assert (each.exit_code, each.stderr.count(said)) == (3, 1), each.stderr
+        assert "Traceback" not in each.stderr
+    assert not connection.keys("rq:*")
+
+
+@pytest.mark.parametrize("version", ["7.2.0", "8.2", "10.0.1", "unknown"])
+def test_a_server_that_is_new_enough_is_taken(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    told = redis.Redis.info
+    monkeypatch.setattr(
+        redis.Redis, "info", lambda self, *of: told(self, *of) | {"redis_version": version}
+    )
+    with Producer(connection) as producer:
+        producer.require_suitable()
+
+
+def test_a_server_with_the_settings_of_the_page_is_one_that_workers_take() -> None:
+    block = re.findall(r"^```conf\n(.*?)^```", FLEET.read_text(), re.MULTILINE | re.DOTALL)[0]
+    settings = dict(line.split(maxsplit=1) for line in block.splitlines())
+    assert settings.pop("bind") == "0.0.0.0"
+    password = settings.pop("requirepass")
+    options = [word for name, value in settings.items() for word in (f"--{name}", *value.split())]
+    with redis_server(*options) as server:
+        with Producer(server.url) as owner:
+            owner.connection.config_set("requirepass", password)
+        with Producer(server.url.replace("//", f"//:{password}@")) as producer:
+            producer.require_suitable()
+            assert not is_volatile(producer.connection)
+        with Producer(server.url) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.connection.ping()
 
 
 @pytest.fixture
