@@ -25,7 +25,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 
 LONGEST_SENTENCE = 1000
 LONGEST_PATH = 150

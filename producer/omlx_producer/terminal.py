@@ -1,4 +1,4 @@
-"""Writes foreign text: escaped on a terminal, unchanged elsewhere."""
+"""Text for people: foreign text is escaped on a terminal, and unchanged elsewhere."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def write(text: str, *, err: bool = False) -> None:
 def one_cell(text: str) -> str:
     """Text for one cell of a table: all control characters are escaped, newline and tab too."""
     return text.translate(_CONTROLS)
+
+
+def counted(count: int, noun: str) -> str:
+    """``counted(1, "row")`` is ``1 row``, ``counted(2, "row")`` is ``2 rows``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -16,6 +16,23 @@ from omlx_worker.cli import main
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "producer", ROOT / "worker")
 MAX_HELP = 60
+# Modules of the two packages that one module may import. Of a package's `__init__` none is counted.
+MAX_OWN_IMPORTS = 10
+# These have more; never raise a number, and delete what no module needs.
+MORE_OWN_IMPORTS = {
+    "omlx_producer.client.async_producer": 13,
+    "omlx_producer.client.producer": 14,
+    "omlx_worker.bench.benchmark": 12,
+    "omlx_worker.bench.cli": 11,
+    "omlx_worker.build": 15,
+    "omlx_worker.cli": 20,
+    "omlx_worker.control.worker": 21,
+    "omlx_worker.decode.loop": 11,
+    "omlx_worker.decode.thread": 13,
+    "omlx_worker.engine.kernels.device": 11,
+    "omlx_worker.engine.loader": 23,
+    "omlx_worker.engine.ragged.batch": 13,
+}
 # What the modules of a room may not import.
 WALLS = {
     "omlx_producer": {"omlx_worker", "mlx", "mlx_lm"},
@@ -115,6 +132,17 @@ def test_rooms_import_in_one_direction(room: str) -> None:
         if any(within(other, barred) for barred in WALLS[room])
     ]
     assert wrong == []
+
+
+def test_a_module_imports_few_others() -> None:
+    counts = {
+        name: sum(other in modules() for other in imported(path))
+        for name, path in modules().items()
+        if path.name != "__init__.py"
+    }
+    many = {name: count for name, count in counts.items() if count > MAX_OWN_IMPORTS}
+    assert {name: n for name, n in many.items() if n > MORE_OWN_IMPORTS.get(name, 0)} == {}
+    assert MORE_OWN_IMPORTS.keys() <= many.keys(), "an exception that no module needs any more"
 
 
 def test_no_key_of_rq_is_written_out() -> None:

@@ -21,9 +21,8 @@ from omlx_producer.bulk.row import Row, RowResult, job_of_line, may_be_ours, rea
 from omlx_producer.bulk.runfile import RunFile
 from omlx_producer.bulk.table import PLAIN, TableForm, is_table, write_table
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.terminal import write
+from omlx_producer.terminal import counted, write
 from omlx_producer.wire import Constraint, row_job_id
-from omlx_producer.wording import counted
 
 
 def real_path(output: Path) -> Path:

@@ -24,9 +24,8 @@ from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.client.waiting import read_started
 from omlx_producer.client.workers import read_workers
-from omlx_producer.terminal import write
+from omlx_producer.terminal import counted, write
 from omlx_producer.wire import row_job_id
-from omlx_producer.wording import counted
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)

@@ -22,9 +22,8 @@ from omlx_producer.client.models import (
     takes_chats,
 )
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
-from omlx_producer.wire import GenerationRequest, ModelInfo
+from omlx_producer.wire import GenerationRequest, ModelInfo, text_fields
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
-from omlx_producer.wire.request import text_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
-from omlx_producer.wire.completion import answer_text
+from omlx_producer.wire import answer_text
 from omlx_producer.wire.json_schema import resolve
 
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")

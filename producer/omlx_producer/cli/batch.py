@@ -36,8 +36,7 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.options import json_schema_option
 from omlx_producer.cli.session import goes_on, open_producer
-from omlx_producer.terminal import write
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted, write
 
 WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
 TIMES = ("created_at", "ended_at")

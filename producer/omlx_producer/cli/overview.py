@@ -24,9 +24,8 @@ from omlx_producer.client.waiting import queued_models, read_waiting
 from omlx_producer.client.workers import WorkerFigures, gone, living, server_time, workers_key
 from omlx_producer.operate import paused_models
 from omlx_producer.outage import passes, waiting_text
-from omlx_producer.terminal import one_cell, write
+from omlx_producer.terminal import counted, one_cell, write
 from omlx_producer.wire import PRIORITIES, ModelInfo
-from omlx_producer.wording import counted
 
 MIB, GIB = 2**20, 2**30
 # Columns of a folded name, at least, and those between two columns.

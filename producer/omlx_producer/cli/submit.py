@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,22 +23,9 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
 from omlx_producer.cli.session import goes_on, open_producer
-from omlx_producer.cli.wait_reason import WaitReasons
+from omlx_producer.cli.show import show_result, show_stream
 from omlx_producer.client.models import only_model, takes_chats
-from omlx_producer.client.outcome import failure_code
-from omlx_producer.client.producer import Producer
-from omlx_producer.errors import JobCancelled, JobFailed
-from omlx_producer.terminal import write
-from omlx_producer.wire import (
-    PRIORITIES,
-    CancelledEvent,
-    FailedEvent,
-    JobEvent,
-    Priority,
-    TokensEvent,
-)
-from omlx_producer.wire.completion import answer_text
-from omlx_producer.wire.request import text_fields
+from omlx_producer.wire import PRIORITIES, Priority, text_fields
 
 _request = partial(option, section="Request")
 _output = partial(option, section="Output")
@@ -163,93 +149,6 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
         raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")
     with open_producer(redis_url) as producer, goes_on("job", job_id, redis_url):
         show_result(producer, job_id, timeout, as_json=as_json)
-
-
-class TextWriter:
-    """Prints the first choice as it comes, and the others whole after it.
-
-    Attributes:
-        wrote: whether it has printed any text.
-    """
-
-    def __init__(self) -> None:
-        self.wrote = False
-        self._others: dict[int, list[str]] = {}
-        self._at_line_start = True
-
-    def write(self, event: JobEvent) -> None:
-        if not isinstance(event, TokensEvent):
-            return
-        for choice in event.choices:
-            if choice.index == 0:
-                self._put(choice.text)
-            else:
-                self._others.setdefault(choice.index, []).append(choice.text)
-
-    def write_body(self, body: dict[str, Any]) -> None:
-        """Print a result instead of events."""
-        for choice in body["choices"]:
-            text = answer_text(choice)
-            if choice["index"] == 0:
-                self._put(text)
-            else:
-                self._others[choice["index"]] = [text]
-
-    def end(self) -> None:
-        """Print the other choices, and end the last line."""
-        for index, pieces in sorted(self._others.items()):
-            self._end_line()
-            self._put(f"--- choice {index} ---\n")
-            self._put("".join(pieces))
-        self._end_line()
-
-    def _put(self, text: str) -> None:
-        if text:
-            write(text)
-            self.wrote = True
-            self._at_line_start = text.endswith("\n")
-
-    def _end_line(self) -> None:
-        if not self._at_line_start:
-            write("\n")
-            self._at_line_start = True
-
-
-def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
-    """Print a job's events or text until its end.
-
-    Raises:
-        JobFailed, JobCancelled: if it ended so.
-    """
-    writer, event = TextWriter(), None
-    with WaitReasons(producer.connection, job_id) as reasons:
-        for event in producer.stream(job_id):
-            reasons.heard()
-            if as_json:
-                write(event.model_dump_json() + "\n")
-            else:
-                writer.write(event)
-    failed = isinstance(event, FailedEvent | CancelledEvent)
-    if not as_json:
-        if not writer.wrote and not failed:
-            # Short bulk jobs publish no tokens, and streams expire.
-            writer.write_body(producer.result(job_id))
-        writer.end()
-    if isinstance(event, FailedEvent):
-        raise JobFailed(job_id, event.error, failure_code(event.error))
-    if isinstance(event, CancelledEvent):
-        raise JobCancelled(job_id, event.error)
-
-
-def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:
-    with WaitReasons(producer.connection, job_id):
-        body = producer.result(job_id, timeout)
-    if as_json:
-        write(json.dumps(body, ensure_ascii=False) + "\n")
-        return
-    writer = TextWriter()
-    writer.write_body(body)
-    writer.end()
 
 
 def read_stdin() -> str:

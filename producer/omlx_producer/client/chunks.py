@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from omlx_producer.wire.events import DoneEvent, JobEvent, TokensEvent
+from omlx_producer.wire import DoneEvent, JobEvent, TokensEvent
 from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
 
 

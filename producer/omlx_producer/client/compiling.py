@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire.request import GenerationRequest
+from omlx_producer.wire import GenerationRequest
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

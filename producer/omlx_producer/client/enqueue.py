@@ -23,6 +23,7 @@ from rq.serializers import JSONSerializer
 
 from omlx_producer.client.outcome import results_key
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.terminal import counted
 from omlx_producer.wire import (
     GROUP_FIELD,
     JOB_FUNCTION,
@@ -34,7 +35,6 @@ from omlx_producer.wire import (
     queue_name,
     wake_channel,
 )
-from omlx_producer.wording import counted
 
 # A MULTI of this many jobs delays other clients by about 3 ms; one of 50,000 by 200 ms.
 CHUNK = 500

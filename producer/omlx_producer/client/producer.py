@@ -39,9 +39,9 @@ from omlx_producer.connection import (
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.outage import RECONNECT_SECONDS
 from omlx_producer.server import require_suitable
+from omlx_producer.terminal import counted
 from omlx_producer.wire import PRIORITIES, ModelInfo, Priority
 from omlx_producer.wire.completion import Completion
-from omlx_producer.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

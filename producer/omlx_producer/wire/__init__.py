@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire.chat import Message, TextPart
+from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.events import (
     CancelledEvent,
     ChoiceDelta,
@@ -91,6 +92,7 @@ from omlx_producer.wire.request import (
     MAX_TOP_LOGPROBS,
     GenerationRequest,
     ReasoningEffort,
+    text_fields,
 )
 from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
@@ -112,6 +114,7 @@ __all__ = [
     "Calling",
     "CancelledEvent",
     "ChoiceDelta",
+    "Completion",
     "Constraint",
     "DoneEvent",
     "FailedEvent",
@@ -140,12 +143,14 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceOption",
     "Usage",
+    "answer_text",
     "ended_key",
     "events_key",
     "parse_event",
     "queue_name",
     "read_queue_name",
     "row_job_id",
+    "text_fields",
     "token_digest",
     "tokens_channel",
     "wake_channel",

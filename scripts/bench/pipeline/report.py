@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 
 Figures = dict[str, Any]
 

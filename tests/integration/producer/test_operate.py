@@ -292,7 +292,7 @@ def test_lists_keep_words_and_figures_whole_at_any_width(
 
 
 def test_a_job_of_a_paused_model_says_why_it_waits(connection: redis.Redis) -> None:
-    from omlx_producer.cli.wait_reason import WaitReasons
+    from omlx_producer.cli.show import WaitReasons
     from tests.helpers.fake_worker import sign_on
 
     job = enqueue(connection)

@@ -10,7 +10,7 @@ import redis
 from click.testing import CliRunner, Result
 
 from omlx_producer import JobHandle, Producer
-from omlx_producer.cli import wait_reason
+from omlx_producer.cli import show
 from omlx_producer.cli.main import cli
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.redis_server import RedisServer
@@ -23,7 +23,7 @@ UNSERVED = "omlx-submit: no worker serves demo; the job waits for one"
 @pytest.fixture
 def run(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
-    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(show, "LOOK_SECONDS", 0.05)
     return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_said_of_a_job_that_runs(
 def test_nothing_is_said_while_tokens_come(
     run: Run, job: JobHandle, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(show, "LOOK_SECONDS", 0.3)
 
     def write() -> None:
         for _ in range(20):
@@ -142,9 +142,9 @@ def test_on_a_terminal_the_line_does_not_continue_the_text(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(wait_reason, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(show, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    with wait_reason.WaitReasons(connection, job.id) as reasons:
+    with show.WaitReasons(connection, job.id) as reasons:
         reasons.heard()
         time.sleep(0.3)
     assert capsys.readouterr().err.startswith("\n")

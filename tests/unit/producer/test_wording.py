@@ -10,7 +10,7 @@ import pytest
 
 from omlx_producer.bulk.run import Ended
 from omlx_producer.cli.bulk import conclude
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide

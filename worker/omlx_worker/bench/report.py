@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
 

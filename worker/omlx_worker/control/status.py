@@ -18,8 +18,8 @@ from omlx_producer.client.workers import (
     workers_key,
     write_figures,
 )
+from omlx_producer.terminal import counted
 from omlx_producer.wire import MODELS_KEY, ModelInfo
-from omlx_producer.wording import counted
 from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters

@@ -19,8 +19,8 @@ from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
+from omlx_producer.terminal import counted
 from omlx_producer.wire import PRIORITIES, queue_name, wake_channel
-from omlx_producer.wording import counted
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from omlx_producer.terminal import counted
 from omlx_producer.wire import Speculation
-from omlx_producer.wording import counted
 from omlx_worker.engine.row import Emission
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.decode.actions import Decode, Evict, Idle, Join, Pause, Prefill, Resume
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.demo.play import Play, Shown
 
 MIN_WIDTH, MAX_WIDTH = 38, 60

@@ -16,8 +16,8 @@ import click
 from rich.console import Console
 
 from omlx_producer.client.producer import JobHandle, Producer
+from omlx_producer.terminal import counted
 from omlx_producer.wire import DoneEvent, TokensEvent
-from omlx_producer.wording import counted
 from omlx_worker.demo.crew import ALIAS, Crew
 from omlx_worker.demo.display import follow
 from omlx_worker.demo.play import Play, Shown

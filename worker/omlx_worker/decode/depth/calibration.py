@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.engine.interface import Engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted
 from omlx_worker.decode.depth.calibration import Calibration
 from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport

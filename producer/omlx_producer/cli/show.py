@@ -1,10 +1,11 @@
-"""Says on stderr why a job that a command waits for shows nothing."""
+"""Shows a job that a command waits for: its text; on stderr, why it shows none."""
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 from redis.exceptions import RedisError
@@ -12,14 +13,23 @@ from redis.utils import str_if_bytes
 from rq.job import Job
 
 from omlx_producer.cli.common import program_name
-from omlx_producer.client.outcome import WAITING
+from omlx_producer.client.outcome import WAITING, failure_code
+from omlx_producer.client.producer import Producer
 from omlx_producer.client.waiting import queue_key
 from omlx_producer.client.workers import living, workers_key
+from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
-from omlx_producer.terminal import write
-from omlx_producer.wire import PRIORITIES, read_queue_name
-from omlx_producer.wording import counted
+from omlx_producer.terminal import counted, write
+from omlx_producer.wire import (
+    PRIORITIES,
+    CancelledEvent,
+    FailedEvent,
+    JobEvent,
+    TokensEvent,
+    answer_text,
+    read_queue_name,
+)
 
 LOOK_SECONDS = 3.0
 
@@ -119,3 +129,90 @@ class WaitReasons:
         if jobs := sum(count or 0 for count in ahead):
             return Reason("waiting behind {}", counted(jobs, "job"))
         return Reason("the job is the next that a worker of {} takes", model)
+
+
+class TextWriter:
+    """Prints the first choice as it comes, and the others whole after it.
+
+    Attributes:
+        wrote: whether it has printed any text.
+    """
+
+    def __init__(self) -> None:
+        self.wrote = False
+        self._others: dict[int, list[str]] = {}
+        self._at_line_start = True
+
+    def write(self, event: JobEvent) -> None:
+        if not isinstance(event, TokensEvent):
+            return
+        for choice in event.choices:
+            if choice.index == 0:
+                self._put(choice.text)
+            else:
+                self._others.setdefault(choice.index, []).append(choice.text)
+
+    def write_body(self, body: dict[str, Any]) -> None:
+        """Print a result instead of events."""
+        for choice in body["choices"]:
+            text = answer_text(choice)
+            if choice["index"] == 0:
+                self._put(text)
+            else:
+                self._others[choice["index"]] = [text]
+
+    def end(self) -> None:
+        """Print the other choices, and end the last line."""
+        for index, pieces in sorted(self._others.items()):
+            self._end_line()
+            self._put(f"--- choice {index} ---\n")
+            self._put("".join(pieces))
+        self._end_line()
+
+    def _put(self, text: str) -> None:
+        if text:
+            write(text)
+            self.wrote = True
+            self._at_line_start = text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if not self._at_line_start:
+            write("\n")
+            self._at_line_start = True
+
+
+def show_stream(producer: Producer, job_id: str, *, as_json: bool) -> None:
+    """Print a job's events or text until its end.
+
+    Raises:
+        JobFailed, JobCancelled: if it ended so.
+    """
+    writer, event = TextWriter(), None
+    with WaitReasons(producer.connection, job_id) as reasons:
+        for event in producer.stream(job_id):
+            reasons.heard()
+            if as_json:
+                write(event.model_dump_json() + "\n")
+            else:
+                writer.write(event)
+    failed = isinstance(event, FailedEvent | CancelledEvent)
+    if not as_json:
+        if not writer.wrote and not failed:
+            # Short bulk jobs publish no tokens, and streams expire.
+            writer.write_body(producer.result(job_id))
+        writer.end()
+    if isinstance(event, FailedEvent):
+        raise JobFailed(job_id, event.error, failure_code(event.error))
+    if isinstance(event, CancelledEvent):
+        raise JobCancelled(job_id, event.error)
+
+
+def show_result(producer: Producer, job_id: str, timeout: float | None, *, as_json: bool) -> None:
+    with WaitReasons(producer.connection, job_id):
+        body = producer.result(job_id, timeout)
+    if as_json:
+        write(json.dumps(body, ensure_ascii=False) + "\n")
+        return
+    writer = TextWriter()
+    writer.write_body(body)
+    writer.end()
