@@ -80,79 +80,95 @@ def run_here(
                 _require_agreement(options, earlier, target, replace_results)
             target.run_file.remember(options.settings)
         target.say_what_is_strange()
-        run_id = target.run_file.run
-        shown = Progress(producer.connection, run_id, progress, errors_path(path))
-        run = Run(source, target, shown, only_failures=only_failures)
-        rows = source.rows(target.index, only_failures=only_failures, refused_too=refused_too)
-        collector = Collector(
-            producer.connection,
-            run_id,
-            balanced(rows),
-            Guard(target.files, source.constraint, proven=target.index.totals().ok > 0),
-            window=options.window,
-            priority=options.priority,
-            job_timeout=options.job_timeout,
-            on_results=shown.count,
-            rerun_failures=only_failures,
+        run = Run(
+            producer,
+            options,
+            source,
+            target,
+            style=progress,
+            only_failures=only_failures,
+            refused_too=refused_too,
         )
-        signals, finished = StopSignals(), False
-        try:
-            with signals.caught():
-                finished = drive(collector, signals, lambda: run.show(collector.in_flight))
-                if finished:
-                    if only_failures:
-                        _require_failed(options, source, target)
-                        target.run_file.remember(options.settings)
-                    with source.kept_records(target.index) as records:
-                        target.files.finish(
-                            ordered=ordered,
-                            whole=source.whole,
-                            form=source.table_form(),
-                            source=records,
-                        )
-                    if source.whole and not only_failures:
-                        collector.sweep()
-                    source.say_if_empty()
-        except InvalidRequest:
-            with contextlib.suppress(RedisError):
-                collector.abandon()
-            raise
-        finally:
-            run.end(finished)
+        finished = run.go(ordered=ordered)
         return Ended(finished, target.index.failures(seen=source.whole))
 
 
 class Run:
-    """Shows and times a run on this machine."""
+    """Takes the rows of an input through a batch into an output, and shows how far it is."""
 
     def __init__(
         self,
+        producer: Producer,
+        options: RunOptions,
         source: Input,
         target: Output,
-        progress: Progress,
         *,
+        style: Style,
         only_failures: bool,
+        refused_too: bool,
     ) -> None:
+        self._options = options
         self._source = source
         self._target = target
-        self._progress = progress
         self._only_failures = only_failures
         self._seconds_before = target.run_file.seconds
-        self._meter = progress.meter
-        self._meter.total = source.estimate(target.index, only_failures=only_failures)
+        run_id, index = target.run_file.run, target.index
+        self._progress = Progress(producer.connection, run_id, style, errors_path(target.path))
+        self._meter = self._progress.meter
+        self._meter.total = source.estimate(index, only_failures=only_failures)
         self._meter.ignored = source.ignored
+        rows = source.rows(index, only_failures=only_failures, refused_too=refused_too)
+        self._collector = Collector(
+            producer.connection,
+            run_id,
+            balanced(rows),
+            Guard(target.files, source.constraint, proven=index.totals().ok > 0),
+            window=options.window,
+            priority=options.priority,
+            job_timeout=options.job_timeout,
+            on_results=self._progress.count,
+            rerun_failures=only_failures,
+        )
 
-    def show(self, in_flight: int) -> None:
+    def go(self, *, ordered: bool) -> bool:
+        """Run all rows and finish the files; False after an interrupt."""
+        signals, finished = StopSignals(), False
+        try:
+            with signals.caught():
+                finished = drive(self._collector, signals, self._show)
+                if finished:
+                    self._finish(ordered)
+        except InvalidRequest:
+            with contextlib.suppress(RedisError):
+                self._collector.abandon()
+            raise
+        finally:
+            self._show_end(finished)
+        return finished
+
+    def _finish(self, ordered: bool) -> None:
+        source, target = self._source, self._target
+        if self._only_failures:
+            _require_failed(self._options, source, target)
+            target.run_file.remember(self._options.settings)
+        form = source.table_form()
+        with source.kept_records(target.index) as records:
+            target.files.finish(ordered=ordered, whole=source.whole, form=form, source=records)
+        if source.whole and not self._only_failures:
+            self._collector.sweep()
+        source.say_if_empty()
+
+    def _show(self) -> None:
         """Show the current state, and note how long the run has taken."""
         meter, seen = self._meter, self._source.seen
         meter.before = seen.done
         if not self._only_failures:
             meter.total = max(meter.total, seen.rows) if meter.total else None
-        self._progress.show(self._source.models, in_flight)
+        self._progress.show(self._source.models, self._collector.in_flight)
         if self._seconds - self._target.run_file.seconds > SAVE_SECONDS:
             self._target.run_file.spent(self._seconds)
 
-    def end(self, finished: bool) -> None:
+    def _show_end(self, finished: bool) -> None:
         """Show the summary."""
         meter, seen, target = self._meter, self._source.seen, self._target
         meter.before = seen.done
