@@ -45,7 +45,7 @@ class Meter:
         overall: the figures of the whole output and the seconds of all its runs, if there was an
             earlier one.
         files: what was written: rows by file.
-        age: seconds from a batch's beginning to its end, or to now; None for a run.
+        age: seconds from a batch's start to its end, or to now; None for a run.
     """
 
     total: int | None = None

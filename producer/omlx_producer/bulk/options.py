@@ -33,7 +33,7 @@ class RunOptions:
         keep: add the columns of the input to a table.
         csv_safe: see `omlx_producer.bulk.table.TableForm`.
         delimiter: of the cells of a CSV; by default what the name of the input says.
-        limit: take only so many rows from the beginning of the input.
+        limit: take only so many rows from the start of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
     """
 

@@ -1,6 +1,6 @@
 """Which rows run, each once, and in which order.
 
-Rows without a result run: common beginnings together, long and short rows mixed. Rows change places
+Rows without a result run: common prefixes together, long and short rows mixed. Rows change places
 only within a buffer of `BUFFER_ROWS` rows and `BUFFER_CHARACTERS` characters. So memory is bounded
 and results come roughly in the order of the input.
 
@@ -26,7 +26,7 @@ CACHE_KIB = 16 * 1024
 BUFFER_ROWS = 1024
 BUFFER_CHARACTERS = 32 * 2**20
 # Rows with this many characters in common form a group; those with this many times as many, again.
-BEGINNING_CHARACTERS = 256
+PREFIX_CHARACTERS = 256
 LONGER = 4
 _FORGET_ERROR = (
     "UPDATE rows SET failed = NULL, error = NULL, code = NULL, by_line = NULL WHERE key = ?"
@@ -289,10 +289,10 @@ def balanced(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
     yield from arrange(buffer)
 
 
-def arrange(rows: list[Row], characters: int = BEGINNING_CHARACTERS) -> list[Row]:
-    """Order rows by groups with a common beginning, the group with the most work first.
+def arrange(rows: list[Row], characters: int = PREFIX_CHARACTERS) -> list[Row]:
+    """Order rows by groups with a common prefix, the group with the most work first.
 
-    A group is ordered alike, by longer beginnings. Rows that share their beginning with no other
+    A group is ordered alike, by longer prefixes. Rows that share their prefix with no other
     form the last group, in which short rows fill the gaps that the groups leave.
 
     Args:

@@ -28,8 +28,8 @@ NO_MODEL = "model_not_found"
 """The code of rows whose model no worker has announced yet."""
 # OpenAI's own ids begin alike, but what follows has another length or is not hexadecimal.
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
-_BEGINNING = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
-_ANY_BEGINNING = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
+_START = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
+_ANY_START = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,5 +301,5 @@ def job_of_line(line: bytes) -> str:
 
 
 def may_be_ours(line: bytes) -> bool:
-    """Whether `write_line` may have written this line, or its torn beginning."""
-    return _BEGINNING.match(line + _ANY_BEGINNING[len(line) :]) is not None
+    """Whether `write_line` may have written this line, or its torn start."""
+    return _START.match(line + _ANY_START[len(line) :]) is not None

@@ -28,7 +28,7 @@ _PLAINLY = {
     "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
     "Expecting object schema": "it is no JSON object; give one",
 }
-"""How messages of llguidance begin, and what users read instead."""
+"""How errors of llguidance begin, and what users read instead."""
 
 
 def require_compilable(request: GenerationRequest) -> None:

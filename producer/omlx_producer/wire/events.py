@@ -152,7 +152,7 @@ class PromptTokensDetails(Wire):
 
     Attributes:
         cached_tokens: tokens that no choice had to read: the worker had kept them from earlier
-            prompts with the same beginning. Of an interrupted job, those of its last run.
+            prompts with the same prefix. Of an interrupted job, those of its last run.
     """
 
     cached_tokens: int = Field(default=0, ge=0)

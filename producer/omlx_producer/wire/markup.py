@@ -51,7 +51,7 @@ class Markup(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of one part. ``opens`` is set at the beginning of a part after a marker."""
+    """A piece of one part. ``opens`` is set at the start of a part after a marker."""
 
     part: Part
     text: str

@@ -14,7 +14,7 @@ from redis import Redis
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.options import RunOptions
-from omlx_producer.bulk.plan import BEGINNING_CHARACTERS
+from omlx_producer.bulk.plan import PREFIX_CHARACTERS
 from omlx_producer.bulk.run import detach
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.wire import PRIORITIES
@@ -38,7 +38,7 @@ class BulkRows:
         documents = [
             batch_line(
                 f"{path.stem}-{number}",
-                f"{random.choice('ab') * BEGINNING_CHARACTERS} row {number}",
+                f"{random.choice('ab') * PREFIX_CHARACTERS} row {number}",
                 **body,
             )
             for number, body in enumerate(bodies)

@@ -99,10 +99,10 @@ class Admission:
             if self._order.rank(claim) >= rank:
                 self._drop(claim, GivenBack())
 
-    def fail_overdue(self) -> None:
+    def fail_timed_out(self) -> None:
         """Fail the jobs that have used up their time."""
         for claim in self._leases.jobs():
-            if sentence := claim.overdue:
+            if sentence := claim.timed_out:
                 self._drop(claim, Failed(sentence))
 
     def sweep(self) -> None:

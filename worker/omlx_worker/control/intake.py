@@ -95,8 +95,8 @@ class Intake:
             return Failed(objection, retry=False)
         if request.window_seconds is not None:
             claim.expires_in = request.window_seconds - self._age(claim)
-            if overdue := claim.overdue:
-                return Failed(overdue, retry=False)
+            if timed_out := claim.timed_out:
+                return Failed(timed_out, retry=False)
         return self._resumed(claim, request, rows)
 
     def start_over(self, claim: Claim) -> None:

@@ -177,7 +177,7 @@ class GenerationWorker(RecordedWorker):
             self._drain_ends = time.monotonic() + self._settings.drain_timeout
             self._admission.give_back_coming()
             self.decode_thread.submit(Drain())
-        self._admission.fail_overdue()
+        self._admission.fail_timed_out()
         try:
             goes_on = self._attend(burst)
         except RedisError as error:

@@ -106,7 +106,7 @@ class Claim:
         return len(self.sizes) or 1
 
     @property
-    def overdue(self) -> str | None:
+    def timed_out(self) -> str | None:
         """Why the job has used up its time, in one sentence; None if it has not."""
         elapsed = time.monotonic() - self.claimed_at
         if self.timeout is not None and elapsed > self.timeout:

@@ -38,15 +38,15 @@ def test_rows_with_a_common_beginning_come_one_after_the_other(texts: list[str])
 
 
 def test_a_beginning_is_common_only_as_far_as_it_counts() -> None:
-    shared = "x" * plan.BEGINNING_CHARACTERS
+    shared = "x" * plan.PREFIX_CHARACTERS
     rows = [row(0, shared + "a"), row(1, "alone"), row(2, shared + "b")]
     assert {r.line for r in arrange(rows)[:2]} == {0, 2}
 
 
 def test_within_a_group_longer_common_beginnings_come_together() -> None:
     """Questions about documents, after the same instructions."""
-    instructions = "i" * plan.BEGINNING_CHARACTERS
-    documents = [name * 8 * plan.BEGINNING_CHARACTERS for name in "abc"]
+    instructions = "i" * plan.PREFIX_CHARACTERS
+    documents = [name * 8 * plan.PREFIX_CHARACTERS for name in "abc"]
     prompts = [instructions + documents[n % 3] + f"question {n}" for n in range(30)]
     alone = [f"{n}, alone" for n in range(9)]
     rows = [row(n, text, 1 + n) for n, text in enumerate([*prompts, *alone])]
@@ -59,7 +59,7 @@ def test_within_a_group_longer_common_beginnings_come_together() -> None:
 
 def test_the_same_prompt_many_times_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "deal", list)
-    text = "x" * 100 * plan.BEGINNING_CHARACTERS
+    text = "x" * 100 * plan.PREFIX_CHARACTERS
     rows = [row(n, text) for n in range(5)]
     assert [r.line for r in arrange(rows)] == [0, 1, 2, 3, 4]
 
