@@ -204,13 +204,18 @@ def command_line() -> str:
 def _name_option(message: str) -> str:
     """The message of an `InvalidRequest` with the command's option in place of the field."""
     message = message.replace(" (require_known_model=False)", "")
+    context = click.get_current_context()
+    # A file may have the name of a field.
+    files = filter(None, map(context.params.get, ("input", "output", "source")))
+    if message.startswith(tuple(map(str, files))):
+        return message
     # What an option holds is a field's part here, or the field of a part.
     own = message.removeprefix("structured_outputs.")
     own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
     own = own.replace("structured_outputs: the regular", "regex: the regular", 1)
     own = own.replace("structured_outputs: the list of choices", "choice: the list of choices", 1)
     field = re.match(r"\w*", own)[0]  # type: ignore[index]
-    for param in click.get_current_context().command.params:
+    for param in context.command.params:
         if param.name == "prompt" and field in ("prompt", "messages"):
             return re.sub(r"^(prompt|messages):", "PROMPT:", own)
         if param.name == field and isinstance(param, click.Option):

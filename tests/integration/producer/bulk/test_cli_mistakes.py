@@ -96,6 +96,22 @@ def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("worker")
+def test_files_with_names_of_options_are_told_by_their_names(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "system.jsonl").write_text("something else\n")
+    write_rows(tmp_path / "rows.jsonl", 1)
+    code, said = told(run, "run", "rows.jsonl", "-o", "system.jsonl")
+    assert (code, said.split(";")[0]) == (
+        2,
+        "omlx-submit: system.jsonl: exists and holds no results of omlx-submit",
+    )
+    code, said = told(run, "run", "window.jsonl", "-o", "out.jsonl")
+    assert (code, said.split(";")[0]) == (
+        2,
+        "omlx-submit: window.jsonl: there is no such file",
+    )
+
+
 def test_results_to_a_folder_that_is_none_are_refused_before_any_waiting(
     connection: redis.Redis, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
