@@ -97,7 +97,10 @@ def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("worker")
-def test_files_with_names_of_options_are_told_by_their_names(run: Run, tmp_path: Path) -> None:
+def test_files_with_names_of_options_are_told_by_their_names(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "system.jsonl").write_text("something else\n")
     write_rows(tmp_path / "rows.jsonl", 1)
     code, said = told(run, "run", "rows.jsonl", "-o", "system.jsonl")
