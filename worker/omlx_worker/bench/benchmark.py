@@ -12,15 +12,19 @@ from mlx.utils import tree_flatten
 from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
-from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Side, StreamSide
+from omlx_worker.bench.sides import (
+    AUTO,
+    BatchGeneratorSide,
+    DecoderSide,
+    Side,
+    StreamSide,
+    has_head,
+)
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine.checkpoint import resolve
 from omlx_worker.engine.drafts.graft import Graft
-from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.footprint import budget
 from omlx_worker.engine.loader import context_length, decoder_of, load, load_draft_model
-from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.families import as_ragged
 
 DEEPEST = 3
 """Drafts a step that are tried by default, and that `auto` may choose."""
@@ -70,7 +74,7 @@ class Benchmark:
             )
         draft = load_draft_model(draft_model, tokenizer) if draft_model else None
         self.dtype = precision(network)
-        depths = _possible_depths(draft is not None or _has_head(network), model, depths)
+        depths = _possible_depths(draft is not None or has_head(network), model, depths)
         deepest_of = {depth: DEEPEST if depth == AUTO else int(depth) for depth in depths}
         decoders = {
             depth: decoder_of(network, max(rows), drafts, draft if drafts else None)
@@ -78,7 +82,8 @@ class Benchmark:
         }
         deepest = max(decoders.values(), key=lambda decoder: decoder.depth)
         self.weight_bytes = deepest.weight_bytes
-        _require_memory(deepest, rows, context, plan)
+        memory = MemoryBudget(budget(), deepest.weight_bytes, deepest.bytes_for)
+        _require_memory(memory, rows, context, plan)
         self._prompts = heldout_prompts(tokenizer, context, max(rows))
         self._plan = plan
         theirs: list[Side] = [BatchGeneratorSide(network), StreamSide(network)]
@@ -103,13 +108,6 @@ class Benchmark:
             mx.synchronize()
 
 
-def _has_head(network: nn.Module) -> bool:
-    try:
-        return as_ragged(network).drafts
-    except Unsupported:
-        return False
-
-
 def _possible_depths(
     can_draft: bool, model: str, wanted: Sequence[int | str] | None
 ) -> Sequence[int | str]:
@@ -124,8 +122,7 @@ def _possible_depths(
     return wanted
 
 
-def _require_memory(decoder: Decoder, counts: Sequence[int], context: int, plan: Plan) -> None:
-    memory = MemoryBudget(budget(), decoder.weight_bytes, decoder.bytes_for)
+def _require_memory(memory: MemoryBudget, counts: Sequence[int], context: int, plan: Plan) -> None:
     longest = context + 2 * plan.tokens + (DEEPEST + 1) * plan.learn
     row = [(context, longest)]
     rows = min((rows for rows in counts if not memory.fits(row * rows)), default=0)
@@ -134,8 +131,8 @@ def _require_memory(decoder: Decoder, counts: Sequence[int], context: int, plan:
     most = next((n for n in range(rows, 0, -1) if memory.fits(row * n)), 0)
     raise BenchError(
         f"--rows: {counted(rows, 'row')} of up to {longest} tokens take "
-        f"{in_units(decoder.bytes_for(row * rows))} beside the model's "
-        f"{in_units(decoder.weight_bytes)}, and there are {in_units(memory.limit)} for both; "
+        f"{in_units(memory.bytes_for(row * rows))} beside the model's "
+        f"{in_units(memory.weights)}, and there are {in_units(memory.limit)} for both; "
         + (f"measure at most {most}" if most else "take a smaller model or --context")
     )
 

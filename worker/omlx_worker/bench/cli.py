@@ -146,8 +146,7 @@ def _run(benchmark: Benchmark) -> bool:
 
 
 def _tell(benchmark: Benchmark, model: str, path: Path | None, complete: bool) -> None:
-    from omlx_worker.bench.report import machine, print_report
-    from omlx_worker.bench.sides import AUTO
+    from omlx_worker.bench.report import as_json, machine, print_report
 
     where = machine()
     print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},")
@@ -161,8 +160,7 @@ def _tell(benchmark: Benchmark, model: str, path: Path | None, complete: bool) -
         "command": " ".join(["omlx-worker", *sys.argv[1:]]),
         "complete": complete,
         **where,
-        "decoding": [measured.to_json() for measured in benchmark.figures],
-        "auto": {str(m.rows): m.depth for m in benchmark.figures if m.side == AUTO and m.laps},
+        **as_json(benchmark.figures),
     }
     try:
         path.write_text(json.dumps(report, indent=1))

@@ -1,4 +1,4 @@
-"""The report of a benchmark: the machine, and the figures as a table for people."""
+"""The report of a benchmark: the machine, and the figures as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def print_report(figures: Sequence[Measured], where: Mapping[str, Any], model: s
     for measured in figures:
         if measured.failed:
             console.print(f"{counted(measured.rows, 'row')}, {_name(measured)}: {measured.failed}")
+
+
+def as_json(figures: Sequence[Measured]) -> dict[str, Any]:
+    """All figures, and the depth that `auto` settled on by rows, for a file of results."""
+    return {
+        "decoding": [measured.to_json() for measured in figures],
+        "auto": {str(m.rows): m.depth for m in figures if m.side == AUTO and m.laps},
+    }
 
 
 def table_of(figures: Sequence[Measured]) -> Table:

@@ -21,6 +21,8 @@ from omlx_worker.decode.depth.policies import Mode, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.interface import LONGEST_CHUNK
+from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.row import Emission, Row, Sampling
 
@@ -140,3 +142,11 @@ class StreamSide:
 
     def _generate(self, prompt: list[int], sampler: Callable[[mx.array], mx.array]) -> Any:
         return generate_step(mx.array(prompt), self._network, max_tokens=FOREVER, sampler=sampler)
+
+
+def has_head(network: nn.Module) -> bool:
+    """Whether a network drafts by itself on the ragged batch."""
+    try:
+        return as_ragged(network).drafts
+    except Unsupported:
+        return False
