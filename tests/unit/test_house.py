@@ -22,10 +22,6 @@ MAX_OWN_IMPORTS = 10
 MORE_OWN_IMPORTS = {
     "omlx_producer.client.async_producer": 13,
     "omlx_producer.client.producer": 14,
-    "omlx_worker.bench.benchmark": 12,
-    "omlx_worker.bench.cli": 11,
-    "omlx_worker.build": 15,
-    "omlx_worker.cli": 20,
     "omlx_worker.control.worker": 21,
     "omlx_worker.decode.loop": 11,
     "omlx_worker.decode.thread": 13,

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ByteSize
 from redis import Redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
-from omlx_producer.connection import connect as connect_to
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.decode.budget import MemoryBudget, in_units
-from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.calibration import Calibration
+from omlx_worker.decode.budget import in_units
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.policies import make_policy
-from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         settings,
         lambda: _load_or_end(settings),
         connection=connection,
-        make_driver=lambda engine, budget: make_driver(settings, engine, budget),
+        make_driver=lambda engine, budget: DepthDriver.of_mode(settings, engine, budget),
     )
 
 
@@ -56,35 +50,27 @@ def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
         raise
 
 
-class ModelNotLoaded(Exception):
-    """The model does not exist or cannot be loaded. The message is one sentence."""
-
-
 def load_engine(settings: WorkerSettings) -> DecodingEngine:
     """Load the model. MLX is imported only here.
 
     Raises:
-        ModelNotLoaded: if the model does not exist or cannot be loaded.
+        ModelError: if the model does not exist or cannot be loaded.
     """
     from omlx_worker.engine import loader
-    from omlx_worker.engine.checkpoint import ModelError
 
-    try:
-        engine = loader.load_engine(
-            settings.model,
-            max_rows=settings.max_batch,
-            depth=settings.depth,
-            ratio=settings.acceptance == "ratio",
-            graft=_graft(settings),
-            draft_model=settings.draft_model,
-            lookup=_lookup(settings),
-            prefixes=_prefixes(settings),
-            chat_tokens=settings.default_max_tokens,
-        )
-    except ModelError as error:
-        raise ModelNotLoaded(str(error)) from error
+    engine = loader.load_engine(
+        settings.model,
+        max_rows=settings.max_batch,
+        depth=settings.depth,
+        ratio=settings.acceptance == "ratio",
+        graft=_graft(settings),
+        draft_model=settings.draft_model,
+        lookup=_lookup(settings),
+        prefixes=_prefixes(settings),
+        chat_tokens=settings.default_max_tokens,
+    )
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
-        raise ModelNotLoaded(
+        raise ModelError(
             f"--memory-limit: got {in_units(settings.memory_limit)}, but the model's weights alone "
             f"take {in_units(engine.weight_bytes)}; raise it, or take a smaller model"
         )
@@ -118,30 +104,3 @@ def _prefixes(settings: WorkerSettings) -> Prefixes | None:
     if size is None:
         size = ByteSize((settings.memory_limit or budget()) // _PREFIX_SHARE)
     return Prefixes(size, settings.prefix_dir, settings.prefix_dir_limit) if size else None
-
-
-def connect(url: str) -> Redis:
-    """A client for a worker. Its timeouts are shorter than a lease.
-
-    Raises:
-        InvalidRequest: if it is not the URL of a Redis server.
-    """
-    network = {} if url.startswith("unix:") else {"socket_keepalive": True}
-    return connect_to(
-        url,
-        **network,
-        socket_timeout=10.0,
-        socket_connect_timeout=5.0,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
-    )
-
-
-def make_driver(settings: WorkerSettings, engine: Engine, budget: MemoryBudget) -> DepthDriver:
-    """The depth driver of a mode, for an engine."""
-    policy = make_policy(settings.mode, engine.max_depth, engine.own_depth)
-    calibration = None
-    if isinstance(policy, AutoPolicy):
-        calibration = Calibration(
-            policy, engine, budget, settings.state_dir, measures=settings.calibration
-        )
-    return DepthDriver(policy, engine.max_depth, calibration)

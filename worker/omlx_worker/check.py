@@ -84,7 +84,7 @@ def examine(settings: WorkerSettings) -> Report:
     """Load a model as a worker would.
 
     Raises:
-        ModelNotLoaded: if it does not exist or cannot be loaded.
+        ModelError: if it does not exist or cannot be loaded.
     """
     # A prefix cache with a folder would write and delete files beside running workers.
     engine = load_engine(settings.model_copy(update={"prefix_cache": ByteSize(0)}))

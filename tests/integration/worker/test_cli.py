@@ -22,7 +22,8 @@ from rq.utils import now, utcformat
 
 from omlx_producer.wire import MODELS_KEY
 from omlx_worker import build, cli
-from omlx_worker.build import ModelNotLoaded, load_engine
+from omlx_worker.build import load_engine
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine
@@ -65,7 +66,7 @@ def test_the_server_is_the_one_that_producers_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(cli, "serve", lambda _, url: seen.append(url) or 0)
+    monkeypatch.setattr("omlx_worker.run.serve", lambda _, url: seen.append(url) or 0)
     monkeypatch.chdir(tmp_path)
     assert invoke("run").exit_code == 0
     monkeypatch.setenv("REDIS_URL", "redis://b")
@@ -320,7 +321,7 @@ def test_an_interrupt_while_the_model_loads_exits_with_130(redis_url: str, tmp_p
 
 def test_an_unknown_model_exits_with_2(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(settings: WorkerSettings) -> Any:
-        raise ModelNotLoaded(f"there is no model at {settings.model}")
+        raise ModelError(f"there is no model at {settings.model}")
 
     monkeypatch.setattr(build, "load_engine", load)
     result = invoke("run", "--model", "/nowhere", "--redis-url", redis_url)
@@ -377,7 +378,7 @@ def test_a_model_whose_path_is_no_alias_needs_one() -> None:
 
 
 def test_a_memory_limit_below_the_weights_is_refused_with_both_figures() -> None:
-    with pytest.raises(ModelNotLoaded, match=r"got 1\.0 MiB, but .* take \d+\.\d MiB"):
+    with pytest.raises(ModelError, match=r"got 1\.0 MiB, but .* take \d+\.\d MiB"):
         load_engine(WorkerSettings(model="demo", memory_limit=ByteSize(2**20)))
 
 

@@ -19,7 +19,7 @@ from redis.exceptions import (
 from rq.job import Job
 
 from omlx_producer.wire import TokenLogprob
-from omlx_worker.build import connect
+from omlx_worker.connection import connect
 from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox

@@ -24,7 +24,7 @@ UNREACHED = 75  # sysexits.h: try again later
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 
-from omlx_worker import build, cli  # noqa: E402
+from omlx_worker import build, connection, run  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
 from omlx_worker.queue import lease, quarantine  # noqa: E402
@@ -74,7 +74,7 @@ def work(orders: Orders) -> None:
         build.load_engine = lambda _: points.watched(
             FakeEngine(orders.max_rows, orders.step_seconds)
         )
-    refuse = cli._unreachable
+    refuse = connection.unreachable
 
     def unreachable(url: str, error: Exception) -> str:
         if not isinstance(error, RedisGone):
@@ -82,7 +82,7 @@ def work(orders: Orders) -> None:
             os._exit(UNREACHED)
         return refuse(url, error)
 
-    cli._unreachable = unreachable
+    connection.unreachable = unreachable
     settings = WorkerSettings(
         model="demo" if orders.demo else "fake",
         model_alias="fake",
@@ -93,7 +93,7 @@ def work(orders: Orders) -> None:
     )
     # Shorter than users may have it.
     settings.lease_seconds = orders.lease_seconds
-    code = cli.serve(settings, orders.url)
+    code = run.serve(settings, orders.url)
     logging.info("ends with code %d", code)
     os._exit(code)
 

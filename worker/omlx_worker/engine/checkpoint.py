@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from huggingface_hub.utils.tqdm import tqdm
 
 from omlx_producer.errors import one_line
+from omlx_worker.engine.interface import ModelError
 
 DEMO = "demo"
 
@@ -35,10 +36,6 @@ class _Silent(tqdm):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
-
-
-class ModelError(Exception):
-    """A model that cannot be loaded. The message is one sentence for the user."""
 
 
 def resolve(model: str, option: str = "--model") -> Path:

@@ -18,8 +18,9 @@ from mlx_lm.utils import load_model, load_tokenizer, quantize_model, save
 from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original
+from omlx_worker.engine.checkpoint import WEIGHTS, Original
 from omlx_worker.engine.drafts.mtp import is_of_head
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import classes_with_head
 
 ORIGINAL = "ORIGINAL"

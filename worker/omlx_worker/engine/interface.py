@@ -20,6 +20,10 @@ LONGEST_CHUNK = 2048
 """Tokens of a row that one `Rows.prefill` reads, at most."""
 
 
+class ModelError(Exception):
+    """A model that cannot be loaded. The message is one sentence for the user."""
+
+
 class Rows(Protocol):
     """The part of the interface that an engine shares with its decoder.
 

@@ -17,7 +17,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
-from omlx_worker.engine.checkpoint import ModelError, resolve
+from omlx_worker.engine.checkpoint import resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.graft import Graft, head_hint
@@ -26,7 +26,7 @@ from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
 from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
-from omlx_worker.engine.interface import PREPARED_AT_ONCE
+from omlx_worker.engine.interface import PREPARED_AT_ONCE, ModelError
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged

@@ -13,8 +13,8 @@ import pytest
 
 from omlx_producer.wire import GenerationRequest
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.row import Emission

@@ -14,8 +14,8 @@ import pytest
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import decoder_of, load, load_engine
 from omlx_worker.engine.models import self_check
 from omlx_worker.engine.models.any_family import Unsupported

@@ -10,11 +10,15 @@ import logging
 from collections.abc import Sequence
 
 from omlx_producer.terminal import counted
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.depth.auto import AutoPolicy
 from omlx_worker.decode.depth.calibration import Calibration
-from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy, make_policy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.row import DecodeRow
+from omlx_worker.engine.interface import Engine
 from omlx_worker.engine.row import Emission
+from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.decode.depth.driver")
 
@@ -47,6 +51,17 @@ class DepthDriver:
     def fixed(cls, depth: int) -> DepthDriver:
         """One whose rows always draft as deep as they may."""
         return cls(FixedPolicy(depth), depth)
+
+    @classmethod
+    def of_mode(cls, settings: WorkerSettings, engine: Engine, budget: MemoryBudget) -> DepthDriver:
+        """The driver of the mode in the settings, for an engine."""
+        policy = make_policy(settings.mode, engine.max_depth, engine.own_depth)
+        calibration = None
+        if isinstance(policy, AutoPolicy):
+            calibration = Calibration(
+                policy, engine, budget, settings.state_dir, measures=settings.calibration
+            )
+        return cls(policy, engine.max_depth, calibration)
 
     @property
     def depth(self) -> int:

@@ -20,7 +20,7 @@ from mlx_lm.utils import load_tokenizer
 from pydantic import ByteSize
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.checkpoint import WEIGHTS, ModelError, Original, base_model
+from omlx_worker.engine.checkpoint import WEIGHTS, Original, base_model
 from omlx_worker.engine.drafts.mtp import (
     MTPHead,
     Weights,
@@ -32,6 +32,7 @@ from omlx_worker.engine.drafts.mtp import (
     text_model,
 )
 from omlx_worker.engine.identity import digest_of
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.tokens import same_vocabulary
 
 log = logging.getLogger(__name__)

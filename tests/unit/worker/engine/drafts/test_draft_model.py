@@ -14,10 +14,10 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
-from omlx_worker.engine.checkpoint import ModelError
 from omlx_worker.engine.drafts import draft_model
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.footprint import Footprint
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import decoder_of, load, load_engine
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged

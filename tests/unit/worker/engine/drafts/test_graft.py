@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 from mlx.utils import tree_flatten
 
 from omlx_worker import cli
-from omlx_worker.engine.checkpoint import DEMO, ModelError, resolve
+from omlx_worker.engine.checkpoint import DEMO, resolve
 from omlx_worker.engine.drafts.graft import Graft
+from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import Prefixes, load, load_engine
 from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (

@@ -1,0 +1,99 @@
+"""The worker's connection to Redis: its own server or another, checked before jobs come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, RedisError
+from redis.retry import Retry
+
+from omlx_producer import connection
+from omlx_producer.cli.common import UNREACHABLE, fail
+from omlx_producer.cli.session import redis_error, tls_problem
+from omlx_producer.environment import DOTENV
+from omlx_producer.errors import InvalidRequest, UnsuitableRedis
+from omlx_producer.server import is_volatile, require_suitable
+from omlx_worker.options import USAGE
+from omlx_worker.queue import embedded
+from omlx_worker.settings import WorkerSettings
+
+log = logging.getLogger("omlx_worker")
+
+
+@contextmanager
+def server_url(settings: WorkerSettings, given: Container[str]) -> Iterator[str]:
+    """The URL of the server that the settings name; an embedded one runs meanwhile.
+
+    Args:
+        given: the fields from the command line.
+    """
+    if not settings.embedded_redis:
+        yield connection.redis_url(settings.redis_url, DOTENV)
+        return
+    if "redis_url" in given:
+        fail(USAGE, "--embedded-redis runs its own server; leave --redis-url out")
+    server = embedded.EmbeddedRedis(settings.redis_dir, port=embedded.preferred_port())
+    try:
+        server.start()
+    except embedded.ServerError as error:
+        fail(UNREACHABLE, str(error))
+    try:
+        log.info("Redis is at %s", server.url)
+        if server.port != embedded.USUAL_PORT:
+            taken = "port %d is taken: pass --redis-url %s to clients"
+            log.warning(taken, embedded.USUAL_PORT, server.url)
+        yield server.url
+    finally:
+        server.stop()
+
+
+def connect(url: str) -> Redis:
+    """A client for a worker. Its timeouts are shorter than a lease.
+
+    Raises:
+        InvalidRequest: if it is not the URL of a Redis server.
+    """
+    network = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    return connection.connect(
+        url,
+        **network,
+        socket_timeout=10.0,
+        socket_connect_timeout=5.0,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
+    )
+
+
+def reach(url: str, *, allow_eviction: bool) -> Redis:
+    """Connect to a server that can hold jobs, or end the program with a sentence."""
+    try:
+        client = connect(url)
+        client.ping()
+        require_suitable(client, allow_eviction=allow_eviction)
+        if is_volatile(client):
+            log.warning(
+                "Redis keeps nothing on disk, so its restart loses all jobs; turn that on with: "
+                "redis-cli CONFIG SET appendonly yes"
+            )
+    except InvalidRequest as error:
+        fail(USAGE, str(error).replace("connection:", "--redis-url:", 1))
+    except UnsuitableRedis as error:
+        fail(UNREACHABLE, str(error))
+    except RedisError as error:
+        fail(UNREACHABLE, unreachable(url, error))
+    return client
+
+
+def unreachable(url: str, error: Exception) -> str:
+    """The sentence for a server that does not answer, or not as it should."""
+    if isinstance(error, AuthenticationError) or (
+        isinstance(error, RedisError) and tls_problem(error, url)
+    ):
+        return redis_error(error, url)
+    return (
+        f"Redis at {connection.without_password(url)} cannot be used ({error}); start a server "
+        "there, name another with --redis-url, or pass --embedded-redis"
+    )

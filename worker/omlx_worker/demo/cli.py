@@ -1,0 +1,52 @@
+"""The command ``omlx-worker demo``."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import click
+from pydantic import ValidationError
+
+from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, fail
+from omlx_worker.logs import start_logging
+from omlx_worker.options import USAGE, describe, require_mlx
+
+FAILED = 1
+
+
+@click.command()
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Rows in the batch at the same time.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=96,
+    show_default=True,
+    help="Generate at most this many tokens for a prompt.",
+)
+def demo(max_batch: int, max_tokens: int) -> None:
+    """Run a server, the demo model, and a few prompts."""
+    require_mlx()
+    from omlx_producer.errors import OmlxQueueError
+    from omlx_worker.queue.embedded import ServerError
+
+    start_logging("warning")
+    try:
+        from omlx_worker.demo.run import run_demo
+
+        run_demo(max_batch=max_batch, max_tokens=max_tokens)
+    except ServerError as error:
+        fail(UNREACHABLE, str(error))
+    except ValidationError as error:
+        fail(USAGE, describe(error))
+    except OmlxQueueError as error:
+        fail(FAILED, str(error))
+    except KeyboardInterrupt:
+        logging.shutdown()
+        os._exit(INTERRUPTED)

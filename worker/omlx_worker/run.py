@@ -1,0 +1,74 @@
+"""``omlx-worker run``: serves the jobs of one model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, SectionedCommand, fail
+from omlx_worker.engine.interface import ModelError
+from omlx_worker.logs import start_logging
+from omlx_worker.options import USAGE, read_settings, require_mlx, settings_options
+from omlx_worker.settings import WorkerSettings
+
+BROKEN, STOPPED_AT_ONCE = 1, 128
+
+log = logging.getLogger("omlx_worker")
+
+
+@click.command(cls=SectionedCommand)
+@settings_options()
+def run(**options: Any) -> None:
+    """Serve the jobs of one model until told to stop.
+
+    Every option can also be set as OMLX_QUEUE_<OPTION> in the environment or in a file .env.
+    """
+    from omlx_worker.connection import server_url
+
+    settings, given = read_settings(options)
+    start_logging(settings.log_level, settings.log_format)
+    require_mlx()
+    with server_url(settings, given) as url:
+        try:
+            code = serve(settings, url)
+        except KeyboardInterrupt:
+            # Before the model is loaded; afterwards the worker handles signals.
+            code = INTERRUPTED
+    if code > STOPPED_AT_ONCE:
+        # The engine may be in a step, which makes an orderly exit crash.
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
+def serve(settings: WorkerSettings, url: str) -> int:
+    """Run a worker to its end; returns the exit code."""
+    from rq.logutils import colorizer
+
+    from omlx_producer.outage import passes
+    from omlx_worker.build import make_worker
+    from omlx_worker.connection import reach, unreachable
+    from omlx_worker.control.rq_record import NameTaken
+
+    # The log escapes control characters, RQ's colours too.
+    colorizer.notty = True
+    with reach(url, allow_eviction=settings.allow_eviction) as connection:
+        log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
+        try:
+            # RQ asks the server for its own address.
+            worker = make_worker(settings, connection)
+            worker.require_free_name()
+            worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
+        except (ModelError, NameTaken) as error:
+            fail(USAGE, str(error))
+        except Exception as error:
+            if passes(error):
+                fail(UNREACHABLE, unreachable(url, error))
+            log.exception("the worker ends")
+            fail(BROKEN, f"the worker cannot go on: {error}")
+    return worker.exit_code
