@@ -41,6 +41,8 @@ PAUSED_KEY = "omlx:paused"
 """A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
 STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
 PAGE = 500
+# A ring for this many jobs is heard by every worker.
+EVERYBODY = 10**6
 _ROW_PREFIX = "row-"
 
 # Where jobs are, in the order of a list: RQ's registry, whether its newest job is the last one, and
@@ -240,7 +242,7 @@ def resume_model(connection: redis.Redis, model: str) -> bool:
     """Let the workers of a paused model take jobs again; returns whether it was paused."""
     was_paused = bool(connection.srem(PAUSED_KEY, model))
     if was_paused:
-        connection.publish(wake_channel(model), "resume")
+        connection.publish(wake_channel(model), EVERYBODY)
     return was_paused
 
 

@@ -323,7 +323,7 @@ class Batch:
             )
         for queue in queues:
             if found := read_queue_name(queue):
-                self.connection.publish(wake_channel(found[0]), self.id)
+                self.connection.publish(wake_channel(found[0]), count)
         return count
 
     @contextlib.contextmanager
@@ -416,7 +416,7 @@ class Batch:
         keys = [self.key, BATCHES_KEY]
         if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
             for model in models:
-                self.connection.publish(wake_channel(model), self.id)
+                self.connection.publish(wake_channel(model), len(rows))
 
     def withdraw(self) -> list[str]:
         """Take out the rows of a run that do not run; returns their names."""

@@ -80,15 +80,19 @@ def server_time(connection: redis.Redis) -> float:
 
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:
-    """Write the figures of a worker. Deletes those of workers that are long gone."""
+    """Write the figures of a worker."""
     key = workers_key(model)
     with connection.pipeline() as pipeline:
         pipeline.hset(key, figures.name, figures.model_dump_json())
         pipeline.expire(key, KEPT_SECONDS)
-        pipeline.hgetall(key)
-        entries = pipeline.execute()[-1]
-    old = [name for name, found in _parse(entries).items() if _is_old(found, figures.at)]
-    if old:
+        pipeline.execute()
+
+
+def forget_gone(connection: redis.Redis, model: str) -> None:
+    """Delete the figures of workers that are long gone."""
+    key, now = workers_key(model), server_time(connection)
+    entries = _parse(connection.hgetall(key))
+    if old := [name for name, found in entries.items() if _is_old(found, now)]:
         connection.hdel(key, *old)
 
 

@@ -166,6 +166,7 @@ def test_a_worker_that_was_killed_is_forgotten_after_its_lease_and_a_minute(
     late = old.model_copy(update={"name": "gone", "at": old.at - 30 - GONE_SECONDS - 1})
     write_figures(connection, ALIAS, late)
     board.show("busy")
+    board.announce(INFO)
     assert [worker.name for worker in read_workers(connection, ALIAS)] == ["mac-1"]
     assert connection.hkeys(workers_key(ALIAS)) == [b"mac-1"]
     board.sign_off(INFO)

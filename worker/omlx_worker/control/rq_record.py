@@ -23,7 +23,9 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
+from omlx_producer.wire import wake_channel
 from omlx_worker.control.extras import Extras
+from omlx_worker.control.lookout import Lookout
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.lua import load
@@ -47,7 +49,7 @@ class RecordedWorker(Worker):
     """RQ's worker without work horses: one record for many jobs.
 
     Args:
-        bell: a channel; any message on it means that jobs may have arrived.
+        model: the alias; producers ring on its channel.
         mailbox: of the main thread. Commands arrive on RQ's pub/sub thread.
     """
 
@@ -57,7 +59,7 @@ class RecordedWorker(Worker):
         *,
         connection: Redis,
         name: str | None,
-        bell: str,
+        model: str,
         mailbox: MainMailbox,
     ) -> None:
         super().__init__(
@@ -69,7 +71,8 @@ class RecordedWorker(Worker):
             log_job_description=False,
         )
         self.extras = Extras()
-        self._bell = bell
+        self._bell = wake_channel(model)
+        self.lookout = Lookout(connection, model, self.name)
         self._mailbox = mailbox
         self._shown: tuple[str, list[str]] | None = None
         self._beat_at = self._scheduled_at = float("-inf")
@@ -90,13 +93,18 @@ class RecordedWorker(Worker):
         pubsub.subscribe(
             **{
                 self.pubsub_channel_name: self.handle_payload,
-                self._bell: lambda _: self._mailbox.put(Ring()),
+                self._bell: self._hear,
             }
         )
         self.pubsub: Any = pubsub
         self.pubsub_thread: Any = pubsub.run_in_thread(
             sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
         )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """A producer has rung: jobs may have arrived."""
+        if self.lookout.hears(message["data"]):
+            self._mailbox.put(Ring())
 
     def unsubscribe(self) -> None:
         """End the thread first: in RQ's order it may wait again and miss the end."""

@@ -13,6 +13,7 @@ from redis import Redis
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import (
     WorkerFigures,
+    forget_gone,
     read_workers,
     server_time,
     workers_key,
@@ -28,8 +29,10 @@ from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.status")
 
-WRITE_SECONDS = 2.0
+WRITE_SECONDS, IDLE_WRITE_SECONDS = 2.0, 5.0
 LINE_SECONDS = 10.0
+# Looking at all workers costs the square of their number: rarely, after the first minute.
+COMPARE_SECONDS, YOUNG_SECONDS = 300.0, 60.0
 
 
 class StatusBoard:
@@ -68,13 +71,14 @@ class StatusBoard:
         self._extras = Extras()
         self._started_at = self._told_at = clock()
         self._told_jobs = self._told_cut = 0
-        self._written_at = float("-inf")
+        self._written_at, self._written_state = float("-inf"), ""
         self._seen = (self._started_at, 0, 0, 0, 0, 0)
         self._rates: tuple[float, float, float | None] = (0.0, 0.0, None)
         self._cached: float | None = None
         self._machine_memory = machine_memory or (
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         )
+        self._compare_at = float("-inf")
         self._warned_of: set[str | None] = set()
         self._warned_beside = {name}
         self._first_announced_at: float | None = None
@@ -83,12 +87,20 @@ class StatusBoard:
         """Make the model known to producers, or tell them that it is still served, or no longer."""
         with self._extras.attempt(f"the model in {MODELS_KEY}"):
             now = server_time(self._connection) if served else 0.0
-            if served:
+            self._first_announced_at = self._first_announced_at or now
+            if served and self._is_to_compare():
+                forget_gone(self._connection, self._model_alias)
                 self._compare(info)
-                self._first_announced_at = self._first_announced_at or now
                 self._compare_claims(self._first_announced_at)
             told = info.model_copy(update={"announced_at": now})
             self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
+
+    def _is_to_compare(self) -> bool:
+        now = self._clock()
+        if now < self._compare_at and now - self._started_at > YOUNG_SECONDS:
+            return False
+        self._compare_at = now + COMPARE_SECONDS
+        return True
 
     def _compare(self, info: ModelInfo) -> None:
         """Warn, once for each, of another model that a living worker serves under this alias."""
@@ -139,9 +151,10 @@ class StatusBoard:
             redis.exceptions.RedisError: if Redis does not take them now.
         """
         now = self._clock()
-        if now - self._written_at < WRITE_SECONDS:
+        idle = state == self._written_state == "idle"
+        if now - self._written_at < (IDLE_WRITE_SECONDS if idle else WRITE_SECONDS):
             return
-        self._written_at = now
+        self._written_at, self._written_state = now, state
         self._measure(now)
         figures = self.figures(state)
         with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):

@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError, RedisError
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import counted
-from omlx_producer.wire import PRIORITIES, queue_name, wake_channel
+from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
@@ -51,7 +51,6 @@ from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
 
-# Stock RQ does not ring for workers; its jobs wait this long for an idle one.
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 UNREACHABLE = 3
@@ -83,7 +82,7 @@ class GenerationWorker(RecordedWorker):
             names,
             connection=connection,
             name=settings.name,
-            bell=wake_channel(settings.alias),
+            model=settings.alias,
             mailbox=self._mailbox,
         )
         self._settings = settings
@@ -111,6 +110,8 @@ class GenerationWorker(RecordedWorker):
         self._outage = Outage(log=log)
         self._logging_level: str | None = None
         self._recorded = False
+        # Whether a message has come since the last look at the queues.
+        self._rung = True
 
     # The loop
 
@@ -215,9 +216,12 @@ class GenerationWorker(RecordedWorker):
         if self._drain_ends is not None:
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
         self._admission.sweep()
-        self.enqueue_due()
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self._leases) == 0
+        if idle and not (burst or self._rung or self.lookout.is_due()):
+            return True
+        self._rung = False
+        self.enqueue_due()
         taken = self._admission.take()
         return not (burst and idle and not taken)
 
@@ -237,6 +241,7 @@ class GenerationWorker(RecordedWorker):
                 self._handle(self._mailbox.get_nowait())
 
     def _handle(self, message: MainMessage) -> None:
+        self._rung = True
         match message:
             case Ring():
                 pass
