@@ -22,7 +22,7 @@ MAX_OWN_IMPORTS = 10
 MORE_OWN_IMPORTS = {
     "omlx_producer.client.async_producer": 13,
     "omlx_producer.client.producer": 14,
-    "omlx_worker.control.worker": 21,
+    "omlx_worker.control.worker": 14,
     "omlx_worker.decode.loop": 11,
     "omlx_worker.decode.thread": 13,
     "omlx_worker.engine.kernels.device": 11,

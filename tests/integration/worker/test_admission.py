@@ -14,11 +14,9 @@ from rq.job import Job
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
-from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepared, TrafficMessage
 from omlx_worker.queue.claim import Claim
-from omlx_worker.queue.order import ClaimOrder
 from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
 from tests.helpers.leases import QUEUES, table
 from tests.helpers.workers import (
@@ -123,16 +121,16 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
     budget = MemoryBudget(2**20, engine.weight_bytes, engine.bytes_for)
     submitted: list[DecodeMessage] = []
     traffic: SimpleQueue[TrafficMessage] = SimpleQueue()
-    intake = Intake(engine, ALIAS, connection, budget.objection)
     main: MainMailbox = SimpleQueue()
-    preparers = Preparers(intake.prepare, leases.holds, main)
     admission = Admission(
+        connection,
         leases,
-        ClaimOrder(QUEUES, patience=30),
-        preparers,
+        QUEUES,
+        engine,
         budget,
-        engine.max_rows,
-        start_over=intake.start_over,
+        alias=ALIAS,
+        patience=30,
+        main=main,
         submit=submitted.append,
         traffic=traffic,
     )
@@ -142,7 +140,7 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
         assert isinstance(message, Prepared)
         admission.prepared(message)
     assert not admission.take()
-    preparers.close()
+    admission.close()
     refused = traffic.get_nowait()
     assert isinstance(refused, Drop)
     assert refused.claim.id == large.id

@@ -20,7 +20,6 @@ from rq.job import Job
 
 from omlx_producer.wire import TokenLogprob
 from omlx_worker.connection import connect
-from omlx_worker.control import worker as rq_worker
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.row import Emission
@@ -118,7 +117,7 @@ def test_an_idle_worker_that_is_told_to_stop_while_redis_is_away_does_not_wait(
 def small_outbox(monkeypatch: pytest.MonkeyPatch) -> int:
     """Workers with room for so many tokens that Redis has not taken."""
     limit = 60
-    monkeypatch.setattr(rq_worker, "Outbox", lambda: Outbox(limit))
+    monkeypatch.setattr("omlx_worker.decode.thread.Outbox", lambda: Outbox(limit))
     return limit
 
 
@@ -153,7 +152,7 @@ def test_decoding_pauses_when_the_outbox_is_full_and_goes_on_when_it_is_not(
     with Redis.from_url(durable.url) as connection:
         jobs = [enqueue(connection, f"p{i}", max_completion_tokens=200) for i in range(3)]
         with running_worker(durable.url, step_seconds=0.002) as worker:
-            outbox = worker.decode_thread._outbox
+            outbox = worker.decode_thread.outbox
             wait_for(lambda: len(events(connection, jobs[0].id)) > 3)
             durable.kill()
             wait_for(lambda: not outbox.has_room)
@@ -175,7 +174,7 @@ def test_a_paused_worker_still_listens(durable: RedisServer, small_outbox: int) 
         with running_worker(durable.url, step_seconds=0.002) as worker:
             wait_for(lambda: len(events(connection, job.id)) > 3)
             durable.kill()
-            wait_for(lambda: not worker.decode_thread._outbox.has_room)
+            wait_for(lambda: not worker.decode_thread.outbox.has_room)
             worker.stop()
             worker.stop()
             worker.test_thread.join(20)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from redis import Redis
+
+from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.delivery.job_log import log_start
+from omlx_worker.engine.interface import Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -21,6 +25,7 @@ from omlx_worker.messages import (
     Drop,
     Failed,
     GivenBack,
+    MainMailbox,
     Outcome,
     Prepared,
     Reason,
@@ -41,9 +46,10 @@ class Admission:
     """Runs on the main thread.
 
     Args:
-        preparers: prepare the jobs; what they have come to is told to `prepared`.
-        start_over: see `Intake.start_over`.
-        max_rows: rows in the batch at the same time.
+        queues: names, best first.
+        patience: see `ClaimOrder`.
+        alias: of the model that the engine has.
+        main: gets what a job that was prepared has come to; it is for `prepared`.
         submit: sends the decode thread a job to run or to drop.
         traffic: where refused jobs go.
 
@@ -54,24 +60,26 @@ class Admission:
 
     def __init__(
         self,
+        connection: Redis,
         leases: LeaseTable,
-        order: ClaimOrder,
-        preparers: Preparers,
+        queues: Sequence[str],
+        engine: Engine,
         budget: MemoryBudget,
-        max_rows: int,
         *,
-        start_over: Callable[[Claim], None],
+        alias: str,
+        patience: float,
+        main: MainMailbox,
         submit: Callable[[DecodeMessage], None],
         traffic: TrafficMailbox,
     ) -> None:
         self.suspended = False
         self.served = False
         self._leases = leases
-        self._order = order
-        self._preparers = preparers
-        self._start_over = start_over
+        self._order = ClaimOrder(queues, patience)
+        self._intake = Intake(engine, alias, connection, budget.objection)
+        self._preparers = Preparers(self._intake.prepare, leases.holds, main)
         self._budget = budget
-        self._max_rows = max_rows
+        self._max_rows = engine.max_rows
         self._submit = submit
         self._traffic = traffic
         self._swept_at = float("-inf")
@@ -91,6 +99,10 @@ class Admission:
         self.give_back_coming()
         for claim in self._leases.jobs():
             self._submit(Drop(claim, GivenBack()))
+
+    def close(self) -> None:
+        """Prepare no more jobs."""
+        self._preparers.close()
 
     def give_back_coming(self, rank: int = 0) -> None:
         """Give back the jobs that are being prepared, of this rank and those after it."""
@@ -170,7 +182,7 @@ class Admission:
                 self._drop(claim, outcome)
             elif self._fits(claim, outcome):
                 if claim.streamed and not outcome.sent:
-                    self._start_over(claim)
+                    self._intake.start_over(claim)
                 del self._coming[claim]
                 log_start(outcome)
                 self._submit(Admit(outcome))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -22,17 +21,11 @@ from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import counted
 from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.control.admission import Admission
-from omlx_worker.control.intake import Intake
-from omlx_worker.control.preparers import Preparers
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
-from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.thread import DecodeThread, EngineBroken
+from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeDriver, MakeEngine
 from omlx_worker.delivery.job_log import log_end
-from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
-from omlx_worker.engine.interface import Engine
 from omlx_worker.messages import (
     Crashed,
     Drain,
@@ -45,7 +38,6 @@ from omlx_worker.messages import (
     TrafficMailbox,
 )
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.order import ClaimOrder
 from omlx_worker.queue.unfit import unfit
 from omlx_worker.settings import WorkerSettings
 
@@ -71,10 +63,10 @@ class GenerationWorker(RecordedWorker):
     def __init__(
         self,
         settings: WorkerSettings,
-        make_engine: Callable[[], Engine],
+        make_engine: MakeEngine,
         *,
         connection: Redis,
-        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
+        make_driver: MakeDriver | None = None,
     ) -> None:
         names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
@@ -96,12 +88,15 @@ class GenerationWorker(RecordedWorker):
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
         )
         self._traffic: TrafficMailbox = SimpleQueue()
-        outbox = Outbox()
         self.decode_thread = DecodeThread(
-            settings, make_engine, self._traffic, self._mailbox, outbox, make_driver=make_driver
+            settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
         )
         self._publisher = Publisher(
-            self._leases, self._traffic, self._mailbox, self.decode_thread.submit, outbox
+            self._leases,
+            self._traffic,
+            self._mailbox,
+            self.decode_thread.submit,
+            self.decode_thread.outbox,
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
@@ -129,15 +124,15 @@ class GenerationWorker(RecordedWorker):
         """
         self._engine = self.decode_thread.start()
         budget = self.decode_thread.budget
-        intake = Intake(self._engine, self._settings.alias, self.connection, budget.objection)
-        self._preparers = Preparers(intake.prepare, self._leases.holds, self._mailbox)
         self._admission = Admission(
+            self.connection,
             self._leases,
-            ClaimOrder(self.queue_names(), self._settings.patience),
-            self._preparers,
+            self.queue_names(),
+            self._engine,
             budget,
-            self._engine.max_rows,
-            start_over=intake.start_over,
+            alias=self._settings.alias,
+            patience=self._settings.patience,
+            main=self._mailbox,
             submit=self.decode_thread.submit,
             traffic=self._traffic,
         )
@@ -275,7 +270,7 @@ class GenerationWorker(RecordedWorker):
     def _shut_down(self) -> None:
         """End the threads, and give back the remaining jobs unless one of them may be to blame."""
         at_once = self._signals.at_once
-        self._preparers.close()
+        self._admission.close()
         if self._error is None:
             self._admission.give_back()
         self.decode_thread.submit(Stop())

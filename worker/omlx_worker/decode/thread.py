@@ -50,6 +50,9 @@ MAX_ENGINE_FAILURES = 3
 FULL_SECONDS = 0.05
 """How often a full outbox is checked again; messages are read at once."""
 
+MakeEngine = Callable[[], Engine]
+MakeDriver = Callable[[Engine, MemoryBudget], DepthDriver]
+
 
 class EngineBroken(RuntimeError):
     """The engine fails again and again; the process should end and be started anew."""
@@ -64,18 +67,19 @@ class DecodeThread:
         main: told when this thread cannot go on.
         make_driver: makes what decides how deep the engine's steps draft; by default as deep as
             rows may.
+
+    Attributes:
         outbox: counts what is not written yet; while it is full, no step runs.
     """
 
     def __init__(
         self,
         settings: WorkerSettings,
-        make_engine: Callable[[], Engine],
+        make_engine: MakeEngine,
         traffic: TrafficMailbox,
         main: MainMailbox,
-        outbox: Outbox,
         *,
-        make_driver: Callable[[Engine, MemoryBudget], DepthDriver] | None = None,
+        make_driver: MakeDriver | None = None,
     ) -> None:
         self.counters = Counters()
         self._settings = settings
@@ -83,7 +87,7 @@ class DecodeThread:
         self._traffic = traffic
         self._main = main
         self._make_driver = make_driver or (lambda engine, _: DepthDriver.fixed(engine.max_depth))
-        self._outbox = outbox
+        self.outbox = Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
         self._made: Future[Engine] = Future()
@@ -146,7 +150,7 @@ class DecodeThread:
         self._read_mailbox()
         if self._stopped:
             return
-        if not self._outbox.has_room:
+        if not self.outbox.has_room:
             with suppress(Empty):
                 self._obey(self._mailbox.get(timeout=FULL_SECONDS))
             return
@@ -193,7 +197,7 @@ class DecodeThread:
     def _report(self, emissions: list[Emission]) -> None:
         if errors := {each.row_id: each.error for each in emissions if each.error}:
             emissions = self._fail(errors, emissions)
-        self._outbox.add(emissions)
+        self.outbox.add(emissions)
         self._traffic.put(Stepped(emissions))
         if not any(emission.finish_reason for emission in emissions):
             return

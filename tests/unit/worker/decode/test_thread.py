@@ -13,7 +13,6 @@ from pydantic import ByteSize
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
-from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -41,9 +40,7 @@ class Bench:
         self.traffic: SimpleQueue[Any] = SimpleQueue()
         self.main: SimpleQueue[Any] = SimpleQueue()
         settings = WorkerSettings()
-        self.decode_thread = DecodeThread(
-            settings, lambda: self.engine, self.traffic, self.main, Outbox()
-        )
+        self.decode_thread = DecodeThread(settings, lambda: self.engine, self.traffic, self.main)
         self.jobs: dict[str, ActiveJob] = {}
 
     def admit(
@@ -119,7 +116,7 @@ def test_a_model_that_does_not_load_is_reported_to_the_caller() -> None:
         raise ValueError("no such model")
 
     with pytest.raises(ValueError, match="no such model"):
-        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue(), Outbox()).start()
+        DecodeThread(WorkerSettings(), fail, SimpleQueue(), SimpleQueue()).start()
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, 1 << 30), (5 << 30, 5 << 30)])
@@ -128,7 +125,7 @@ def test_the_engine_is_kept_within_the_budget_that_jobs_are_let_in_by(
 ) -> None:
     engine = FakeEngine()
     settings = WorkerSettings(memory_limit=limit and ByteSize(limit))
-    decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue(), Outbox())
+    decode_thread = DecodeThread(settings, lambda: engine, SimpleQueue(), SimpleQueue())
 
     decode_thread.start()
     decode_thread.submit(Stop())
