@@ -96,7 +96,6 @@ def test_an_input_that_is_no_file_is_told(run: Run, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("worker")
 def test_files_with_names_of_options_are_told_by_their_names(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
