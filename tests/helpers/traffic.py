@@ -8,6 +8,8 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from omlx_producer.wire import GenerationRequest
+from omlx_worker.delivery.job_log import JobLog
+from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.engine.row import Emission
@@ -31,7 +33,10 @@ class Traffic:
         self.jobs = [_active(job) for job in held]
         self.mailbox: SimpleQueue[Any] = SimpleQueue()
         self.outbox = Outbox()
-        self.publisher = Publisher(leases, self.mailbox, SimpleQueue(), lambda _: None, self.outbox)
+        self.observers = Observers(JobLog())
+        self.publisher = Publisher(
+            leases, self.mailbox, SimpleQueue(), lambda _: None, self.outbox, self.observers
+        )
 
     def __enter__(self) -> Self:
         for job in self.jobs:

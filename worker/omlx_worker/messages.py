@@ -7,7 +7,8 @@ rows, the traffic thread writes tokens and endings. A job passes the three once:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from omlx_worker.engine.row import Emission
@@ -83,9 +84,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The emissions of one decode step."""
+    """The emissions of one decode step, and the monotonic seconds at its end."""
 
     emissions: list[Emission]
+    at: float = field(default_factory=time.monotonic, compare=False)
 
 
 # To the main thread.

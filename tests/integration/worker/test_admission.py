@@ -15,6 +15,7 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.intake import Intake
 from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.delivery.observers import Observers
 from omlx_worker.messages import Admit, DecodeMessage, Drop, MainMailbox, Prepared, TrafficMessage
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import BYTES_A_TOKEN, FakeEngine, expected
@@ -133,6 +134,7 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
         main=main,
         submit=submitted.append,
         traffic=traffic,
+        observers=Observers(),
     )
     assert admission.take()
     for _ in range(2):

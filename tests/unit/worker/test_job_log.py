@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.wire import ChoiceDelta, GenerationRequest, TokensEvent
-from omlx_worker.delivery.job_log import log_end
+from omlx_worker.delivery.job_log import JobLog
 from omlx_worker.engine.row import Emission, Row, Said, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
@@ -27,9 +27,9 @@ def feed(job: ActiveJob, choice: int, *tokens: int, **figures: Any) -> None:
     job.feed(Emission(f"j:{choice}", list(tokens), "t" * len(tokens), **figures))
 
 
-def logged(caplog: pytest.LogCaptureFixture, job: ActiveJob, **given: str) -> dict[str, Any]:
+def logged(caplog: pytest.LogCaptureFixture, job: ActiveJob) -> dict[str, Any]:
     with caplog.at_level(logging.INFO):
-        log_end(job.claim, job, "finished", **given)
+        JobLog().ended(job.claim, job, "finished", "")
     return vars(caplog.records[-1])
 
 

@@ -16,7 +16,7 @@ from redis import Redis
 from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.delivery.job_log import log_start
+from omlx_worker.delivery.observers import Observers
 from omlx_worker.engine.interface import Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -52,6 +52,7 @@ class Admission:
         main: gets what a job that was prepared has come to; it is for `prepared`.
         submit: sends the decode thread a job to run or to drop.
         traffic: where refused jobs go.
+        observers: told of claims and starts.
 
     Attributes:
         suspended: whether RQ has suspended all workers, or an operator has paused this model.
@@ -71,6 +72,7 @@ class Admission:
         main: MainMailbox,
         submit: Callable[[DecodeMessage], None],
         traffic: TrafficMailbox,
+        observers: Observers,
     ) -> None:
         self.suspended = False
         self.served = False
@@ -82,6 +84,7 @@ class Admission:
         self._max_rows = engine.max_rows
         self._submit = submit
         self._traffic = traffic
+        self._observers = observers
         self._swept_at = float("-inf")
         # The jobs that are being prepared, oldest first, with what each has come to.
         self._coming: dict[Claim, Outcome | None] = {}
@@ -151,6 +154,7 @@ class Admission:
         self._order.claimed(planned, claims)
         for claim in claims:
             self.served = True
+            self._observers.claimed(claim)
             claim.urgent = planned.overdue and claim.queue == planned.queues[0]
             self._coming[claim] = None
             self._preparers.submit(claim, self._order.rank(claim))
@@ -174,6 +178,7 @@ class Admission:
             rank, outcome = self._order.rank(claim), self._coming[claim]
             if not self._leases.holds(claim):
                 del self._coming[claim]
+                self._observers.ended(claim)
             elif outcome is None:
                 unready.add(rank)
             elif rank in unready:
@@ -184,7 +189,7 @@ class Admission:
                 if claim.streamed and not outcome.sent:
                     self._intake.start_over(claim)
                 del self._coming[claim]
-                log_start(outcome)
+                self._observers.started(outcome)
                 self._submit(Admit(outcome))
             else:
                 self.give_back_coming(rank)

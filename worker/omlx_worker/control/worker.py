@@ -18,13 +18,13 @@ from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
-from omlx_producer.terminal import counted
 from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeDriver, MakeEngine
-from omlx_worker.delivery.job_log import log_end
+from omlx_worker.delivery.job_log import JobLog
+from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.messages import (
     Crashed,
@@ -58,6 +58,9 @@ class GenerationWorker(RecordedWorker):
     Args:
         make_engine: called once, on the decode thread.
         make_driver: see `DecodeThread`.
+
+    Attributes:
+        observers: of its jobs.
     """
 
     def __init__(
@@ -91,12 +94,14 @@ class GenerationWorker(RecordedWorker):
         self.decode_thread = DecodeThread(
             settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
         )
+        self.observers = Observers(JobLog())
         self._publisher = Publisher(
             self._leases,
             self._traffic,
             self._mailbox,
             self.decode_thread.submit,
             self.decode_thread.outbox,
+            self.observers,
         )
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
@@ -135,6 +140,7 @@ class GenerationWorker(RecordedWorker):
             main=self._mailbox,
             submit=self.decode_thread.submit,
             traffic=self._traffic,
+            observers=self.observers,
         )
         self._board = StatusBoard(
             self.connection,
@@ -285,13 +291,7 @@ class GenerationWorker(RecordedWorker):
             if self._error is None or isinstance(self._error, RedisError | EngineBroken):
                 self._leases.give_back(held)
                 for claim in held:
-                    log_end(claim, None, "given back")
-            elif held:
-                # One of them may be the cause. Only an expired lease counts as a crash.
-                log.warning(
-                    "%s held by a broken worker: their leases will expire",
-                    counted(len(held), "job"),
-                )
+                    self.observers.ended(claim, outcome="given back")
             self.unsubscribe()
             if self.birth_date is not None:
                 with self.extras.attempt("the end of the worker's record"):
@@ -300,4 +300,7 @@ class GenerationWorker(RecordedWorker):
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
+        # One of them may be the cause of an error. Only an expired lease counts as a crash.
+        for claim in self._leases.jobs():
+            self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
         log.info("in total: %s", self.decode_thread.counters)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from queue import Empty
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from omlx_producer.outage import Outage, passes
 from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
-from omlx_worker.delivery.job_log import log_end, log_unmade
+from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
 from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
@@ -56,6 +58,7 @@ class Publisher:
         mailbox: of this thread.
         main: takes jobs that RQ's handlers must end.
         drop: tells the decode thread of a job to drop.
+        observers: told of first tokens, steps and ends.
 
     Attributes:
         outage: of this thread's calls.
@@ -68,9 +71,11 @@ class Publisher:
         main: MainMailbox,
         drop: Callable[[Drop], None],
         outbox: Outbox,
+        observers: Observers,
     ) -> None:
         self.outage = Outage(log=log)
         self._outbox = outbox
+        self._observers = observers
         self._leases = leases
         self._mailbox = mailbox
         self._main = main
@@ -123,11 +128,8 @@ class Publisher:
             match message:
                 case Admit(job):
                     self._admit(job)
-                case Stepped(emissions):
-                    for emission in emissions:
-                        if owner := self._by_row.get(emission.row_id):
-                            owner.feed(emission)
-                            moved[owner.id] = owner
+                case Stepped():
+                    moved |= {job.id: job for job in self._feed(message)}
                 case Drop(claim, _):
                     dropped.append(message)
                     moved.pop(claim.id, None)
@@ -149,13 +151,26 @@ class Publisher:
         self._jobs[job.claim] = job
         self._by_row.update((row.row_id, job) for row in job.rows)
 
+    def _feed(self, step: Stepped) -> list[ActiveJob]:
+        """Take in a step; returns the jobs that it has moved."""
+        owned = [(job, each) for each in step.emissions if (job := self._by_row.get(each.row_id))]
+        for job, emission in owned:
+            if emission.tokens and job.tokens == job.resumed_tokens:
+                self._observers.first_token(job, step.at)
+            job.feed(emission)
+        self._observers.stepped(owned, step.at)
+        return [job for job, _ in owned]
+
     def _make(self, job: ActiveJob, make: Callable[[], T]) -> T | None:
         """Make a job's event or ending. An error fails that job alone."""
         try:
             return make()
         except Exception as error:  # noqa: BLE001 (logged without its text)
-            log_unmade(job.claim, error)
-            self._fail(job.claim, UNMADE.format(type(error).__name__))
+            frames = traceback.extract_tb(error.__traceback__)
+            places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+            kind = type(error).__name__
+            log.error("cannot make the result of job %s: %s at %s", job.id, kind, places)
+            self._fail(job.claim, UNMADE.format(kind))
             return None
 
     def _append(self, events: Sequence[tuple[ActiveJob, TokensEvent | None]]) -> None:
@@ -210,9 +225,8 @@ class Publisher:
     def _lose(self, claim: Claim, status: str | int) -> None:
         """Drop a job whose lease is gone."""
         self._drop_rows(Drop(claim, Lost()))
-        job = self._forget(claim)
+        self._leave(claim, "lost", f"the lease is gone, the job is {status}")
         if self._leases.holds(claim):
-            log_end(claim, job, "lost", f"the lease is gone, the job is {status}")
             self._insist(lambda: self._leases.lose(claim))
 
     def _end(self, dropped: Sequence[Drop]) -> None:
@@ -229,8 +243,7 @@ class Publisher:
                     cancelled = CancelledEvent(job_id=claim.id, n=sent, error=sentence)
                     endings.append((claim, Ending("stopped", cancelled)))
                 case GivenBack() | Lost():
-                    if job := self._forget(claim):
-                        log_end(claim, job, "lost")
+                    self._leave(claim, "lost")
         self._finish(endings)
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
@@ -247,7 +260,7 @@ class Publisher:
         if claims:
             self._insist(lambda: self._leases.give_back(claims))
         for claim in claims:
-            log_end(claim, self._forget(claim), "given back")
+            self._leave(claim, "given back")
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
@@ -260,11 +273,11 @@ class Publisher:
                 self._put_back([claim])
             elif verdict in (Commit.DONE, Commit.RETRIED):
                 status = "retried" if verdict is Commit.RETRIED else ending.status
-                log_end(claim, self._jobs.get(claim), status, ending.sentence)
+                self._leave(claim, status, ending.sentence)
             else:
-                log_end(claim, self._jobs.get(claim), verdict.name.lower(), "its result is dropped")
+                self._leave(claim, verdict.name.lower(), "its result is dropped")
         for claim, _ in endings:
-            self._forget(claim)
+            self._leave(claim, "lost")
 
     def _finish_again(self, claim: Claim, ending: Ending) -> None:
         """Write the tokens that Redis has lost since the last append, then end the job."""
@@ -273,13 +286,14 @@ class Publisher:
         if claim in self._jobs:
             self._finish([(claim, ending)])
 
-    def _forget(self, claim: Claim) -> ActiveJob | None:
+    def _leave(self, claim: Claim, outcome: str, error: str = "") -> None:
+        """Forget a job. Its first outcome counts."""
         job = self._jobs.pop(claim, None)
         for row in job.rows if job else ():
             # A later claim of the same job has rows with the same ids.
             if self._by_row.get(row.row_id) is job:
                 del self._by_row[row.row_id]
-        return job
+        self._observers.ended(claim, job, outcome, error)
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Repeat a call until Redis answers it."""

@@ -39,6 +39,7 @@ class Claim:
         expires_in: seconds from the claim to the end of the completion window, None without one.
         enqueued_at: seconds since 1970, on the producer's clock; None if unknown.
         row: the row of a batch that it runs; None for other jobs.
+        ended: whether observers have been told of its end.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Claim:
     row: BatchRow | None = None
     claimed_at: float = field(default_factory=time.monotonic)
     produced_at: float | None = None
+    ended: bool = False
 
     @classmethod
     def from_reply(cls, fields: list[Any]) -> Self:
