@@ -133,7 +133,8 @@ class JobFailed(JobError):
     """The job failed; the message says why.
 
     Attributes:
-        code: ``invalid_request`` if another try would fail too, else ``failed``.
+        code: ``invalid_request`` if another try would fail too, ``expired`` after its completion
+            window, else ``failed``.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:

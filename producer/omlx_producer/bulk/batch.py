@@ -43,6 +43,7 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import (
+    EXPIRING_KEY,
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -59,7 +60,7 @@ BATCHES_KEY = "omlx:batches"
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
 ROWS_AT_ONCE = 200
-OVER = ("done", "cancelled")
+OVER = ("done", "expired", "cancelled")
 
 # A hash without `created_at` is what a late write made of an expired batch.
 _OPEN = """
@@ -173,7 +174,7 @@ class BatchState:
     """A batch at one moment.
 
     Attributes:
-        state: uploading, open, cancelling, cancelled or done.
+        state: uploading, open, cancelling, cancelled, expired or done.
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
@@ -304,13 +305,14 @@ class Batch:
         Raises:
             UnknownJob: if the batch has expired meanwhile; no row runs.
         """
-        count, queues = 0, dict[str, None]()
+        count, queues, windows = 0, dict[str, None](), set[float | None]()
         priority: Any = str_if_bytes(self.connection.hget(self.key, "priority") or "bulk")
         with self._kept(queues):
             for entries in _in_chunks(rows):
                 for _, row in entries:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
+                        windows.add(row.request.window_seconds)
                 count = self._write(entries, count, priority, queues)
         keys = [self.key, BATCHES_KEY]
         for queue in queues:
@@ -321,10 +323,25 @@ class Batch:
             raise UnknownJob(
                 f"{self.id}: the upload made no progress for too long and has expired; run it again"
             )
+        self._expire_rows(windows)
         for queue in queues:
             if found := read_queue_name(queue):
                 self.connection.publish(wake_channel(found[0]), count)
         return count
+
+    def _expire_rows(self, windows: set[float | None]) -> None:
+        """Have rows expire that wait for longer than the longest of their completion windows.
+
+        Not if one of them has none: a queue's rows are looked at in order.
+        """
+        if None in windows or not windows:
+            return
+        longest = max(window for window in windows if window is not None)
+        with self.connection.pipeline() as pipe:
+            pipe.hset(self.key, "window", str(longest))
+            # expire.lua says when to look next.
+            pipe.zadd(EXPIRING_KEY, {f"batch:{self.run}": 0}, nx=True)
+            pipe.execute()
 
     @contextlib.contextmanager
     def _kept(self, queues: Iterable[str]) -> Iterator[None]:
@@ -407,6 +424,7 @@ class Batch:
         priority: Any = str_if_bytes(stored[0] or "bulk")
         queues = dict.fromkeys(str_if_bytes(stored[1] or "").split())
         now, args, models = server_time(self.connection), list[Any](), set[str]()
+        windows = {row.request.window_seconds for row in rows}
         for row in rows:
             queue = queue_name(row.request.model, priority)
             queues[queue] = None
@@ -415,6 +433,7 @@ class Batch:
         script = self.connection.register_script(_ENTER)
         keys = [self.key, BATCHES_KEY]
         if script(keys=keys, args=[self.run, now, " ".join(queues), *args]):
+            self._expire_rows(windows)
             for model in models:
                 self.connection.publish(wake_channel(model), len(rows))
 

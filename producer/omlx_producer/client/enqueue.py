@@ -12,6 +12,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import redis
@@ -20,11 +21,14 @@ from redis.exceptions import WatchError
 from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.utils import utcformat
 
 from omlx_producer.client.outcome import results_key
+from omlx_producer.client.workers import server_time
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted
 from omlx_producer.wire import (
+    EXPIRING_KEY,
     GROUP_FIELD,
     JOB_FUNCTION,
     WIRE_FIELD,
@@ -170,8 +174,10 @@ def enqueue(
             new = [job for job in jobs if job.id not in known]
             if not new:
                 return
+            has_window = any(job.request.completion_window for job in new)
+            now = server_time(connection) if has_window else 0.0
             pipe.multi()
-            _fill(pipe, new, limits, open_queue, group)
+            _fill(pipe, new, limits, open_queue, group, now)
             try:
                 pipe.execute()
             except WatchError:
@@ -247,6 +253,7 @@ def _fill(
     limits: Limits,
     open_queue: Callable[[str], Queue],
     group: str,
+    now: float,
 ) -> None:
     by_queue: dict[str, list[NewJob]] = {}
     for job in jobs:
@@ -271,6 +278,10 @@ def _fill(
         open_queue(name).enqueue_many(data, pipeline=pipe)
         for job in members:
             pipe.hset(job.key, mapping={WIRE_FIELD: str(WIRE_VERSION), GROUP_FIELD: group})
+            if (window := job.request.window_seconds) is not None:
+                # RQ writes the time of this machine, whose clock may be wrong.
+                pipe.hset(job.key, "created_at", utcformat(datetime.fromtimestamp(now, UTC)))
+                pipe.zadd(EXPIRING_KEY, {f"job:{job.id}": now + window})
         pipe.publish(wake_channel(members[0].request.model), len(members))
 
 

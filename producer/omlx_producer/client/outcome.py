@@ -68,12 +68,16 @@ _NO_REASON: dict[Ending, str] = {
 }
 
 
+EXPIRED = "the job did not finish within its completion_window; give it a longer one"
+
 # How a worker's refusal of a request begins: with the field.
 _FIELD = re.compile(r"([a-z_]+)[:.\[]")
 
 
 def failure_code(reason: str) -> str:
     """The code of a failed job, from the sentence that says why; see `JobFailed`."""
+    if reason == EXPIRED:
+        return "expired"
     field = _FIELD.match(reason)
     refused = field is not None and field[1] in {*GenerationRequest.model_fields, "request"}
     if refused or reason.startswith("the job's payload "):

@@ -67,6 +67,7 @@ from omlx_producer.wire.events import (
 )
 from omlx_producer.wire.keys import (
     ENDED_SECONDS,
+    EXPIRING_KEY,
     GROUP_FIELD,
     JOB_FUNCTION,
     MODELS_KEY,
@@ -101,6 +102,7 @@ __all__ = [
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
     "ENDED_SECONDS",
+    "EXPIRING_KEY",
     "GROUP_FIELD",
     "JOB_FUNCTION",
     "MAX_CHOICES",

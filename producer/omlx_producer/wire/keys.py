@@ -7,6 +7,9 @@ from typing import Literal, cast, get_args
 
 JOB_FUNCTION = "omlx_worker.jobs.generate"
 MODELS_KEY = "omlx:models"
+EXPIRING_KEY = "omlx:expiring"
+"""Jobs and batches with a completion window, by the time at which they are due: expire.lua."""
+
 GROUP_FIELD = "omlx_group"
 """The field of a job's hash that names the group of its submitter; see `ended_key`."""
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from omlx_producer.bulk.row import BatchRow
+from omlx_producer.client.outcome import EXPIRED
 
 MAX_BODY_BYTES = 64 * 2**20
 """The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
@@ -114,7 +115,7 @@ class Claim:
         if self.timeout is not None and elapsed > self.timeout:
             return f"the job ran longer than its timeout of {self.timeout:g} s"
         if self.expires_in is not None and elapsed > self.expires_in:
-            return "the job did not finish within its completion_window; give it a longer one"
+            return EXPIRED
         return None
 
 

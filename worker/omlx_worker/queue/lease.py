@@ -16,9 +16,13 @@ from typing import Any
 
 from redis import Redis
 
+from omlx_producer.client.outcome import EXPIRED
+from omlx_producer.terminal import counted
 from omlx_producer.wire import (
     ENDED_SECONDS,
+    EXPIRING_KEY,
     WIRE_VERSION,
+    FailedEvent,
     TokensEvent,
     ended_key,
     events_key,
@@ -42,6 +46,13 @@ SWEEP_LOCK_MILLISECONDS = 1_000
 RECOVERED_KEYS = 1_000
 SEARCHED_JOBS = 100
 STREAM_TTL = 86_400
+# How long a call goes on to expire what is due.
+EXPIRE_SECONDS = 0.25
+
+
+def _new_id() -> str:
+    """A prefix of execution ids that no call has had."""
+    return f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
 
 
 class LeaseTable:
@@ -85,6 +96,7 @@ class LeaseTable:
         self._give_back = load(connection, "give_back")
         self._sweep = load(connection, "sweep")
         self._recover = load(connection, "recover")
+        self._expire = load(connection, "expire")
 
     # The table
 
@@ -131,7 +143,7 @@ class LeaseTable:
                 return []
             names.sort(key=lambda name: name != self._suspect_in)
         if self._unanswered is None:
-            self._unanswered = f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
+            self._unanswered = _new_id()
         reply = self._claim(
             keys=names,
             args=[
@@ -258,11 +270,33 @@ class LeaseTable:
         abandoned = self._sweep(keys=[lock], args=args)
         if abandoned is None:
             return []
+        if expired := self.expire():
+            log.info("%s had waited longer than the completion window", counted(expired, "job"))
         recovered = self._recover(
             keys=[f"omlx:recovered:{self._queues[0]}"],
             args=[SEARCHED_JOBS, RECOVERED_KEYS, events_key(""), *self._queues],
         )
         return [job.decode(errors="replace") for job in [*abandoned, *(recovered or [])]]
+
+    def expire(self) -> int:
+        """Fail the jobs and rows, of any model, that have waited longer than their completion
+        windows; returns how many jobs."""
+        ended, more, until = 0, True, time.monotonic() + EXPIRE_SECONDS
+        while more and time.monotonic() < until:
+            args = [self.worker_name, self.seconds, GRACE_SECONDS, _new_id()]
+            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, events_key(""), EXPIRED])
+            started, more = reply or ([], False)
+            endings = []
+            for job_id, execution, queue, tokens in started:
+                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED)
+                claim = Claim(
+                    event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
+                )
+                endings.append((claim, Ending("failed", event, retry=False)))
+            if endings:
+                self.commit(endings)
+            ended += len(endings)
+        return ended
 
     def _lost(self, reply: list[Any], asked: Iterable[Claim]) -> dict[str, str | int]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""

@@ -145,12 +145,11 @@ end
 
 -- Fail an entry that is no row: somebody has written it by hand.
 local function drop_row(queue, run, entry)
-  local name, message = string.match(entry, '^[%w-]*'), 'Redis holds no row there; submit it again'
+  local name = string.match(entry, '^[%w-]*')
   redis.call('HSET', running_key(run, queue), name, entry)
   redis.call('LPOP', waiting_key(run, queue))
-  settle_row(queue, run, name, '{"id": "batch_req_' .. string.rep('0', 24)
-    .. '", "custom_id": null, "response": null, "error": {"code": "unparsable", "message": "'
-    .. message .. '"}}\n', 'failed:unparsable=1')
+  fail_row(queue, run, name, string.rep('0', 24), 'null', 'unparsable',
+    'Redis holds no row there; submit it again')
 end
 
 -- Make a job of a waiting row, and start it.

@@ -65,9 +65,9 @@ local GROUP = 'omlx_group'      -- of the submitter, whose stream of ends tells 
 local WIRE = 'omlx_wire'        -- the version of the payload; also of a batch's rows
 local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
 
--- The time: seconds since 1970, and RQ's format of it in job hashes.
-local function now()
-  local time = redis.call('TIME')
+-- The time, now or at seconds since 1970: those seconds, and RQ's format in job hashes.
+local function now(at)
+  local time = at and {math.floor(at), math.floor(at % 1 * 1000000)} or redis.call('TIME')
   local seconds, micros = tonumber(time[1]), tonumber(time[2])
   -- Days to year, month, day: Howard Hinnant, "chrono-compatible low-level date algorithms".
   local z = math.floor(seconds / 86400) + 719468
@@ -227,7 +227,8 @@ local function settle_row(queue, run, row, line, counts)
   if home then redis.call('XADD', key .. ':ended', '*', 'row', row) end
   if redis.call('HINCRBY', key, 'left', -1) > 0 then return end
   if not home then
-    local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled' or 'done'
+    local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'
+      or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
     redis.call('HSET', key, 'state', state, 'ended_at', number(now()))
   end
   local keep = redis.call('HGET', key, 'keep_seconds') or 604800
@@ -235,4 +236,13 @@ local function settle_row(queue, run, row, line, counts)
     redis.call('EXPIRE', key .. part, keep)
   end
   redis.call('ZREM', BATCHES, run)
+end
+
+-- Settle a row that has no result.
+--
+-- custom_id   and message: for JSON; the first as JSON, the second without quotes
+local function fail_row(queue, run, row, digest, custom_id, code, message)
+  local line = '{"id": "batch_req_' .. digest .. '", "custom_id": ' .. custom_id
+    .. ', "response": null, "error": {"code": "' .. code .. '", "message": "' .. message .. '"}}\n'
+  settle_row(queue, run, row, line, 'failed:' .. code .. '=1')
 end

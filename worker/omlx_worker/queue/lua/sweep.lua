@@ -43,9 +43,7 @@ local MOST_ROWS = 100  -- that one call puts back or settles
 local function settle_cancelled(queue, run, row)
   local entry = redis.call('HGET', running_key(run, queue), row)
   local digest, custom_id = string.match(entry, '^%S+ (%x+) %S+ ([^\n]*)')
-  local line = '{"id": "batch_req_' .. digest .. '", "custom_id": ' .. custom_id
-    .. ', "response": null, "error": {"code": "cancelled", "message": "the job was cancelled"}}\n'
-  settle_row(queue, run, row, line, 'failed:cancelled=1')
+  fail_row(queue, run, row, digest, custom_id, 'cancelled', 'the job was cancelled')
 end
 
 local function wait_again(queue, run, row)
