@@ -322,7 +322,10 @@ def test_queue_anyway_takes_an_unknown_model(run: Run) -> None:
     assert run("--detach", "--queue-anyway", "--model", "asleep", "x").exit_code == 0
 
 
-def test_an_unreachable_redis_exits_with_3_and_no_password(run: Run) -> None:
+def test_an_unreachable_redis_exits_with_3_and_no_password(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.connection._RETRIES", 0)
     url = f"redis://:secret@127.0.0.1:{free_port()}/0"
     for args in (["x"], ["status"], ["watch", "j"], ["result", "j"], ["cancel", "j"]):
         began = time.monotonic()

@@ -251,6 +251,7 @@ def test_an_unexpected_error_while_making_a_result_or_an_event_fails_that_job_al
     assert "it quotes the text" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_job_that_breaks_its_worker_is_failed_in_the_end(
     redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_sliding_window_takes_a_ring_and_a_chunk_of_a_prompt(
     monkeypatch.setattr(memory, "LONGEST_CHUNK", chunk)
     decoder = RaggedDecoder(as_ragged(tiny("gemma3_text")))
     before = settled()
-    long = row("x", [1] * 6000, 50)
+    long = row("x", [1] * 2500, 50)
     alone, read = (decoder.bytes_for([(n, long.longest)]) for n in (0, long.length))
 
     decoder.add(long)

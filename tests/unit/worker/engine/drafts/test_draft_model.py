@@ -81,8 +81,8 @@ class Counter:
 @pytest.mark.parametrize(
     ("family", "depths"),
     [
-        ("llama", [3]),
         ("llama", [2, 0, 0, 3, 1]),
+        pytest.param("llama", [3], marks=pytest.mark.slow),
         pytest.param("gemma3_text", [2, 0, 3], marks=pytest.mark.slow),
         pytest.param("gpt_oss", [1], marks=pytest.mark.slow),
     ],

@@ -95,8 +95,15 @@ def test_a_converted_backbone_takes_a_converted_or_a_raw_head(
     assert mx.allclose(head["norm.weight"], raw["mtp.norm.weight"] + 1).item()
 
 
-@pytest.mark.parametrize("write", [write_qwen, write_qwen_moe, write_qwen_next])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("write", "tied"),
+    [
+        *((write_qwen, True), (write_qwen_moe, False), (write_qwen_next, True)),
+        pytest.param(write_qwen, False, marks=pytest.mark.slow),
+        pytest.param(write_qwen_moe, True, marks=pytest.mark.slow),
+        pytest.param(write_qwen_next, False, marks=pytest.mark.slow),
+    ],
+)
 def test_every_family_drafts_losslessly_from_a_raw_checkpoint(
     tmp_path: Path, write: Callable[..., Path], tied: bool
 ) -> None:

@@ -51,7 +51,7 @@ def test_what_a_deep_network_makes_of_rounding_is_no_fault(tmp_path: Path) -> No
 
 
 @on_cpu
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(mx.float32, marks=pytest.mark.slow), mx.bfloat16])
 def test_a_rule_that_forgets_accepted_drafts_is_refused(dtype: mx.Dtype) -> None:
     network, _, _ = load(resolve(DEMO))
     network.set_dtype(dtype)

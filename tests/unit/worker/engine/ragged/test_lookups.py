@@ -55,7 +55,13 @@ def rows(sampling: Sampling) -> list[Row]:
     return [row(name, prompt, TOKENS, sampling) for name, prompt in PROMPTS.items()]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, replace(SEEDED, repetition_penalty=1.2)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *(pytest.param(sampling, marks=pytest.mark.slow) for sampling in (GREEDY, SEEDED)),
+        replace(SEEDED, repetition_penalty=1.2),
+    ],
+)
 def test_a_text_is_the_same_at_every_depth_and_in_company(qwen: Loaded, sampling: Sampling) -> None:
     alone = {r.row_id: run(qwen.decoder(), [r])[r.row_id] for r in rows(sampling)}
 

@@ -31,16 +31,25 @@ from tests.helpers.schemas import faults, schema
 SCHEMAS = 201
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
 PENALISED = replace(HOT, repetition_penalty=1.2, frequency_penalty=0.1)
-TIERS = [HOT, *(pytest.param(sampling, marks=pytest.mark.slow) for sampling in (GREEDY, PENALISED))]
+DEPTHS = {"alone": (1, 3), "together": (0, 2)}
 
 
 def alone(demo: Loaded, row: Row, depth: int) -> Ended:
     return play(demo.decoder(depth), [row])[row.row_id]
 
 
-@pytest.mark.parametrize("sampling", TIERS)
+@pytest.mark.parametrize(
+    ("sampling", "depths"),
+    [
+        (HOT, {"alone": (3,), "together": (2,)}),
+        *(
+            pytest.param(sampling, DEPTHS, marks=pytest.mark.slow)
+            for sampling in (HOT, GREEDY, PENALISED)
+        ),
+    ],
+)
 def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
-    demo: Loaded, sampling: Sampling
+    demo: Loaded, sampling: Sampling, depths: dict[str, tuple[int, ...]]
 ) -> None:
     row = constrained("x", sampling=sampling)
     others = [free("f", HOT), constrained("y", sampling=replace(sampling, seed=9)), free("g")]
@@ -48,9 +57,9 @@ def test_a_constrained_row_says_the_same_at_every_depth_and_in_company(
 
     assert wanted.reason == "stop"
     assert faults(ORDER, wanted.text) == []
-    for depth in (1, 3):
+    for depth in depths["alone"]:
         assert alone(demo, row, depth).text == wanted.text
-    for depth in (0, 2):
+    for depth in depths["together"]:
         assert play(demo.decoder(depth), [others[0], row, *others[1:]])["x"].text == wanted.text
 
 
@@ -190,7 +199,7 @@ def test_a_row_whose_grammar_gives_up_is_cut_and_its_neighbours_go_on(
 AMBIGUOUS = r"start: s" "\n" r"s: s s s | s s | /[a-z \n():.=_]/ |"
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_row_whose_grammar_takes_too_long_to_follow_ends_and_its_neighbours_go_on(
     demo: Loaded, depth: int
 ) -> None:
