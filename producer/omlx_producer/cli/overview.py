@@ -126,6 +126,7 @@ def draw_overview(overview: Overview) -> RenderableType:
     parts += [_workers(model) for model in overview if model["workers"]]
     if len(parts) == 1:
         parts.append(Text("no worker is running", style="yellow"))
+    parts += [_choice(each) for model in overview for each in model["workers"] if _chooses(each)]
     parts += [_pause(model["alias"]) for model in overview if model["paused"]]
     return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
 
@@ -216,6 +217,16 @@ def _gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
         # Others look for expired leases four times a lease.
         "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
     }
+
+
+def _chooses(worker: dict[str, Any]) -> bool:
+    """Whether a worker measures what drafts bring, and has a batch to draft for."""
+    return worker["mode"] == "auto" and worker["rows"] > 0 and bool(worker["reason"])
+
+
+def _choice(worker: dict[str, Any]) -> Text:
+    """Why a worker drafts as deep as it does."""
+    return Text(one_cell(f"{worker['name']} drafts: {worker['reason']}"), style="dim")
 
 
 def _pause(alias: str) -> Text:

@@ -87,6 +87,18 @@ def test_the_cached_share_has_a_column_once_there_is_any(connection: redis.Redis
     assert [line[6:8] for line in lines if line[:1] == ["mac-3"]] == [["75%", "-"]]
 
 
+def test_below_the_table_is_why_a_busy_worker_drafts_as_deep_as_it_does(
+    connection: redis.Redis,
+) -> None:
+    announce(connection)
+    told = "depth 2: +13% against depth 0"
+    sign_on(connection, "mac-1", reason=told)
+    sign_on(connection, "mac-2", reason="depth 3 throughout", mode="mtp")
+    sign_on(connection, "mac-3", reason="nothing is known yet", rows=0)
+    lines = drawn(draw_overview(read_overview(connection))).splitlines()
+    assert [line for line in lines if "drafts:" in line] == [f"mac-1 drafts: {told}"]
+
+
 def test_a_name_is_whole_beside_the_cached_share(connection: redis.Redis) -> None:
     announce(connection)
     sign_on(connection, "mac-studio-12", cached=0.38)
