@@ -25,10 +25,11 @@ def main() -> None:
     parser.add_argument("--lease-seconds", type=float, default=1.0)
     parser.add_argument("--drain-timeout", type=float, default=20.0)
     parser.add_argument("--name")
+    parser.add_argument("--alias", default="fake")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     settings = WorkerSettings(
-        model_alias="fake",
+        model_alias=options.alias,
         name=options.name,
         lease_seconds=options.lease_seconds,
         drain_timeout=options.drain_timeout,
