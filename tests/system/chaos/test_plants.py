@@ -47,10 +47,11 @@ def two_sweepers(place: World, plant: str | None) -> None:
     """Two workers find the leases of one that was killed."""
     place.wait_for_fall(place.start_worker(at=[("between-appends", 3, KILL)]))
     time.sleep(LEASE_SECONDS)
+    # So slow that the second looks into the queue before the first has ended the job.
     for _ in range(2):
-        place.start_worker(plant=plant, step_seconds=0.05, max_rows=1)
+        place.start_worker(plant=plant, step_seconds=0.25, max_rows=1)
     # Both may have come to hold the job; each shall have the time to end it.
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 15
     while time.monotonic() < deadline and not (
         are_over(place.connection, place.jobs) and not nothing_is_held(place.connection, [])
     ):
