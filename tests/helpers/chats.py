@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
-from omlx_worker.delivery.message import message_of
+from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.engine.row import Row, Sampling
 from omlx_worker.engine.text import RowText, decode_faithfully

@@ -9,7 +9,7 @@ import pytest
 
 from omlx_producer.wire import FunctionCall
 from omlx_producer.wire.markup import Markup, read
-from omlx_worker.delivery.message import message_of
+from omlx_worker.delivery.response import message_of
 from omlx_worker.engine.reply import ReplyForm
 
 
@@ -30,7 +30,7 @@ def test_a_text_without_a_form_is_its_content() -> None:
 
 
 def test_a_text_without_calls_is_taken_apart_once() -> None:
-    with patch("omlx_worker.delivery.message.read", wraps=read) as reading:
+    with patch("omlx_worker.delivery.response.read", wraps=read) as reading:
         message_of("<think>hm</think>Yes.", FORM, "j:0")
         assert reading.call_count == 1
         message_of("<think>hm</think>Yes.<call>?", FORM, "j:0")
