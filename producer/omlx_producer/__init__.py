@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omlx_producer.client.async_producer import AsyncJobHandle, AsyncProducer
-    from omlx_producer.client.chunks import ChatChunks
+    from omlx_producer.client.chunks import ChatChunks, TextChunks
     from omlx_producer.client.fields import RequestFields
     from omlx_producer.client.outcome import JobState
     from omlx_producer.client.producer import JobHandle, Producer
@@ -74,6 +74,7 @@ __all__ = [
     "Producer",
     "RequestFields",
     "TerminalEvent",
+    "TextChunks",
     "TokenLogprob",
     "TokenStream",
     "TokensEvent",

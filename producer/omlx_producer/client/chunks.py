@@ -1,12 +1,13 @@
-"""A job's events as the chunks of OpenAI's streams of chat completions."""
+"""A job's events as the chunks of OpenAI's streams, of chats and of text completions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from omlx_producer.wire import DoneEvent, JobEvent, TokensEvent
+from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
+from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
 
 
@@ -88,6 +89,55 @@ class ChatChunks:
             "finish_reason": finish_reason,
             "logprobs": {"content": told} if told else None,
         }
+        return {**self._head, "choices": [choice]}
+
+
+class TextChunks:
+    """Makes the ``text_completion`` chunks of one job's events; see `ChatChunks`.
+
+    >>> job = producer.submit(prompt="def f(x):")
+    >>> chunks = TextChunks(job.id, "demo")
+    >>> text = [chunk["choices"][0]["text"] for event in job.stream()
+    ...         for chunk in chunks.take(event)]
+    >>> "".join(text) == job.result().text
+    True
+    """
+
+    def __init__(self, job_id: str, model: str, *, include_usage: bool = False) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{job_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._include_usage = include_usage
+        if include_usage:
+            self._head["usage"] = None
+        self._logprobs: dict[int, TextLogprobs] = {}
+
+    def take(self, event: JobEvent) -> Iterator[dict[str, Any]]:
+        """The chunks that one event adds; one choice each, but for the usage."""
+        if isinstance(event, TokensEvent):
+            if event.system_fingerprint:
+                self._head["system_fingerprint"] = event.system_fingerprint
+            for delta in event.choices:
+                yield self._chunk(delta.index, delta.text, delta.logprobs or ())
+        elif isinstance(event, DoneEvent):
+            for index, reason in enumerate(event.finish_reasons):
+                yield self._chunk(index, "", (), reason)
+            if self._include_usage:
+                yield {**self._head, "choices": [], "usage": event.usage.model_dump()}
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        written = self._logprobs.setdefault(index, TextLogprobs())
+        told = written.take(logprobs) if logprobs else None
+        choice = {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
         return {**self._head, "choices": [choice]}
 
 

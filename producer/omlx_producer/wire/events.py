@@ -5,6 +5,7 @@ See `omlx_producer.wire` for the keys and the order of events.
 
 from __future__ import annotations
 
+import codecs
 import json
 import struct
 import zlib
@@ -56,6 +57,27 @@ class TokenLogprob(Wire):
     def written(self) -> list[int]:
         """The bytes that it writes, in any case."""
         return _written(self.token, self.bytes)
+
+
+class TextLogprobs:
+    """OpenAI's form in text completions, of one choice's tokens as they come."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The form of some tokens; their offsets go on from those before."""
+        offsets = []
+        for entry in entries:
+            offsets.append(self._offset)
+            self._offset += len(self._characters.decode(bytes(entry.written)))
+        return {
+            "tokens": [entry.token for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [{token: logprob for token, _, logprob, *_ in e.top} for e in entries],
+            "text_offset": offsets,
+        }
 
 
 def _in_chat(token: str, logprob: float, part: list[int] | None = None) -> dict[str, Any]:

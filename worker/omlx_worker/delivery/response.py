@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Collection
 from typing import Any
 
-from omlx_producer.wire import DoneEvent, TokenLogprob, ToolCall, Usage
+from omlx_producer.wire import DoneEvent, ToolCall, Usage
 from omlx_producer.wire.completion import Completion
+from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.job import ActiveJob, Choice
@@ -67,21 +67,7 @@ def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
         "index": index,
         "text": choice.text,
         "finish_reason": choice.finish_reason,
-        "logprobs": _text_logprobs(choice.logprobs) if logprobs else None,
-    }
-
-
-def _text_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
-    offsets, offset = [], 0
-    characters = codecs.getincrementaldecoder("utf-8")("replace")
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(characters.decode(bytes(entry.written)))
-    return {
-        "tokens": [entry.token for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{token: logprob for token, _, logprob, *_ in e.top} for e in entries],
-        "text_offset": offsets,
+        "logprobs": TextLogprobs().take(choice.logprobs) if logprobs else None,
     }
 
 

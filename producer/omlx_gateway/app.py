@@ -1,0 +1,58 @@
+"""The application: routes, and one producer for as long as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis.exceptions import RedisError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from omlx_gateway import completions, models
+from omlx_gateway.errors import ApiError, answer_error
+from omlx_gateway.gateway import Gateway, Limits
+from omlx_producer import AsyncProducer, OmlxQueueError
+from omlx_producer.connection import connect_async, redis_url
+
+
+def create_app(url: str | None = None, limits: Limits | None = None) -> Starlette:
+    """The gateway as an ASGI application.
+
+    Args:
+        url: where Redis is; by default where the environment says.
+
+    Raises:
+        InvalidRequest: if it is not the URL of a Redis server.
+    """
+    url = redis_url(url)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        gateway = Gateway(AsyncProducer(url), connect_async(url), limits or Limits())
+        app.state.gateway = gateway
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    return Starlette(
+        routes=[*completions.routes, *models.routes],
+        lifespan=lifespan,
+        exception_handlers={
+            ApiError: answer_error,
+            OmlxQueueError: answer_error,
+            RedisError: answer_error,
+            HTTPException: _answer_http,
+        },
+    )
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    """404 and 405 of the router, in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    headers = dict(error.headers or {})
+    return ApiError(error.status_code, message, headers=headers).response

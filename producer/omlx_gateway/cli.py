@@ -1,0 +1,60 @@
+"""The command ``omlx-gateway``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import click
+
+from omlx_gateway.gateway import MAX_BODY_BYTES, MAX_QUEUED, Limits
+from omlx_producer.errors import OmlxQueueError
+
+USAGE = 2
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
+@click.option("--redis-url", help="Redis; else OMLX_QUEUE_REDIS_URL or REDIS_URL.")
+@click.option(
+    "--max-queued",
+    default=MAX_QUEUED,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Jobs that may wait for a model; then 429.",
+)
+@click.option(
+    "--max-body",
+    default=MAX_BODY_BYTES,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Bytes of a request, at most.",
+)
+@click.version_option(package_name="omlx-queue", prog_name="omlx-gateway")
+def main(host: str, port: int, redis_url: str | None, max_queued: int, max_body: int) -> None:
+    """Serve OpenAI's HTTP interface from the queue."""
+    try:
+        import uvicorn
+
+        from omlx_gateway.app import create_app
+    except ModuleNotFoundError as error:
+        raise click.UsageError(
+            f"{error.name} is missing; install it with pip install 'omlx-queue[gateway]'"
+        ) from None
+    if not _is_loopback(host):
+        raise click.UsageError(
+            f"--host: got {host!r}, which other machines reach, and there are no keys; "
+            "give 127.0.0.1, with a reverse proxy that checks who may ask"
+        )
+    try:
+        app = create_app(redis_url, Limits(max_body, max_queued))
+    except OmlxQueueError as error:
+        raise click.UsageError(str(error)) from None
+    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False, server_header=False)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

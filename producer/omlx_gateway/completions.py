@@ -1,0 +1,161 @@
+"""POST /v1/chat/completions and /v1/completions: a request is a job, and its answer the result."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from omlx_gateway.errors import ApiError, api_error
+from omlx_gateway.gateway import Gateway, cancel, priority_of
+from omlx_gateway.streaming import JobStream, event_stream
+from omlx_producer import AsyncJobHandle
+
+RESULT_SECONDS = 3600
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
+
+
+async def chat(request: Request) -> Response:
+    return await _complete(request, "messages", "prompt")
+
+
+async def text(request: Request) -> Response:
+    return await _complete(request, "prompt", "messages")
+
+
+routes = [
+    Route("/v1/chat/completions", chat, methods=["POST"]),
+    Route("/v1/completions", text, methods=["POST"]),
+]
+
+
+async def _complete(request: Request, own: str, foreign: str) -> Response:
+    """Answer a request.
+
+    Args:
+        own: the field of its prompt.
+        foreign: that of the other endpoint.
+    """
+    gateway = Gateway.of(request)
+    priority = priority_of(request)
+    body = await gateway.read_body(request)
+    if body.get(foreign) is not None:
+        raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
+    if body.get(own) is None:
+        raise ApiError(400, f"{own}: missing; give {own}", param=own)
+    streams = body.get("stream") is True
+    form = JobStream(own == "messages", str(body.get("model") or ""), _include_usage(body))
+    if streams and (last := request.headers.get("last-event-id")):
+        return await _go_on(request, last, form)
+    await gateway.require_room(body.get("model"))
+    key = request.headers.get("idempotency-key")
+    job = await gateway.producer.submit(
+        {**body, "stream": streams}, priority=priority, idempotency_key=key
+    )
+    # A client with a key comes again.
+    detached = key is not None or request.headers.get("x-omlx-detach", "").lower() == "true"
+    headers = {"X-Omlx-Job": job.id}
+    if not form.model:
+        form.model = job.queue.split(":")[1]
+    if streams:
+        return await _stream(request, job, form, 0, keep=detached)
+    result = await _unless_gone(request, job.result(RESULT_SECONDS))
+    if result is None:
+        if not detached:
+            gateway.begin(cancel(job))
+        return Response(status_code=499)
+    return JSONResponse(result, headers=headers)
+
+
+def _include_usage(body: dict[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise ApiError(
+            400,
+            f"stream_options: got {options!r:.60}; give an object with include_usage",
+            param="stream_options",
+        )
+    return options.get("include_usage") is True
+
+
+async def _go_on(request: Request, last: str, form: JobStream) -> Response:
+    """Go on with a stream that was cut, of this gateway or another one."""
+    gateway = Gateway.of(request)
+    found = _EVENT_ID.fullmatch(last)
+    if found is None:
+        raise ApiError(400, f"Last-Event-ID: got {last!r:.80}; give the id of an event")
+    state = await gateway.producer.status(found[1])
+    job = AsyncJobHandle(found[1], state.queue, gateway.producer)
+    return await _stream(request, job, form, int(found[2]), keep=True)
+
+
+async def _stream(
+    request: Request, job: AsyncJobHandle, form: JobStream, cursor: int, *, keep: bool
+) -> Response:
+    """The answer whose body is the job's events.
+
+    Its first part is awaited: a job that fails before it answers with the status of its failure.
+
+    Args:
+        cursor: tokens that the client has had.
+        keep: whether the job goes on without its client.
+    """
+    parts = event_stream(Gateway.of(request), job, form, cursor, keep=keep)
+    try:
+        first = await _unless_gone(request, anext(parts))
+    except BaseException:
+        await parts.aclose()
+        raise
+    if first is None:
+        await parts.aclose()
+        return Response(status_code=499)
+    return EventStream(first, parts, {"X-Omlx-Job": job.id})
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, which end with an error's body if there is one, as OpenAI's do."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
+        told = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        super().__init__(self._parts(first), media_type="text/event-stream", headers=told)
+        self._rest = rest
+
+    async def _parts(self, first: bytes) -> AsyncGenerator[bytes]:
+        yield first
+        try:
+            async for part in self._rest:
+                yield part
+        except Exception as error:  # noqa: BLE001 (`api_error` raises those of other kinds)
+            yield JobStream.data(api_error(error).body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # Starlette leaves the generator where it was when the client went.
+            await self._rest.aclose()
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The outcome of some work; None if the client hangs up before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,103 @@
+"""Errors in OpenAI's form, with the status that OpenAI's clients act on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import RedisError
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from omlx_producer.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
+    MalformedResult,
+    ModelNotFound,
+    OmlxQueueError,
+    TokensLost,
+    UnknownJob,
+    UnsuitableRedis,
+    one_line,
+)
+from omlx_producer.outage import passes
+
+RETRY_SECONDS = 5
+_FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?):")
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        param: the field of the request that is wrong.
+    """
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What to answer instead of an exception.
+
+    Raises:
+        Exception: the error, if it is none that a request can meet.
+    """
+    sentence = one_line(str(error))
+    match error:
+        case ApiError():
+            return error
+        case ModelNotFound():
+            return ApiError(404, sentence, code="model_not_found", param="model")
+        case InvalidRequest():
+            found = _FIELD.match(sentence)
+            return ApiError(400, sentence, param=found[1] if found else None)
+        case UnknownJob():
+            return ApiError(404, sentence, code="job_not_found")
+        case JobFailed() if error.code == "invalid_request":
+            found = _FIELD.match(sentence)
+            return ApiError(400, sentence, param=found[1] if found else None)
+        case JobCancelled():
+            return ApiError(409, sentence, "server_error", "job_cancelled")
+        case JobFailed():
+            return ApiError(500, sentence, "server_error", f"job_{error.code}")
+        case JobTimeout():
+            return ApiError(504, sentence, "server_error", "timeout")
+        case TokensLost() | MalformedResult():
+            return ApiError(500, sentence, "server_error", "tokens_lost")
+        case UnsuitableRedis():
+            return ApiError(503, sentence, "server_error", "unsuitable_redis")
+        case RedisError() if passes(error):
+            return ApiError(
+                503,
+                f"Redis is unavailable ({sentence}); try again in {RETRY_SECONDS} s",
+                "server_error",
+                "redis_unavailable",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
+        case RedisError() | OmlxQueueError():
+            return ApiError(500, sentence, "server_error", "redis_error")
+    raise error
+
+
+async def answer_error(_: Request, error: Exception) -> JSONResponse:
+    """Starlette's handler of an exception."""
+    return api_error(error).response

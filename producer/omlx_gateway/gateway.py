@@ -1,0 +1,121 @@
+"""What the routes share: the producer, the limits, and what a request's headers ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import redis.asyncio
+from starlette.requests import Request
+
+from omlx_gateway.errors import ApiError
+from omlx_producer import AsyncJobHandle, AsyncProducer
+from omlx_producer.client.waiting import queue_key
+from omlx_producer.errors import UnknownJob
+from omlx_producer.wire import PRIORITIES, Priority
+
+MAX_BODY_BYTES = 64 * 2**20
+MAX_QUEUED = 10_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a gateway takes.
+
+    Attributes:
+        body_bytes: of a request, at most.
+        queued: jobs that wait for a model, at most; further requests are told to come again.
+    """
+
+    body_bytes: int = MAX_BODY_BYTES
+    queued: int = MAX_QUEUED
+
+
+@dataclass
+class Gateway:
+    """One gateway while it runs; ``request.app.state.gateway``."""
+
+    producer: AsyncProducer
+    redis: redis.asyncio.Redis
+    limits: Limits = field(default_factory=Limits)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, request: Request) -> Gateway:
+        gateway: Gateway = request.app.state.gateway
+        return gateway
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that a client who has gone has left to do."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        await self.producer.close()
+        await self.redis.aclose()
+
+    async def require_room(self, model: Any) -> None:
+        """Refuse a request while too many jobs wait for its model.
+
+        Raises:
+            ApiError: 429.
+        """
+        if not isinstance(model, str):
+            return
+        pipe = self.redis.pipeline(transaction=False)
+        for priority in PRIORITIES:
+            pipe.llen(queue_key(model, priority))
+        waiting = sum(await pipe.execute())
+        if waiting >= self.limits.queued:
+            raise ApiError(
+                429,
+                f"{waiting} jobs wait for {model!r:.200}, and this gateway takes more below "
+                f"{self.limits.queued}; try again later",
+                "rate_limit_error",
+                "queue_full",
+                headers={"Retry-After": "10"},
+            )
+
+    async def read_body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request's body.
+
+        Raises:
+            ApiError: 413 if it is too long, 400 if it is no JSON object.
+        """
+        found = bytearray()
+        async for part in request.stream():
+            found += part
+            if len(found) > self.limits.body_bytes:
+                raise ApiError(
+                    413, f"the body is longer than {self.limits.body_bytes} bytes; shorten it"
+                )
+        try:
+            body = json.loads(found)
+        except (ValueError, RecursionError):
+            raise ApiError(400, "the body is not JSON; give a JSON object") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body is not a JSON object; give one")
+        return body
+
+
+async def cancel(job: AsyncJobHandle) -> None:
+    """Cancel a job whose client has gone."""
+    # Redis is away: the job runs to its end. Unknown: it is over.
+    with contextlib.suppress(UnknownJob, redis.RedisError):
+        await job.cancel()
+
+
+def priority_of(request: Request) -> Priority:
+    """The priority that ``X-Omlx-Priority`` names; ``high`` without it."""
+    given = request.headers.get("x-omlx-priority", "high")
+    for priority in get_args(Priority):
+        if given == priority:
+            return priority  # type: ignore[no-any-return]
+    raise ApiError(400, f"X-Omlx-Priority: got {given!r:.60}; give {', '.join(PRIORITIES)}")

@@ -1,0 +1,102 @@
+"""A job's events as server-sent events, in the chunks of OpenAI's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from omlx_gateway.gateway import Gateway, cancel
+from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks
+from omlx_producer.client.outcome import failure_code
+from omlx_producer.errors import JobCancelled, JobFailed
+from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, JobEvent
+
+# A comment, so that nobody between here and the client takes a waiting stream for a dead one.
+PING_SECONDS = 15.0
+PING = b": waiting\n\n"
+END = b"data: [DONE]\n\n"
+
+
+class JobStream:
+    """How a stream is written.
+
+    Args:
+        is_chat: chunks of chats, else of text completions.
+        model: that the chunks name.
+    """
+
+    def __init__(self, is_chat: bool, model: str, include_usage: bool) -> None:
+        self.is_chat = is_chat
+        self.model = model
+        self.include_usage = include_usage
+
+    def chunks(self, job_id: str) -> ChatChunks | TextChunks:
+        kind = ChatChunks if self.is_chat else TextChunks
+        return kind(job_id, self.model, include_usage=self.include_usage)
+
+    @staticmethod
+    def data(body: dict[str, Any], event_id: str = "") -> bytes:
+        told = f"id: {event_id}\n" if event_id else ""
+        return f"{told}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+
+
+async def event_stream(
+    gateway: Gateway, job: AsyncJobHandle, form: JobStream, cursor: int, *, keep: bool
+) -> AsyncGenerator[bytes]:
+    """The events of a job after a cursor, as they come.
+
+    The last chunk of each event has an id, ``<job>:<tokens so far>``, from which a stream that was
+    cut goes on: `ChatChunks` are made from the first event again, and those before are not sent.
+    The job is cancelled if this ends before the job does, unless ``keep``.
+
+    Raises:
+        JobFailed, JobCancelled: after what the job has produced.
+    """
+    chunks, over = form.chunks(job.id), False
+    stream = job.stream()
+    waiting: asyncio.Future[JobEvent] | None = None
+    try:
+        while not over:
+            waiting = asyncio.ensure_future(anext(stream))
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=PING_SECONDS)
+                if not waiting.done():
+                    yield PING
+            event = await waiting
+            over = event.type != "tokens"
+            _require_success(event)
+            for part in _parts(job.id, event, chunks.take(event), cursor):
+                yield part
+        yield END
+    finally:
+        if not (over or keep):
+            gateway.begin(cancel(job))
+        # Whoever cancels this task may cancel it again at every await.
+        gateway.begin(_leave(stream, waiting))
+
+
+async def _leave(stream: AsyncTokenStream, waiting: asyncio.Future[JobEvent] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    await stream.aclose()
+
+
+def _parts(
+    job_id: str, event: JobEvent, bodies: Iterator[dict[str, Any]], cursor: int
+) -> Iterator[bytes]:
+    """The chunks of an event, if the client has not had them."""
+    told = list(bodies)
+    if event.n <= cursor and not isinstance(event, DoneEvent):
+        return
+    for number, body in enumerate(told, 1):
+        yield JobStream.data(body, f"{job_id}:{event.n}" if number == len(told) else "")
+
+
+def _require_success(event: JobEvent) -> None:
+    if isinstance(event, FailedEvent):
+        raise JobFailed(event.job_id, event.error, failure_code(event.error))
+    if isinstance(event, CancelledEvent):
+        raise JobCancelled(event.job_id, event.error)

@@ -1,0 +1,37 @@
+"""A gateway on a free port of this machine, on a thread of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from omlx_gateway.app import create_app
+from omlx_gateway.gateway import Limits
+
+
+@contextlib.contextmanager
+def running_gateway(redis_url: str, limits: Limits | None = None) -> Iterator[str]:
+    """The gateway's URL; it ends with the block."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(redis_url, limits), log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+    assert not thread.is_alive()

@@ -1,0 +1,295 @@
+"""OpenAI's own client talks to the gateway; a request is a job of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+from redis import Redis
+
+from omlx_gateway.gateway import Limits
+from tests.helpers.gateway import running_gateway
+from tests.helpers.redis_server import RedisServer
+from tests.helpers.workers import (
+    ALIAS,
+    enqueue,
+    fetch,
+    queue,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
+
+CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
+
+
+@pytest.fixture
+def gateway(redis_url: str) -> Iterator[str]:
+    with running_gateway(redis_url) as url:
+        yield url
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(redis_url: str, connection: Redis) -> Iterator[None]:
+    with running_worker(redis_url):
+        wait_for(lambda: connection.exists("omlx:models"))
+        yield
+
+
+@pytest.fixture
+def slow_worker(redis_url: str, connection: Redis) -> Iterator[None]:
+    with running_worker(redis_url, step_seconds=0.02):
+        wait_for(lambda: connection.exists("omlx:models"))
+        yield
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_chat_is_answered_and_streams_the_same_text(client: OpenAI) -> None:
+    asked: Any = {"model": ALIAS, "messages": CHAT, "seed": 5, "max_completion_tokens": 20}
+    answer = client.chat.completions.create(**asked)
+    assert answer.usage
+    assert answer.usage.completion_tokens > 1
+    whole = client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(whole)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == answer.choices[0].message.content
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert reasons[-1] == answer.choices[0].finish_reason
+
+
+@pytest.mark.usefixtures("worker")
+def test_several_texts_with_logprobs_are_the_same_streamed_and_whole(client: OpenAI) -> None:
+    asked: Any = {"model": ALIAS, "prompt": "def f(x):", "n": 2, "logprobs": 2, "seed": 3}
+    answer = client.completions.create(**asked)
+    texts, offsets = {0: "", 1: ""}, dict[int, list[int]]({0: [], 1: []})
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            if choice.logprobs:
+                offsets[choice.index] += choice.logprobs.text_offset or []
+    assert [choice.text for choice in answer.choices] == [texts[0], texts[1]]
+    for choice in answer.choices:
+        assert choice.logprobs is None or choice.logprobs.text_offset == offsets[choice.index]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_the_asynchronous_client_streams_many_at_once(gateway: str) -> None:
+    async with AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none") as client:
+
+        async def text(number: int) -> str:
+            stream = await client.chat.completions.create(
+                model=ALIAS, messages=CHAT, seed=number, stream=True
+            )
+            return "".join(
+                [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            )
+
+        texts = await asyncio.gather(*map(text, range(30)))
+        assert all(texts)
+        assert texts[3] == await text(3)
+
+
+class Point(BaseModel):
+    x: int
+
+
+@pytest.mark.usefixtures("worker")
+def test_tools_are_called(client: OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked: Any = {"model": ALIAS, "messages": CHAT, "tools": [tool], "max_completion_tokens": 200}
+    for seed in range(10):
+        answer = client.chat.completions.create(**asked, seed=seed)
+        if not answer.choices[0].message.tool_calls:
+            continue
+        chunks = list(client.chat.completions.create(**asked, seed=seed, stream=True))
+        streamed = [
+            call
+            for chunk in chunks
+            if chunk.choices
+            for call in chunk.choices[0].delta.tool_calls or ()
+        ]
+        whole = answer.choices[0].message.tool_calls
+        assert [call.function.name for call in streamed if call.function] == ["f"] * len(whole)
+        return
+    pytest.fail("no seed calls a tool")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("fields", "status_code", "param"),
+    [
+        ({"temperature": 9}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({"prompt": "x"}, 400, "prompt"),
+        ({"messages": None}, 400, "messages"),
+        ({"model": "nobody"}, 404, "model"),
+        ({"stream_options": 3}, 400, "stream_options"),
+        ({"audio": {"voice": "x", "format": "wav"}}, 400, "audio"),
+    ],
+)
+def test_a_wrong_request_is_refused_by_the_name_of_its_field(
+    client: OpenAI, fields: dict[str, Any], status_code: int, param: str
+) -> None:
+    body = {"model": ALIAS, "messages": CHAT, **fields}
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.post("/chat/completions", body=body, cast_to=object)
+    assert refused.value.status_code == status_code
+    assert refused.value.param == param
+    assert refused.value.message.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": NaN, "messages": NaN}']
+)
+def test_a_body_that_is_no_request_is_refused(gateway: str, body: bytes) -> None:
+    answer = httpx2.post(f"{gateway}/v1/chat/completions", content=body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_other_paths_and_methods_have_errors_in_the_same_form(gateway: str) -> None:
+    for method, path, status_code in (("GET", "/nope", 404), ("PUT", "/v1/models", 405)):
+        answer = httpx2.request(method, gateway + path)
+        assert answer.status_code == status_code
+        assert answer.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+def test_a_long_body_and_a_long_queue_are_refused(redis_url: str, connection: Redis) -> None:
+    with running_gateway(redis_url, Limits(body_bytes=300, queued=2)) as url:
+        request = {"model": ALIAS, "messages": CHAT}
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=request | {"user": "x" * 300})
+        assert answer.status_code == 413
+        for _ in range(2):
+            enqueue(connection)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=request)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_request_joins_the_queue_that_its_header_names(client: OpenAI, connection: Redis) -> None:
+    for level, options in (("high", {}), ("bulk", {"X-Omlx-Priority": "bulk"})):
+        answer = client.chat.completions.with_raw_response.create(
+            model=ALIAS, messages=CHAT, extra_headers=options
+        )
+        job = fetch(connection, answer.headers["x-omlx-job"])
+        assert job.origin == queue(connection, level).name
+    with pytest.raises(openai.BadRequestError, match="X-Omlx-Priority"):
+        client.chat.completions.create(
+            model=ALIAS, messages=CHAT, extra_headers={"X-Omlx-Priority": "urgent"}
+        )
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_idempotency_key_makes_one_job_of_two_requests(client: OpenAI) -> None:
+    header = {"Idempotency-Key": "one"}
+    first, second = (
+        client.chat.completions.create(model=ALIAS, messages=CHAT, extra_headers=header)
+        for _ in range(2)
+    )
+    assert first.id == second.id
+    with pytest.raises(openai.BadRequestError, match="another request"):
+        client.chat.completions.create(model=ALIAS, messages=CHAT, n=2, extra_headers=header)
+
+
+@pytest.mark.usefixtures("slow_worker")
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("detach", ["true", ""])
+def test_hanging_up_cancels_the_job_unless_it_is_detached(
+    gateway: str, connection: Redis, streams: bool, detach: str
+) -> None:
+    body = {"model": ALIAS, "prompt": "x", "max_tokens": 300, "stream": streams, "ignore_eos": True}
+    headers = {"X-Omlx-Detach": detach}
+    with contextlib.suppress(httpx2.TimeoutException), httpx2.Client(timeout=0.5) as client:
+        sent = client.stream("POST", f"{gateway}/v1/completions", json=body, headers=headers)
+        with sent as answer:
+            next(answer.iter_lines())
+    if detach:
+        assert started(connection) == 1
+    wait_for(lambda: started(connection) == 0)
+    [key] = connection.keys("rq:job:*")
+    ended = status(fetch(connection, key.decode().removeprefix("rq:job:")))
+    assert ended == ("finished" if detach else "stopped")
+
+
+@pytest.mark.usefixtures("slow_worker")
+def test_a_stream_that_was_cut_goes_on_at_another_gateway(
+    gateway: str, redis_url: str, connection: Redis
+) -> None:
+    body = {"model": ALIAS, "messages": CHAT, "max_tokens": 60, "stream": True, "seed": 4}
+
+    def read(url: str, headers: dict[str, str], most: int) -> tuple[str, str]:
+        text, last = "", ""
+        with httpx2.stream(
+            "POST", f"{url}/v1/chat/completions", json=body, headers=headers
+        ) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    last = line[4:]
+                if line.startswith("data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        text += choice["delta"].get("content") or ""
+                    if last and last.endswith(f":{most}"):
+                        break
+        return text, last
+
+    begun, last = read(gateway, {"X-Omlx-Detach": "true"}, 10)
+    with running_gateway(redis_url) as other:
+        rest, _ = read(other, {"Last-Event-ID": last}, 0)
+        whole, _ = read(other, {"Last-Event-ID": last.partition(":")[0] + ":0"}, 0)
+    assert begun
+    assert begun + rest == whole
+    answer = httpx2.post(
+        f"{gateway}/v1/chat/completions", json=body, headers={"Last-Event-ID": "../x"}
+    )
+    assert answer.status_code == 400
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_job_that_fails_answers_with_its_sentence(client: OpenAI) -> None:
+    for streams in (False, True):
+        with pytest.raises(openai.BadRequestError, match="tokens") as refused:
+            client.completions.create(
+                model=ALIAS, prompt="x" * 9_999, max_tokens=9_999, stream=streams
+            )
+        assert refused.value.param == "prompt"
+
+
+@pytest.mark.usefixtures("worker")
+def test_models_are_listed_and_health_is_told(client: OpenAI, gateway: str) -> None:
+    [model] = client.models.list()
+    assert (model.id, model.object) == (ALIAS, "model")
+    assert client.models.retrieve(ALIAS) == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+    assert httpx2.get(f"{gateway}/health").json() == {"status": "ok"}
+
+
+def test_while_redis_is_away_the_answer_is_503(private_server: RedisServer) -> None:
+    with running_gateway(private_server.url) as url:
+        private_server.kill()
+        for path in ("/health", "/v1/models"):
+            answer = httpx2.get(url + path, timeout=30)
+            assert answer.status_code == 503
+            assert "Redis is unavailable" in answer.json()["error"]["message"]
