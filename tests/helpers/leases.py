@@ -17,7 +17,8 @@ from omlx_producer.wire import (
 )
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
-from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
+from omlx_worker.queue.lease import LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
 from tests.helpers.workers import ALIAS
 
 QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
@@ -70,9 +71,17 @@ def expire(connection: Redis, leases: LeaseTable) -> None:
 def kill(connection: Redis, leases: LeaseTable) -> None:
     """The worker dies; when its leases are over, another one sweeps up after it."""
     expire(connection, leases)
-    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
-    table(connection, "sweeper").sweep()
-    connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
+    sweep(table(connection, "sweeper"))
+
+
+def sweep(leases: LeaseTable) -> list[str]:
+    """Sweep, whoever leads; returns the ids of the jobs that are back in their queues."""
+    return [job_id for ids in Upkeep(leases).sweep() for job_id in ids]
+
+
+def move_due(connection: Redis) -> list[str]:
+    """Move due jobs to their queues, whoever leads; returns their ids."""
+    return [job_id for ids in Upkeep(table(connection)).move_due() for job_id in ids]
 
 
 def roll_back(connection: Redis, stream: str, entries: int) -> None:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX
+from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
@@ -184,6 +185,11 @@ class WorkerSettings(BaseSettings):
         if self.model_alias is not None:
             return self.model_alias
         return _last_part(self.model)
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of the queues that the worker serves, best first."""
+        return [queue_name(self.alias, priority) for priority in PRIORITIES]
 
 
 def _last_part(model: str) -> str:

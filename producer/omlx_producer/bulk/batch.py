@@ -4,7 +4,7 @@ A row that waits costs its body: it is an entry of a list of its queue, made at 
 that takes it makes a job of it, in the script that claims (claim.lua), and moves the entry to a
 hash of rows that run. The script that ends the job (commit.lua) writes the row's output line under
 its number, counts it, and closes the batch with its last row. A worker's sweep finds rows whose
-jobs were deleted, or ended by other tools (sweep.lua). So a batch needs nothing but workers.
+jobs were deleted, or ended by other tools (mend.lua). So a batch needs nothing but workers.
 
 A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
 room, named by their digests and known in a set; and its results leave as somebody takes them.

@@ -14,8 +14,18 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine.row import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit, Ending
-from omlx_worker.queue.lease import SWEEP_LOCK, LeaseTable
-from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, kill, table, tokens
+from tests.helpers.leases import (
+    QUEUES,
+    claim,
+    commit,
+    done,
+    expire,
+    failed,
+    kill,
+    sweep,
+    table,
+    tokens,
+)
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
     enqueue,
@@ -76,12 +86,6 @@ def replaced(connection: Redis, key: str) -> Iterator[None]:
     connection.delete(key)
     if spare:
         connection.rename(spare, key)
-
-
-def sweep(leases: LeaseTable) -> list[str]:
-    """Sweep, whoever has swept before."""
-    leases.connection.delete(f"{SWEEP_LOCK}:{QUEUES[0]}")
-    return leases.sweep()
 
 
 # Other types
@@ -214,7 +218,7 @@ def test_a_job_whose_queue_is_of_another_type_keeps_its_lease_until_it_can_retur
     with replaced(connection, queue(connection).key):
         kill(connection, leases)
         assert (status(job), status(other)) == ("started", "queued")
-    assert table(connection, "other").sweep() == [job.id]
+    assert sweep(table(connection, "other")) == [job.id]
 
 
 @pytest.mark.parametrize("key", ["rq:job:{}", "rq:execution:{}:{}", "rq:executions:{}"])
@@ -320,7 +324,7 @@ def test_a_job_that_was_taken_away_is_not_held_by_its_old_execution(connection: 
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
     expire(connection, stale)
-    fresh.sweep()
+    sweep(fresh)
     claim(fresh)
     connection.delete(WIP)
     assert stale.renew([old]) == {job.id: "started"}
@@ -376,14 +380,6 @@ def test_jobs_of_a_deleted_queue_run_after_all(redis_url: str, connection: Redis
     run_burst(redis_url)
     assert {status(job) for job in jobs} == {"finished"}
     assert {len(job.results()) for job in jobs} == {1}
-
-
-def test_one_worker_looks_for_lost_jobs_for_all(connection: Redis) -> None:
-    assert sweep(table(connection, "first")) == []
-    job = enqueue(connection)
-    connection.delete(queue(connection).key)
-    assert table(connection, "second").sweep() == []
-    assert sweep(table(connection, "second")) == [job.id]
 
 
 def test_a_worker_serves_on_after_the_loss_of_all_keys(redis_url: str, connection: Redis) -> None:

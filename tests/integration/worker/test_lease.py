@@ -15,7 +15,7 @@ from rq.job import JobStatus
 from rq.registry import StartedJobRegistry
 from rq.suspension import resume, suspend
 
-from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, table, tokens
+from tests.helpers.leases import QUEUES, claim, commit, done, expire, failed, sweep, table, tokens
 from tests.helpers.workers import enqueue, events, fetch, queue, status
 
 
@@ -138,7 +138,7 @@ def test_a_claim_that_was_never_answered_is_made_good_by_the_next(
     connection.zincrby(
         f"{RQ}:wip:{QUEUES[1]}", -31, connection.zrange(f"{RQ}:wip:{QUEUES[1]}", 0, 0)[0]
     )
-    other.sweep()
+    sweep(other)
     (theirs,) = claim(other)
     if suspended:
         suspend(connection)
@@ -175,7 +175,7 @@ def test_a_renewal_keeps_all_leases_and_names_the_lost_ones(connection: Redis) -
     fetch(connection, jobs[1].id).cancel()
     jobs[2].delete()
     assert leases.renew() == {jobs[1].id: "canceled", jobs[2].id: "deleted"}
-    assert table(connection, "other").sweep() == []
+    assert sweep(table(connection, "other")) == []
     assert leases.holds(claimed[0])
     assert not connection.exists(jobs[2].key)
 
@@ -199,7 +199,7 @@ def test_only_the_holder_can_give_a_job_back(connection: Redis) -> None:
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     old = claim(stale)
     expire(connection, stale)
-    fresh.sweep()
+    sweep(fresh)
     claim(fresh)
     assert stale.give_back(old) == 0
     assert queue(connection).count == 0
@@ -211,7 +211,7 @@ def test_expired_leases_return_to_the_front_once(connection: Redis) -> None:
     claim(dead, 2)
     expire(connection, dead)
     sweepers = [table(connection, f"sweeper-{n}") for n in range(3)]
-    swept = [sweeper.sweep() for sweeper in sweepers]
+    swept = [sweep(sweeper) for sweeper in sweepers]
     assert swept == [[jobs[1].id, jobs[0].id], [], []]
     waiting = connection.lrange(queue(connection).key, 0, -1)
     assert waiting == [job.id.encode() for job in jobs]
@@ -220,7 +220,7 @@ def test_expired_leases_return_to_the_front_once(connection: Redis) -> None:
 def test_living_leases_are_not_swept(connection: Redis) -> None:
     job = enqueue(connection)
     claim(table(connection))
-    assert table(connection, "other").sweep() == []
+    assert sweep(table(connection, "other")) == []
     assert status(job) == "started"
 
 
@@ -231,7 +231,7 @@ def test_looking_at_rqs_registries_does_not_fail_an_abandoned_job(connection: Re
     expire(connection, dead)
     assert queue(connection).started_job_registry.count == 1
     assert status(job) == "started"
-    assert table(connection, "other").sweep() == [job.id]
+    assert sweep(table(connection, "other")) == [job.id]
 
 
 def test_a_stock_workers_started_jobs_are_left_to_rq(connection: Redis) -> None:
@@ -239,7 +239,7 @@ def test_a_stock_workers_started_jobs_are_left_to_rq(connection: Redis) -> None:
     connection.lpop(queue(connection).key)
     connection.hset(job.key, "status", "started")
     connection.zadd(f"{RQ}:wip:{QUEUES[1]}", {f"{job.id}:{'a' * 32}": time.time() - 1})
-    assert table(connection).sweep() == []
+    assert sweep(table(connection)) == []
 
 
 def test_a_second_run_is_told_what_the_first_left_in_the_stream(connection: Redis) -> None:

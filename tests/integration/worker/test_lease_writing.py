@@ -17,7 +17,17 @@ from omlx_producer.wire import (
     tokens_channel,
 )
 from omlx_worker.queue.ending import Commit, Ending
-from tests.helpers.leases import claim, commit, done, expire, failed, roll_back, table, tokens
+from tests.helpers.leases import (
+    claim,
+    commit,
+    done,
+    expire,
+    failed,
+    roll_back,
+    sweep,
+    table,
+    tokens,
+)
 from tests.helpers.workers import enqueue, events, queue, status
 
 
@@ -41,7 +51,7 @@ def test_an_append_by_a_worker_that_lost_its_lease_is_refused(connection: Redis)
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
     expire(connection, stale)
-    assert fresh.sweep() == [job.id]
+    assert sweep(fresh) == [job.id]
     (new,) = claim(fresh)
     assert stale.append([(old, tokens(job.id, 1))]) == {job.id: "started"}
     assert events(connection, job.id) == []
@@ -115,7 +125,7 @@ def test_a_commit_without_the_lease_is_refused(connection: Redis) -> None:
     stale, fresh = table(connection, "stale"), table(connection, "fresh")
     (old,) = claim(stale)
     expire(connection, stale)
-    fresh.sweep()
+    sweep(fresh)
     assert commit(stale, old, done(job.id)) is Commit.LOST
     assert status(job) == "queued"
     (new,) = claim(fresh)

@@ -14,7 +14,7 @@ from omlx_producer.wire import DoneEvent, events_key, parse_event, tokens_channe
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
-from tests.helpers.leases import claim, expire, roll_back, table, tokens
+from tests.helpers.leases import claim, expire, roll_back, sweep, table, tokens
 from tests.helpers.traffic import Traffic
 from tests.helpers.workers import enqueue, events, queue, run_burst, status, streamed_text
 
@@ -133,7 +133,7 @@ def test_a_job_cancelled_while_its_worker_was_away_has_one_end(
         for _ in range(first):
             traffic.step()
         expire(connection, leases)
-        assert table(connection, "sweeper").sweep() == [job.id]
+        assert sweep(table(connection, "sweeper")) == [job.id]
         channel.subscribe(tokens_channel(job.id))
         channel.get_message(timeout=1)
         assert Producer(connection).cancel(job.id) == "cancelled"
@@ -153,7 +153,7 @@ def test_two_workers_that_lose_a_job_to_rqs_cancel_end_it_once(connection: Redis
     with Traffic(stale, claim(stale)) as away:
         away.step()
         expire(connection, stale)
-        assert fresh.sweep() == [job.id]
+        assert sweep(fresh) == [job.id]
         with Traffic(fresh, claim(fresh)) as here:
             job.refresh()
             job.cancel()

@@ -11,7 +11,7 @@ from omlx_producer.wire import events_key
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.quarantine import QUARANTINE_SECONDS
-from tests.helpers.leases import claim, commit, done, expire, failed, kill, table, tokens
+from tests.helpers.leases import claim, commit, done, expire, failed, kill, sweep, table, tokens
 from tests.helpers.workers import enqueue, fetch, status
 
 
@@ -240,7 +240,7 @@ def test_a_worker_that_was_cut_off_does_not_take_its_own_jobs_for_abandoned(
     leases = table(connection)
     claim(leases)
     expire(connection, leases)
-    assert leases.sweep() == []
+    assert sweep(leases) == []
     assert status(job) == "started"
     assert connection.hget(job.key, "omlx_deaths") is None
 

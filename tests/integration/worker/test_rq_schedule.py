@@ -13,9 +13,8 @@ from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from omlx_producer.wire import JOB_FUNCTION
-from omlx_worker.queue.lua import load
 from tests.helpers.fake_engine import BREAKS_PREPARE
-from tests.helpers.leases import QUEUES
+from tests.helpers.leases import QUEUES, move_due
 from tests.helpers.workers import (
     ALIAS,
     enqueue,
@@ -39,10 +38,6 @@ def registry(connection: Redis) -> ScheduledJobRegistry:
 def make_due(connection: Redis, job: Job) -> None:
     """As if its time had come."""
     connection.zadd(registry(connection).key, {job.id: time.time() - 1})
-
-
-def move(connection: Redis) -> list[str]:
-    return [job_id.decode() for job_id in load(connection, "schedule")(keys=QUEUES, args=[100])]
 
 
 def test_scheduled_jobs_run_when_their_time_has_come_and_not_before(
@@ -85,7 +80,7 @@ def test_a_retry_that_asks_for_the_front_gets_it(redis_url: str, connection: Red
     run_burst(redis_url)
     waiting = enqueue(connection)
     make_due(connection, job)
-    assert move(connection) == [job.id]
+    assert move_due(connection) == [job.id]
     assert queue(connection).job_ids == [job.id, waiting.id]
 
 
@@ -101,7 +96,7 @@ def test_a_moved_job_reads_as_rqs_scheduler_leaves_it(connection: Redis) -> None
     scheduler.prepare_registries(QUEUES)
     scheduler.enqueue_scheduled_jobs()
     ours = prepare()
-    assert move(connection) == [ours.id]
+    assert move_due(connection) == [ours.id]
     for job in (theirs, ours):
         fields.append({name: value for name, value in connection.hgetall(job.key).items() if value})
         assert 490 < connection.ttl(job.key) <= 500
@@ -119,10 +114,10 @@ def test_what_has_ended_or_gone_meanwhile_only_leaves_the_registry(connection: R
     connection.hset(jobs[0].key, "status", "canceled")
     connection.delete(jobs[1].key)
     connection.set(jobs[1].key, "of another type")
-    assert move(connection) == [jobs[2].id]
+    assert move_due(connection) == [jobs[2].id]
     assert registry(connection).get_job_ids() == [jobs[1].id]
     connection.delete(jobs[1].key)
-    assert move(connection) == []
+    assert move_due(connection) == []
     assert registry(connection).count == 0
     assert connection.hget(jobs[0].key, "status") == b"canceled"
 
@@ -132,6 +127,6 @@ def test_a_queue_with_a_scheduler_of_its_own_is_left_to_it(connection: Redis) ->
     make_due(connection, job)
     scheduler = RQScheduler([queue(connection).name], connection=connection)
     scheduler.acquire_locks()
-    assert move(connection) == []
+    assert move_due(connection) == []
     scheduler.release_locks()
-    assert move(connection) == [job.id]
+    assert move_due(connection) == [job.id]

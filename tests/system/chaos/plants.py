@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from omlx_worker.queue import lua as scripts
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
 
 MEETING = "chaos:meeting"
 
@@ -31,17 +32,18 @@ def commit_without_fence() -> None:
 def sweep_without_lock() -> None:
     """Expired leases are read, and then returned: two round trips, as RQ's own clean-up makes.
 
-    Taking the lock out of sweep.lua would plant nothing: a script is atomic, and its lock only
-    spares servers. What the lock of a sweep in two round trips would prevent is that two workers
+    Letting two workers lead would plant nothing: a script is atomic, and one leader only spares
+    servers. What the lock of a sweep in two round trips would prevent is that two workers
     read the same leases; here they wait for each other to do so.
     """
 
-    def sweep(self: LeaseTable) -> list[str]:
+    def sweep(upkeep: Upkeep) -> Iterator[list[str]]:
+        self = upkeep._leases
         self.renew()
         seconds, _ = self.connection.time()  # type: ignore[misc]
         found = [
             (queue, *member.decode().split(":"))
-            for queue in self._queues
+            for queue in self.queues
             for member in self.connection.zrangebyscore(
                 f"rq:wip:{queue}", "-inf", seconds + GRACE_SECONDS
             )
@@ -55,9 +57,10 @@ def sweep_without_lock() -> None:
             self.connection.zrem(f"rq:wip:{queue}", f"{job}:{execution}")
             self.connection.zrem(f"rq:executions:{job}", execution)
             self.connection.delete(f"rq:execution:{job}:{execution}")
-        return [job for _, job, _ in found]
+        yield [job for _, job, _ in found]
 
-    LeaseTable.sweep = sweep  # type: ignore[method-assign]
+    Upkeep.lead = lambda _: True  # type: ignore[method-assign]
+    Upkeep.sweep = sweep  # type: ignore[method-assign]
 
 
 def _meet(leases: LeaseTable, arrival: int) -> None:
@@ -74,7 +77,7 @@ def claim_by_blpop() -> None:
     claim: Callable[..., Any] = LeaseTable.claim
 
     def pop_first(self: LeaseTable, *args: Any, **kwargs: Any) -> list[Claim] | None:
-        popped = self.connection.blpop([f"rq:queue:{queue}" for queue in self._queues], timeout=1)
+        popped = self.connection.blpop([f"rq:queue:{queue}" for queue in self.queues], timeout=1)
         if popped is None:
             return []
         from tests.system.chaos import points

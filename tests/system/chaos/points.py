@@ -20,6 +20,7 @@ from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError
 
 from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
 
 KILL, STOP, CUT = "kill", "stop", "cut"
 POINTS = (
@@ -108,10 +109,10 @@ def _wrap_answers() -> None:
 
 def _wrap_calls() -> None:
     claim, append, commit = LeaseTable.claim, LeaseTable.append, LeaseTable.commit
-    sweep, give_back, renew = LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew
+    sweep, give_back, renew = Upkeep.sweep, LeaseTable.give_back, LeaseTable.renew
 
     def claims(self: LeaseTable, *args: Any, **kwargs: Any) -> Any:
-        waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self._queues)
+        waiting = any(self.connection.llen(f"rq:queue:{queue}") for queue in self.queues)
         if not waiting:
             return claim(self, *args, **kwargs)
         with _waiting_at("claim-sent"):
@@ -135,14 +136,15 @@ def _wrap_calls() -> None:
         reach("after-commit")
         return verdicts
 
-    def sweeps(self: LeaseTable) -> Any:
-        if not _expired(self):
-            return sweep(self)
+    def sweeps(self: Upkeep) -> Iterator[list[str]]:
+        if not _expired(self._leases):
+            yield from sweep(self)
+            return
         with _waiting_at("sweep-sent"):
-            returned = sweep(self)
-        if returned:
+            returned = list(sweep(self))
+        if any(returned):
             reach("after-sweep")
-        return returned
+        yield from returned
 
     def gives_back(self: LeaseTable, jobs: Any) -> Any:
         with _waiting_at("give-back-sent"):
@@ -153,7 +155,7 @@ def _wrap_calls() -> None:
             return renew(self, jobs)
 
     LeaseTable.claim, LeaseTable.append, LeaseTable.commit = claims, appends, commits  # type: ignore[method-assign, assignment]
-    LeaseTable.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
+    Upkeep.sweep, LeaseTable.give_back, LeaseTable.renew = sweeps, gives_back, renews  # type: ignore[method-assign, assignment]
 
 
 def _expired(leases: LeaseTable) -> bool:
@@ -161,5 +163,5 @@ def _expired(leases: LeaseTable) -> bool:
     now = seconds + micros / 1e6
     return any(
         leases.connection.zcount(f"rq:wip:{queue}", "-inf", now + GRACE_SECONDS)
-        for queue in leases._queues
+        for queue in leases.queues
     )

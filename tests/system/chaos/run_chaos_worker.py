@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from omlx_worker import build, connection, run  # noqa: E402
 from omlx_worker.control.worker import RedisGone  # noqa: E402
 from omlx_worker.decode import thread  # noqa: E402
-from omlx_worker.queue import lease, quarantine  # noqa: E402
+from omlx_worker.queue import lease, quarantine, upkeep  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 from tests.system.chaos import plants, points  # noqa: E402
@@ -68,7 +68,7 @@ def work(orders: Orders) -> None:
     # Schedules kill far more often than that, and it is never a job's fault.
     lease.FATAL_DEATHS = 1000
     quarantine.QUARANTINE_SECONDS = 0.5
-    lease.SWEEP_LOCK_MILLISECONDS = 100
+    upkeep.LEAD_MILLISECONDS = 100
     thread.LONGEST_CHUNK = 4
     if not orders.demo:
         build.load_engine = lambda _: points.watched(

@@ -7,7 +7,6 @@ queue are let in in the order of their claims, however long each takes to prepar
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -85,7 +84,6 @@ class Admission:
         self._submit = submit
         self._traffic = traffic
         self._observers = observers
-        self._swept_at = float("-inf")
         # The jobs that are being prepared, oldest first, with what each has come to.
         self._coming: dict[Claim, Outcome | None] = {}
 
@@ -119,18 +117,6 @@ class Admission:
         for claim in self._leases.jobs():
             if sentence := claim.timed_out:
                 self._drop(claim, Failed(sentence))
-
-    def sweep(self) -> None:
-        """Put expired leases of other workers back into their queues, if it is time to."""
-        if time.monotonic() - self._swept_at < self._leases.seconds / 4:
-            return
-        for job_id in self._leases.sweep():
-            log.warning("the lease of job %s had expired; it is back in its queue", job_id)
-        self.postpone_sweep()
-
-    def postpone_sweep(self) -> None:
-        """After an outage all workers renew their leases before any of them sweeps."""
-        self._swept_at = time.monotonic()
 
     def prepared(self, message: Prepared) -> None:
         """Note what a job has come to. Those that left in the meantime are ignored."""

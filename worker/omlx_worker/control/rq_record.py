@@ -28,17 +28,12 @@ from omlx_worker.control.extras import Extras
 from omlx_worker.control.lookout import Lookout
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
-from omlx_worker.queue.lua import load
 
 log = logging.getLogger("omlx_worker.worker")
 
 BEAT_SECONDS = 15.0
 # A worker is silent for this long only if it has died or Redis was away.
 TAKEOVER_SECONDS = 3 * BEAT_SECONDS
-# RQ's scheduler looks as often; its scores are whole seconds.
-SCHEDULE_SECONDS = 1.0
-MOST_DUE = 1000
-MOST_CLEANED = 5000
 
 
 class NameTaken(ValueError):
@@ -75,9 +70,7 @@ class RecordedWorker(Worker):
         self.lookout = Lookout(connection, model, self.name)
         self._mailbox = mailbox
         self._shown: tuple[str, list[str]] | None = None
-        self._beat_at = self._scheduled_at = float("-inf")
-        self._schedule = load(connection, "schedule")
-        self._clean = load(connection, "clean")
+        self._beat_at = float("-inf")
 
     def _set_connection(self, connection: Redis) -> Redis:
         """RQ raises the socket timeout for its blocking pops. This worker has none."""
@@ -230,21 +223,12 @@ class RecordedWorker(Worker):
         self._beat_at = time.monotonic()
         return True
 
-    def enqueue_due(self) -> None:
-        """Enqueue due jobs of ``enqueue_in`` and ``Retry``, and ready dependents."""
-        if time.monotonic() - self._scheduled_at < SCHEDULE_SECONDS:
-            return
-        for job_id in self._schedule(keys=self.queue_names(), args=[MOST_DUE]):
-            log.info("job %s is due", job_id.decode(errors="replace"))
-        self._scheduled_at = time.monotonic()
-
     def clean_registries(self) -> None:
-        """RQ's maintenance without started jobs: it would fail abandoned ones, which sweeps put
-        back into their queues."""
+        """RQ's maintenance without registries of jobs: `queue.upkeep` cleans them, a bounded number
+        of entries a call, and puts abandoned jobs back, which RQ would fail."""
         for queue in self.queues:
             if not queue.acquire_maintenance_lock():
                 continue
-            self._clean(keys=[queue.name], args=[MOST_CLEANED])
             clean_worker_registry(queue)
             queue.release_maintenance_lock()  # type: ignore[no-untyped-call]
         for limit in RateLimitRegistry.all(self.connection):

@@ -18,7 +18,6 @@ from redis.exceptions import ConnectionError, RedisError
 
 from omlx_producer.outage import Outage
 from omlx_producer.signals import StopSignals
-from omlx_producer.wire import PRIORITIES, queue_name
 from omlx_worker.control.admission import Admission
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
@@ -39,6 +38,7 @@ from omlx_worker.messages import (
 )
 from omlx_worker.queue.lease import LeaseTable
 from omlx_worker.queue.unfit import unfit
+from omlx_worker.queue.upkeep import Upkeep
 from omlx_worker.settings import WorkerSettings
 
 log = logging.getLogger("omlx_worker.worker")
@@ -71,10 +71,9 @@ class GenerationWorker(RecordedWorker):
         connection: Redis,
         make_driver: MakeDriver | None = None,
     ) -> None:
-        names = [queue_name(settings.alias, priority) for priority in PRIORITIES]
         self._mailbox: MainMailbox = SimpleQueue()
         super().__init__(
-            names,
+            settings.queues,
             connection=connection,
             name=settings.name,
             model=settings.alias,
@@ -84,12 +83,13 @@ class GenerationWorker(RecordedWorker):
         self._leases = LeaseTable(
             connection,
             self.name,
-            names,
+            settings.queues,
             seconds=settings.lease_seconds,
             stream_ttl=settings.stream_ttl,
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
         )
+        self._upkeep = Upkeep(self._leases)
         self._traffic: TrafficMailbox = SimpleQueue()
         self.decode_thread = DecodeThread(
             settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
@@ -186,7 +186,7 @@ class GenerationWorker(RecordedWorker):
             if problem := unfit(error):
                 raise problem from error
             pause = self._outage.failed(error)
-            self._admission.postpone_sweep()
+            self._upkeep.postpone()
             self._listen(pause)
             held = len(self._leases) > 0
             return self._drain_ends is None or (held and time.monotonic() < self._drain_ends)
@@ -216,13 +216,12 @@ class GenerationWorker(RecordedWorker):
         """Take jobs; returns whether to go on."""
         if self._drain_ends is not None:
             return len(self._leases) > 0 and time.monotonic() < self._drain_ends
-        self._admission.sweep()
+        self._upkeep.attend()
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self._leases) == 0
         if idle and not (burst or self._rung or self.lookout.is_due()):
             return True
         self._rung = False
-        self.enqueue_due()
         taken = self._admission.take()
         return not (burst and idle and not taken)
 
@@ -292,6 +291,7 @@ class GenerationWorker(RecordedWorker):
                 self._leases.give_back(held)
                 for claim in held:
                     self.observers.ended(claim, outcome="given back")
+            self._upkeep.leave()
             self.unsubscribe()
             if self.birth_date is not None:
                 with self.extras.attempt("the end of the worker's record"):

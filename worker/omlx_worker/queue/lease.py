@@ -16,13 +16,9 @@ from typing import Any
 
 from redis import Redis
 
-from omlx_producer.client.outcome import EXPIRED
-from omlx_producer.terminal import counted
 from omlx_producer.wire import (
     ENDED_SECONDS,
-    EXPIRING_KEY,
     WIRE_VERSION,
-    FailedEvent,
     TokensEvent,
     ended_key,
     events_key,
@@ -40,17 +36,10 @@ log = logging.getLogger("omlx_worker.queue.lease")
 EXECUTION_PREFIX = "omlx-"
 # How long RQ's clean-up leaves an expired lease to our sweep; see `extend` in prelude.lua.
 GRACE_SECONDS = 7 * 86_400
-SWEEP_LOCK = "omlx:sweep"
-SWEEP_LOCK_MILLISECONDS = 1_000
-# Keys of the server that a sweep looks at for jobs that no registry names: under 2 ms.
-RECOVERED_KEYS = 1_000
-SEARCHED_JOBS = 100
 STREAM_TTL = 86_400
-# How long a call goes on to expire what is due.
-EXPIRE_SECONDS = 0.25
 
 
-def _new_id() -> str:
+def new_claim_id() -> str:
     """A prefix of execution ids that no call has had."""
     return f"{EXECUTION_PREFIX}{time.time_ns():016x}{secrets.token_hex(6)}"
 
@@ -78,7 +67,7 @@ class LeaseTable:
         self.connection = connection
         self.seconds = seconds
         self.worker_name = worker_name
-        self._queues = list(queues)
+        self.queues = list(queues)
         self.stream_ttl = stream_ttl
         self._on_free = on_free
         self._on_stop = on_stop
@@ -94,9 +83,6 @@ class LeaseTable:
         self._commit = load(connection, "commit")
         self._renew = load(connection, "renew")
         self._give_back = load(connection, "give_back")
-        self._sweep = load(connection, "sweep")
-        self._recover = load(connection, "recover")
-        self._expire = load(connection, "expire")
 
     # The table
 
@@ -137,13 +123,13 @@ class LeaseTable:
         held = self.jobs()
         if any(map(in_quarantine, held)):
             return []
-        names = list(queues or self._queues)
+        names = list(queues or self.queues)
         if self._suspect_in:
             if self._suspect_in not in names:
                 return []
             names.sort(key=lambda name: name != self._suspect_in)
         if self._unanswered is None:
-            self._unanswered = _new_id()
+            self._unanswered = new_claim_id()
         reply = self._claim(
             keys=names,
             args=[
@@ -249,54 +235,6 @@ class LeaseTable:
             else:
                 self.lose(job)
         return sum(replies)
-
-    def sweep(self) -> list[str]:
-        """Put abandoned jobs back at the front of their queues; returns their ids.
-
-        Those are jobs with expired leases and, a part of the server's keys at each call, jobs that
-        read as started and have lost theirs, or as queued and are in no queue. One worker a second
-        does it for all.
-        """
-        # After a long outage this worker's own leases have expired, but it lives.
-        self.renew()
-        args: list[str | int] = [
-            SWEEP_LOCK_MILLISECONDS,
-            GRACE_SECONDS,
-            EXECUTION_PREFIX,
-            events_key(""),
-            *self._queues,
-        ]
-        lock = f"{SWEEP_LOCK}:{self._queues[0]}"
-        abandoned = self._sweep(keys=[lock], args=args)
-        if abandoned is None:
-            return []
-        if expired := self.expire():
-            log.info("%s had waited longer than the completion window", counted(expired, "job"))
-        recovered = self._recover(
-            keys=[f"omlx:recovered:{self._queues[0]}"],
-            args=[SEARCHED_JOBS, RECOVERED_KEYS, events_key(""), *self._queues],
-        )
-        return [job.decode(errors="replace") for job in [*abandoned, *(recovered or [])]]
-
-    def expire(self) -> int:
-        """Fail the jobs and rows, of any model, that have waited longer than their completion
-        windows; returns how many jobs."""
-        ended, more, until = 0, True, time.monotonic() + EXPIRE_SECONDS
-        while more and time.monotonic() < until:
-            args = [self.worker_name, self.seconds, GRACE_SECONDS, _new_id()]
-            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, events_key(""), EXPIRED])
-            started, more = reply or ([], False)
-            endings = []
-            for job_id, execution, queue, tokens in started:
-                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED)
-                claim = Claim(
-                    event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
-                )
-                endings.append((claim, Ending("failed", event, retry=False)))
-            if endings:
-                self.commit(endings)
-            ended += len(endings)
-        return ended
 
     def _lost(self, reply: list[Any], asked: Iterable[Claim]) -> dict[str, str | int]:
         """Parse a reply of append.lua or renew.lua. Passes on jobs to be stopped."""

@@ -4,31 +4,40 @@
 -- job expires, as in RQ's other registries, or that of the next look if it never does. It leaves
 -- when the job is gone.
 --
--- KEYS     names of queues (names, not keys)
--- ARGV[1]  most cancelled jobs to look at for one queue
+-- ARGV[1]  queue
+-- ARGV[2]  how many entries of each registry to look at
+--
+-- Returns whether more may have expired.
 
+local queue, most = ARGV[1], tonumber(ARGV[2])
 local time = now()
+local more = false
 
-local function clean(queue, registry)
-  redis.call('ZREMRANGEBYSCORE', RQ .. registry .. queue, 0, number(time))
+-- Those that never expire have the score -1, or +inf.
+local function clean(registry)
+  local endless = redis.call('ZCOUNT', registry, '-inf', '(0')
+  local expired = math.min(redis.call('ZCOUNT', registry, 0, number(time)), most)
+  if expired > 0 then
+    redis.call('ZREMRANGEBYRANK', registry, endless, endless + expired - 1)
+  end
+  more = more or expired == most
 end
 
-local function clean_cancelled(queue)
-  local cancelled = RQ .. 'canceled:' .. queue
-  local due = redis.call('ZRANGEBYSCORE', cancelled, '-inf', number(time), 'LIMIT', 0, ARGV[1])
+local function look_again(registry, job)
+  if status(job) ~= 'canceled' then return redis.call('ZREM', registry, job) end
+  local milliseconds = redis.call('PTTL', job_key(job))
+  local seconds = milliseconds > 0 and milliseconds / 1000 or 86400
+  return redis.call('ZADD', registry, number(time + seconds), job)
+end
+
+local function clean_cancelled(registry)
+  local due = redis.call('ZRANGEBYSCORE', registry, '-inf', number(time), 'LIMIT', 0, most)
   for _, job in ipairs(due) do
-    local milliseconds = redis.call('PTTL', job_key(job))
-    if status(job) ~= 'canceled' then
-      redis.call('ZREM', cancelled, job)
-    else
-      local seconds = milliseconds > 0 and milliseconds / 1000 or 86400
-      redis.call('ZADD', cancelled, number(time + seconds), job)
-    end
+    if attempt(look_again, registry, job) then more = more or #due == most end
   end
 end
 
-for _, queue in ipairs(KEYS) do
-  attempt(clean, queue, 'finished:')
-  attempt(clean, queue, 'failed:')
-  attempt(clean_cancelled, queue)
-end
+attempt(clean, RQ .. 'finished:' .. queue)
+attempt(clean, RQ .. 'failed:' .. queue)
+attempt(clean_cancelled, RQ .. 'canceled:' .. queue)
+return more

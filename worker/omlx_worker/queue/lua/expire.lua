@@ -8,11 +8,12 @@
 -- ARGV[4]    id of this call, the prefix of execution ids
 -- ARGV[5]    prefix of event streams
 -- ARGV[6]    why they end, a sentence for JSON
+-- ARGV[7]    how many jobs and rows to look at
 --
 -- Returns the jobs, each as {job, execution, queue, tokens in its stream}, and whether more is due.
 
-local MOST = 100  -- rows and jobs a call
-local AGAIN = 10  -- seconds until the next look at a job that runs
+local MOST = tonumber(ARGV[7])
+local AGAIN = 10  -- seconds until the next look at what runs or meets a key of another type
 local due, worker = KEYS[1], ARGV[1]
 local time, date = now()
 local started, looked = {}, 0
@@ -22,9 +23,8 @@ local waits = {queued = true, created = true, deferred = true, scheduled = true,
 local function expire_job(entry, job)
   local fields = redis.call('HMGET', job_key(job), 'status', 'origin')
   local queue = fields[2]
-  if fields[1] == 'started' then
-    redis.call('ZADD', due, number(time + AGAIN), entry)
-  elseif waits[fields[1]] and queue then
+  if fields[1] == 'started' then return end
+  if waits[fields[1]] and queue then
     local execution = ARGV[4] .. string.format('%04x', #started)
     check_queue(queue)
     check_job(job)
@@ -33,12 +33,11 @@ local function expire_job(entry, job)
     redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
       EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
     redis.call('PERSIST', job_key(job))
-    redis.call('LREM', queue_key(queue), 0, job)
+    if fields[1] == 'queued' then redis.call('LREM', queue_key(queue), 1, job) end
     for _, registry in ipairs({'deferred:', 'scheduled:', 'ready:'}) do
       redis.call('ZREM', RQ .. registry .. queue, job)
     end
     started[#started + 1] = {job, execution, queue, tokens_in(ARGV[5] .. job)}
-    redis.call('ZADD', due, number(time + AGAIN), entry)
   else
     redis.call('ZREM', due, entry)
   end
@@ -72,13 +71,14 @@ local function expire_batch(entry, run)
   if not window or not redis.call('ZSCORE', BATCHES, run) then
     return redis.call('ZREM', due, entry)
   end
-  if looked >= MOST then return end
-  redis.call('ZADD', due, number(time + math.max(1, math.min(60, window / 100))), entry)
+  local wait = looked < MOST and math.max(1, math.min(60, window / 100)) or 0
+  redis.call('ZADD', due, number(time + wait), entry)
 end
 
 for _, entry in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', number(time), 'LIMIT', 0, MOST)) do
   if looked >= MOST then break end
   looked = looked + 1
+  redis.call('ZADD', due, number(time + AGAIN), entry)
   local kind, id = string.match(entry, '^(%a+):(.*)$')
   if kind == 'job' then attempt(expire_job, entry, id)
   elseif kind == 'batch' then attempt(expire_batch, entry, id)

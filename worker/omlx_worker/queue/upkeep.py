@@ -1,0 +1,186 @@
+"""What one worker does for all that serve its model, while it leads.
+
+It puts back the jobs of dead workers, finds jobs and rows that were lost, fails what has waited
+longer than its completion window, moves due jobs to their queues and removes what has expired. Each
+call of a script looks at a bounded number of entries.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from omlx_producer.client.outcome import EXPIRED
+from omlx_producer.terminal import counted
+from omlx_producer.wire import EXPIRING_KEY, FailedEvent, events_key
+from omlx_worker.queue.claim import Claim
+from omlx_worker.queue.ending import Ending
+from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable, new_claim_id
+from omlx_worker.queue.lua import load
+
+log = logging.getLogger("omlx_worker.worker")
+
+LEAD_LOCK = "omlx:lead"
+# A leader renews its lock when it looks for due jobs.
+LEAD_MILLISECONDS = 3_000
+# RQ's scheduler looks as often; its scores are whole seconds.
+SCHEDULE_SECONDS = 1.0
+CLEAN_SECONDS = 600.0
+# How long one turn of the main thread may take for this.
+TURN_SECONDS = 0.1
+# Of one call, which then takes under 2 ms.
+MOST_ENTRIES = 100
+MOST_KEYS = 500
+# Calls of one sweep for jobs that no registry names.
+MOST_SCANS = 8
+SEARCHED_JOBS = 100
+
+
+class Upkeep:
+    """Runs on the main thread.
+
+    Args:
+        leases: of this worker.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, leases: LeaseTable, clock: Callable[[], float] = time.monotonic) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._leads = False
+        self._look_at = self._sweep_at = self._clean_at = float("-inf")
+        # The sweep under way.
+        self._swept: Iterator[list[str]] = iter(())
+        self._name, self._queues = leases.worker_name, leases.queues
+        self._lock = f"{LEAD_LOCK}:{leases.queues[0]}"
+        self._place = f"omlx:recovered:{leases.queues[0]}"
+        self._pause = leases.seconds / 4
+        connection = leases.connection
+        self._lead = load(connection, "lead")
+        self._sweep = load(connection, "sweep")
+        self._mend = load(connection, "mend")
+        self._recover = load(connection, "recover")
+        self._expire = load(connection, "expire")
+        self._schedule = load(connection, "schedule")
+        self._clean = load(connection, "clean")
+
+    def attend(self) -> None:
+        """Do what is due. What is left after `TURN_SECONDS` is done in the next turn."""
+        started = self._clock()
+        if started >= self._look_at:
+            self._leads = self.lead()
+            self._look_at = started + (SCHEDULE_SECONDS if self._leads else self._pause)
+            if self._leads:
+                self._take_turn(started, self.move_due(), "job %s is due")
+        if self._leads and started >= self._sweep_at:
+            self._swept = self.sweep()
+            self._sweep_at = started + self._pause
+        if self._leads:
+            told = "the lease of job %s had expired; it is back in its queue"
+            self._take_turn(started, self._swept, told)
+
+    def postpone(self) -> None:
+        """After an outage all workers renew their leases before any of them sweeps."""
+        self._swept = iter(())
+        self._sweep_at = self._clock() + self._pause
+
+    def lead(self) -> bool:
+        """Become the leader, or stay it; returns whether this worker is."""
+        return bool(self._lead(keys=[self._lock], args=[self._name, LEAD_MILLISECONDS]))
+
+    def leave(self) -> None:
+        """Let another worker lead at once."""
+        self._lead(keys=[self._lock], args=[self._name, 0])
+
+    def move_due(self) -> Iterator[list[str]]:
+        """Move due jobs of ``enqueue_in`` and ``Retry``, and ready dependents, to their queues.
+
+        Yields:
+            The ids of each call.
+        """
+        for queue in self._queues:
+            looked = MOST_ENTRIES
+            while looked >= MOST_ENTRIES:
+                moved, looked = self._schedule(args=[queue, MOST_ENTRIES])
+                yield _texts(moved)
+
+    def sweep(self) -> Iterator[list[str]]:
+        """Put abandoned jobs and rows back at the front of their queues; remove what has expired.
+
+        Abandoned are jobs with expired leases and, a part of the server's keys at each sweep, jobs
+        that read as started and have lost theirs, or as queued and are in no queue.
+
+        Yields:
+            The ids of the jobs that each call put back.
+        """
+        # After a long outage this worker's own leases have expired, but it lives.
+        self._leases.renew()
+        for queue in self._queues:
+            yield from self._sweep_queue(queue)
+        for queue in self._queues:
+            batches: int | None = 0
+            while batches is not None:
+                batches = self._mend(args=[queue, batches, MOST_ENTRIES])
+                yield []
+        for expired in self.expire():
+            if expired:
+                log.info("%s had waited longer than the completion window", counted(expired, "job"))
+            yield []
+        yield from self._find_lost()
+        if self._clock() >= self._clean_at:
+            self._clean_at = self._clock() + CLEAN_SECONDS
+            for queue in self._queues:
+                while self._clean(args=[queue, MOST_ENTRIES]):
+                    yield []
+
+    def expire(self) -> Iterator[int]:
+        """Fail the jobs and rows, of any model, that have waited longer than their windows.
+
+        Yields:
+            How many jobs each call has ended.
+        """
+        leases, more = self._leases, True
+        while more:
+            args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id(), events_key("")]
+            reply = self._expire(keys=[EXPIRING_KEY], args=[*args, EXPIRED, MOST_ENTRIES])
+            started, more = reply or ([], False)
+            endings = []
+            for job_id, execution, queue, tokens in started:
+                event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED)
+                claim = Claim(
+                    event.job_id, execution.decode(), queue.decode(), 0.0, tokens, b"", None
+                )
+                endings.append((claim, Ending("failed", event, retry=False)))
+            if endings:
+                leases.commit(endings)
+            yield len(endings)
+
+    def _sweep_queue(self, queue: str) -> Iterator[list[str]]:
+        left, looked = 0, MOST_ENTRIES
+        while looked >= MOST_ENTRIES:
+            reply = self._sweep(
+                args=[queue, left, MOST_ENTRIES, GRACE_SECONDS, EXECUTION_PREFIX, events_key("")]
+            )
+            returned, leaves, looked = reply or ([], 0, 0)
+            left += leaves
+            yield _texts(returned)
+
+    def _find_lost(self) -> Iterator[list[str]]:
+        args = [SEARCHED_JOBS, MOST_KEYS, MOST_ENTRIES, events_key(""), *self._queues]
+        for _ in range(MOST_SCANS):
+            returned, over = self._recover(keys=[self._place], args=args) or ([], True)
+            yield _texts(returned)
+            if over:
+                break
+
+    def _take_turn(self, started: float, calls: Iterator[list[str]], told: str) -> None:
+        for ids in calls:
+            for job_id in ids:
+                log.warning(told, job_id)
+            if self._clock() - started > TURN_SECONDS:
+                return
+
+
+def _texts(ids: list[bytes]) -> list[str]:
+    return [job_id.decode(errors="replace") for job_id in ids]
