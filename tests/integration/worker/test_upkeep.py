@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from redis import Redis
 
 from omlx_producer.bulk.batch import Batch, open_key
+from omlx_producer.wire import wake_channel
 from omlx_worker.queue.upkeep import (
     MOST_ENTRIES,
     SCHEDULE_SECONDS,
     Upkeep,
 )
 from tests.helpers.leases import QUEUES, claim, expire, move_due, sweep, table
-from tests.helpers.workers import enqueue, is_over, running_worker, wait_for
+from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
 
 QUEUE = QUEUES[1]
 WIP = f"rq:wip:{QUEUE}"
@@ -234,6 +235,16 @@ def test_a_leader_looks_for_due_jobs_every_second(connection: Redis) -> None:
     clock.now += SCHEDULE_SECONDS
     upkeep.attend()
     assert waiting(connection) == ids
+
+
+def test_idle_workers_are_rung_for_the_jobs_that_are_back(connection: Redis) -> None:
+    with connection.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(wake_channel(ALIAS))
+        heard.get_message(timeout=5)
+        abandon(connection, 250)
+        Upkeep(table(connection)).attend()
+        rings = [heard.get_message(timeout=5)["data"] for _ in range(3)]
+    assert rings == [b"100", b"100", b"50"]
 
 
 def test_an_outage_postpones_the_sweep(connection: Redis) -> None:

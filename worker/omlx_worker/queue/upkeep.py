@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from omlx_producer.client.outcome import EXPIRED
 from omlx_producer.terminal import counted
-from omlx_producer.wire import EXPIRING_KEY, FailedEvent, events_key
+from omlx_producer.wire import EXPIRING_KEY, FailedEvent, events_key, wake_channel
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Ending
 from omlx_worker.queue.lease import EXECUTION_PREFIX, GRACE_SECONDS, LeaseTable, new_claim_id
@@ -55,6 +55,7 @@ class Upkeep:
         self._name, self._queues = leases.worker_name, leases.queues
         self._lock = f"{LEAD_LOCK}:{leases.queues[0]}"
         self._place = f"omlx:recovered:{leases.queues[0]}"
+        self._bell = wake_channel(leases.queues[0].split(":")[1])
         self._pause = leases.seconds / 4
         connection = leases.connection
         self._lead = load(connection, "lead")
@@ -178,6 +179,8 @@ class Upkeep:
         for ids in calls:
             for job_id in ids:
                 log.warning(told, job_id)
+            if ids:
+                self._leases.connection.publish(self._bell, len(ids))
             if self._clock() - started > TURN_SECONDS:
                 return
 
