@@ -80,6 +80,9 @@ class Outage:
         longest: seconds, the longest pause.
         clock: monotonic seconds.
         log: told when an outage begins, every `REMINDER_SECONDS` while it lasts, and when it ends.
+
+    Attributes:
+        failures: failed calls so far, in all outages.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Outage:
         clock: Callable[[], float] = time.monotonic,
         log: logging.Logger | None = None,
     ) -> None:
+        self.failures = 0
         self._backoff = EqualJitterBackoff(cap=longest, base=first)
         self._clock = clock
         self._log = log
@@ -122,6 +126,7 @@ class Outage:
             self._log.warning(waiting_text(error))
         pause: float = self._backoff.compute(min(self._failures, _MAX_DOUBLINGS))
         self._failures += 1
+        self.failures += 1
         return pause
 
     def answered(self) -> None:

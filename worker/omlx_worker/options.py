@@ -31,10 +31,12 @@ SECTIONS = {
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": ("name", "burst", "drain_timeout"),
     "Logging": ("log_level", "log_format"),
+    "Metrics": ("metrics_port", "metrics_host"),
 }
 
 _METAVARS: dict[Any, str] = {
     "redis_url": "URL",
+    "metrics_host": "ADDRESS",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}
@@ -89,7 +91,12 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
 
 def require_mlx() -> None:
     """End the program with a sentence if the packages of the worker are not installed."""
-    for package in ("mlx", "mlx_lm"):
+    require("mlx", "mlx_lm")
+
+
+def require(*packages: str) -> None:
+    """End the program with a sentence if one of these packages is not installed."""
+    for package in packages:
         if find_spec(package) is None:
             remedy = "install it with: pip install 'omlx-queue[worker]'"
             fail(USAGE, f"{package} is not installed; {remedy}")

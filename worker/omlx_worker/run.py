@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ import click
 from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, SectionedCommand, fail
 from omlx_worker.engine.interface import ModelError
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, read_settings, require_mlx, settings_options
+from omlx_worker.options import USAGE, read_settings, require, require_mlx, settings_options
 from omlx_worker.settings import WorkerSettings
 
 BROKEN, STOPPED_AT_ONCE = 1, 128
@@ -33,6 +34,8 @@ def run(**options: Any) -> None:
     settings, given = read_settings(options)
     start_logging(settings.log_level, settings.log_format)
     require_mlx()
+    if settings.metrics_port is not None:
+        require("prometheus_client")
     with server_url(settings, given) as url:
         try:
             code = serve(settings, url)
@@ -63,7 +66,13 @@ def serve(settings: WorkerSettings, url: str) -> int:
             # RQ asks the server for its own address.
             worker = make_worker(settings, connection)
             worker.require_free_name()
-            worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
+            with contextlib.ExitStack() as stack:
+                if settings.metrics_port is not None:
+                    from omlx_worker.metrics import serve_metrics
+
+                    where = settings.metrics_host, settings.metrics_port
+                    stack.enter_context(serve_metrics(*where, worker, settings.alias, url))
+                worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
         except (ModelError, NameTaken) as error:
             fail(USAGE, str(error))
         except Exception as error:

@@ -142,6 +142,10 @@ class WorkerSettings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Serve metrics for Prometheus there; 0: any."
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="The address to serve them at.")
 
     @field_validator("model")
     @classmethod

@@ -56,6 +56,8 @@ from omlx_producer.wire import (
 
 BATCHES_KEY = "omlx:batches"
 """Open batches by the time of their upload. `open_key` has those with rows that wait."""
+BATCHES_ENDED_KEY = f"{BATCHES_KEY}:ended"
+"""Batches that ended in the last seven days, by the time of their end."""
 # After the end of a batch, and after the last write of an upload.
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
@@ -71,6 +73,7 @@ for i = 3, #KEYS, 2 do waiting = waiting + redis.call('LLEN', KEYS[i]) end
 redis.call('HSET', KEYS[1], 'rows', ARGV[1], 'left', waiting, 'keep_seconds', ARGV[4])
 if waiting == 0 then
   redis.call('HSET', KEYS[1], 'state', 'done', 'ended_at', ARGV[2])
+  redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[3])
   redis.call('EXPIRE', KEYS[1], ARGV[4])
   redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[4])
   return 1
@@ -157,6 +160,7 @@ end
 redis.call('HSET', KEYS[1], 'left', #running, 'state', 'cancelling')
 if #running == 0 then
   redis.call('HSET', KEYS[1], 'state', 'cancelled', 'ended_at', ARGV[2])
+  redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[1])
   redis.call('EXPIRE', KEYS[1], ARGV[5])
   redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[5])
   redis.call('ZREM', KEYS[2], ARGV[1])

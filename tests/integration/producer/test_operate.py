@@ -183,7 +183,7 @@ def test_deleted_jobs_leave_nothing_behind_and_running_ones_stop(
         waits = enqueue(connection)
         done = run("delete", ended.id, runs.id, waits.id)
         assert (done.exit_code, done.stdout.count(" deleted\n")) == (0, 3)
-        wait_for(lambda: not len(worker._leases), what="the job to leave its worker")
+        wait_for(lambda: not len(worker.leases), what="the job to leave its worker")
     assert jobs_in_redis(connection) == 0
     assert not connection.exists(*(events_key(job.id) for job in (ended, waits)))
     assert listed(run) == {}

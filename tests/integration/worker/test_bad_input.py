@@ -290,7 +290,7 @@ def test_a_worker_whose_decode_or_main_thread_breaks_leaves_its_jobs_to_the_swee
         worker.test_thread.join(20)
     assert [str(error) for error in worker.test_errors] == ["a bug"]
     assert status(job) == "started"
-    kill(connection, worker._leases)
+    kill(connection, worker.leases)
     assert status(job) == "queued"
 
 

@@ -179,7 +179,7 @@ class StatusBoard:
     def figures(self, state: str) -> WorkerFigures:
         counters, driver = self._counters, self._driver
         held = self._leases.jobs()
-        sizes = [(0, longest) for claim in held for _, longest in claim.sizes]
+        sizes = self._leases.sizes
         tokens, prompt_tokens, acceptance = self._rates
         return WorkerFigures(
             name=self._name,

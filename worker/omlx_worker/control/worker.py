@@ -61,6 +61,7 @@ class GenerationWorker(RecordedWorker):
 
     Attributes:
         observers: of its jobs.
+        leases: those that it holds.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class GenerationWorker(RecordedWorker):
             mailbox=self._mailbox,
         )
         self._settings = settings
-        self._leases = LeaseTable(
+        self.leases = LeaseTable(
             connection,
             self.name,
             settings.queues,
@@ -89,14 +90,14 @@ class GenerationWorker(RecordedWorker):
             on_free=lambda: self._mailbox.put(Ring()),
             on_stop=lambda claim: self._mailbox.put(StopJob(claim.id)),
         )
-        self._upkeep = Upkeep(self._leases)
+        self._upkeep = Upkeep(self.leases)
         self._traffic: TrafficMailbox = SimpleQueue()
         self.decode_thread = DecodeThread(
             settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
         )
         self.observers = Observers(JobLog())
         self._publisher = Publisher(
-            self._leases,
+            self.leases,
             self._traffic,
             self._mailbox,
             self.decode_thread.submit,
@@ -131,7 +132,7 @@ class GenerationWorker(RecordedWorker):
         budget = self.decode_thread.budget
         self._admission = Admission(
             self.connection,
-            self._leases,
+            self.leases,
             self.queue_names(),
             self._engine,
             budget,
@@ -149,7 +150,7 @@ class GenerationWorker(RecordedWorker):
             self._settings.mode,
             max_rows=self._engine.max_rows,
             counters=self.decode_thread.counters,
-            leases=self._leases,
+            leases=self.leases,
             budget=budget,
             driver=self.decode_thread.driver,
         )
@@ -171,9 +172,9 @@ class GenerationWorker(RecordedWorker):
         """Do what is due; returns whether to go on."""
         if self._error is not None or self._signals.at_once:
             return False
-        away = max(self._outage.seconds, self._publisher.outage.seconds)
-        if away > self._settings.redis_grace:
-            raise RedisGone(f"unavailable for {away:.0f} s, longer than --redis-grace")
+        if self.redis_away > self._settings.redis_grace:
+            away = f"{self.redis_away:.0f} s"
+            raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
         if self._signals.asked and self._drain_ends is None:
             log.info("draining: running jobs have %.0f s to finish", self._settings.drain_timeout)
             self._drain_ends = time.monotonic() + self._settings.drain_timeout
@@ -188,7 +189,7 @@ class GenerationWorker(RecordedWorker):
             pause = self._outage.failed(error)
             self._upkeep.postpone()
             self._listen(pause)
-            held = len(self._leases) > 0
+            held = len(self.leases) > 0
             return self._drain_ends is None or (held and time.monotonic() < self._drain_ends)
         self._outage.answered()
         return goes_on
@@ -206,7 +207,7 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         with self.extras.attempt("the worker's record"):
-            self.show(self._leases, self._admission.suspended)
+            self.show(self.leases, self._admission.suspended)
             if self.beat():
                 self._board.announce(self._engine.info)
         self._board.show(self._condition)
@@ -215,10 +216,10 @@ class GenerationWorker(RecordedWorker):
     def _serve(self, burst: bool) -> bool:
         """Take jobs; returns whether to go on."""
         if self._drain_ends is not None:
-            return len(self._leases) > 0 and time.monotonic() < self._drain_ends
+            return len(self.leases) > 0 and time.monotonic() < self._drain_ends
         self._upkeep.attend()
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
-        idle = len(self._leases) == 0
+        idle = len(self.leases) == 0
         if idle and not (burst or self._rung or self.lookout.is_due()):
             return True
         self._rung = False
@@ -226,10 +227,20 @@ class GenerationWorker(RecordedWorker):
         return not (burst and idle and not taken)
 
     @property
+    def redis_away(self) -> float:
+        """Seconds since Redis answered last; 0 while it does."""
+        return max(self._outage.seconds, self._publisher.outage.seconds)
+
+    @property
+    def redis_failures(self) -> int:
+        """Calls that an outage has failed."""
+        return self._outage.failures + self._publisher.outage.failures
+
+    @property
     def _condition(self) -> str:
         if self._drain_ends is not None:
             return "draining"
-        return "suspended" if self._admission.suspended else "busy" if len(self._leases) else "idle"
+        return "suspended" if self._admission.suspended else "busy" if len(self.leases) else "idle"
 
     # Messages
 
@@ -286,9 +297,9 @@ class GenerationWorker(RecordedWorker):
         if not at_once:
             self._listen(0)
         try:
-            held = self._leases.jobs()
+            held = self.leases.jobs()
             if self._error is None or isinstance(self._error, RedisError | EngineBroken):
-                self._leases.give_back(held)
+                self.leases.give_back(held)
                 for claim in held:
                     self.observers.ended(claim, outcome="given back")
             self._upkeep.leave()
@@ -301,6 +312,6 @@ class GenerationWorker(RecordedWorker):
             log.warning("Redis does not answer (%s); the leases will expire", error)
             self._unreachable = True
         # One of them may be the cause of an error. Only an expired lease counts as a crash.
-        for claim in self._leases.jobs():
+        for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
         log.info("in total: %s", self.decode_thread.counters)

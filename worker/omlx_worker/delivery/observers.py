@@ -18,6 +18,13 @@ from omlx_worker.queue.claim import Claim
 log = logging.getLogger("omlx_worker.delivery.observers")
 
 
+OUTCOMES = (
+    *("finished", "failed", "stopped", "retried", "given back", "lost"),
+    *("refused", "abandoned"),
+)
+"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it."""
+
+
 class JobObserver:
     """Hears of jobs. No method may wait; each does nothing unless it is overridden."""
 
@@ -42,8 +49,7 @@ class JobObserver:
 
         Args:
             job: None if it did not start, or if its figures are gone.
-            outcome: finished, failed, stopped, retried, given back, lost, refused (by Redis), or
-                abandoned: the worker breaks and leaves the lease to expire.
+            outcome: one of `OUTCOMES`.
         """
 
 

@@ -25,7 +25,7 @@ from omlx_producer.wire import (
     tokens_channel,
 )
 from omlx_worker.queue.cancelled import clear_up
-from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim
+from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lua import load
 from omlx_worker.queue.quarantine import FATAL_DEATHS, SUSPECT_DEATHS, in_quarantine
@@ -94,6 +94,11 @@ class LeaseTable:
         """The jobs held, oldest first."""
         with self._lock:
             return list(self._jobs.values())
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Those of the rows of jobs that are ready, with their prompts read."""
+        return [(0, longest) for claim in self.jobs() for _, longest in claim.sizes]
 
     def get(self, job_id: str) -> Claim | None:
         with self._lock:

@@ -58,7 +58,7 @@ def test_workers_alone_bring_a_batch_to_its_end(redis_url: str, connection: redi
     assert jobs_in_redis(connection) == 0
     assert 0 < connection.ttl(batch.key) <= 7 * 24 * 3600
     assert 0 < connection.ttl(batch.results_key) <= 7 * 24 * 3600
-    assert connection.keys("omlx:batches*") == []
+    assert connection.keys("omlx:batches*") == [b"omlx:batches:ended"]
     left = {batch.key.encode(), batch.results_key.encode()}
     assert set(connection.keys("omlx:batch:*")) == left
 
@@ -295,7 +295,7 @@ def test_cancelling_drops_what_waits_stops_what_runs_and_keeps_results(
 def test_cancelling_what_waits_needs_no_worker(connection: redis.Redis, run: Run) -> None:
     batch = batch_of(connection, 100)
     assert run("cancel", batch.id).output == "cancelled\n"
-    assert connection.keys("omlx:batches*") == []
+    assert connection.keys("omlx:batches*") == [b"omlx:batches:ended"]
 
 
 def test_rows_of_a_dead_worker_end_a_cancelled_batch_when_another_sweeps(

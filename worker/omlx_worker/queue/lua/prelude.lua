@@ -229,7 +229,13 @@ local function settle_row(queue, run, row, line, counts)
   if not home then
     local state = redis.call('HGET', key, 'state') == 'cancelling' and 'cancelled'
       or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
-    redis.call('HSET', key, 'state', state, 'ended_at', number(now()))
+    local time = now()
+    redis.call('HSET', key, 'state', state, 'ended_at', number(time))
+    -- For metrics; the batch has ended, whatever that key is.
+    attempt(function()
+      redis.call('ZADD', BATCHES .. ':ended', number(time), run)
+      redis.call('ZREMRANGEBYSCORE', BATCHES .. ':ended', '-inf', number(time - 604800))
+    end)
   end
   local keep = redis.call('HGET', key, 'keep_seconds') or 604800
   for _, part in ipairs({'', ':results', ':rows', ':ended'}) do

@@ -1,0 +1,227 @@
+"""What a worker tells Prometheus, under vLLM's names where it has one.
+
+Counters and gauges are read when they are scraped. What needs the moment of an event, latencies and
+drafts by who made them, is noted by an observer of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from omlx_producer.cli.common import fail
+from omlx_producer.metrics import QueueCollector, metrics_server, scraping_client
+from omlx_producer.wire import PRIORITIES
+from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.decode.counters import DraftCounts
+from omlx_worker.delivery.observers import OUTCOMES, JobObserver
+from omlx_worker.engine.row import Emission
+from omlx_worker.job import ActiveJob
+from omlx_worker.options import USAGE
+from omlx_worker.queue.claim import Claim
+
+log = logging.getLogger("omlx_worker")
+
+MODEL = ["model_name"]
+_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+@contextlib.contextmanager
+def serve_metrics(
+    host: str, port: int, worker: GenerationWorker, alias: str, url: str
+) -> Iterator[int]:
+    """Serve the metrics of a worker and of its Redis until the block ends; yields the port.
+
+    Ends the program with a sentence if nothing can be served there.
+
+    Args:
+        url: of Redis.
+    """
+    metrics = WorkerMetrics(worker, alias)
+    worker.observers.add(metrics)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(scraping_client(url))
+        server = metrics_server(host, port, metrics, QueueCollector(client))
+        try:
+            served = stack.enter_context(server)
+        except OSError as error:
+            where, reason = f"--metrics-host {host} --metrics-port {port}", error.strerror or error
+            fail(USAGE, f"{where}: nothing can be served there ({reason}); give another")
+        log.info("metrics are at http://%s:%d/metrics", host, served)
+        yield served
+
+
+class WorkerMetrics(JobObserver, Collector):
+    """The figures of one worker, and of the jobs that it is told of."""
+
+    def __init__(self, worker: GenerationWorker, model: str) -> None:
+        self._worker = worker
+        self._model = model
+        # Of the model or its draft model, and looked up.
+        self._drafts = {"model": DraftCounts(), "lookup": DraftCounts()}
+        self._told_at: dict[str, float] = {}
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(
+                f"omlx_{name}", text, [*MODEL, "priority"], registry=None, buckets=buckets
+            )
+
+        self._queued = histogram(
+            "request_queue_time_seconds", "From queue to claim.", _WAIT_BUCKETS
+        )
+        self._first = histogram(
+            "time_to_first_token_seconds", "From queue to first token.", _WAIT_BUCKETS
+        )
+        self._latency = histogram(
+            "e2e_request_latency_seconds", "From queue to end, if finished.", _WAIT_BUCKETS
+        )
+        self._gaps = histogram(
+            "inter_token_latency_seconds", "Between two steps of a row.", _STEP_BUCKETS
+        )
+        self._finished = Counter(
+            "omlx_request_success",
+            "Rows that have finished.",
+            [*MODEL, "finished_reason"],
+            registry=None,
+        )
+        self._ends = Counter(
+            "omlx_jobs", "Jobs that have left the worker.", [*MODEL, "outcome"], registry=None
+        )
+        self._kept = (
+            *(self._queued, self._first, self._latency, self._gaps),
+            *(self._finished, self._ends),
+        )
+        self._gap: dict[str, Histogram] = {
+            name: self._gaps.labels(model, name) for name in PRIORITIES
+        }
+        for priority in PRIORITIES:
+            for kept in (self._queued, self._first, self._latency):
+                kept.labels(model, priority)
+        for reason in ("stop", "length"):
+            self._finished.labels(model, reason)
+        for outcome in OUTCOMES:
+            self._ends.labels(model, _label(outcome))
+
+    # Hooks
+
+    def claimed(self, claim: Claim) -> None:
+        if claim.queued_seconds is not None:
+            self._queued.labels(self._model, claim.priority).observe(claim.queued_seconds)
+
+    def first_token(self, job: ActiveJob, at: float) -> None:
+        if not job.resumed_tokens:
+            seconds = _since_queued(job.claim, at)
+            self._first.labels(self._model, job.claim.priority).observe(seconds)
+
+    def stepped(self, emissions: Sequence[tuple[ActiveJob, Emission]], at: float) -> None:
+        for job, emission in emissions:
+            if emission.drafted:
+                self._drafts["lookup" if emission.looked_up else "model"].add(emission)
+            if emission.tokens:
+                before = self._told_at.get(emission.row_id)
+                self._told_at[emission.row_id] = at
+                if before is not None:
+                    self._gap[job.claim.priority].observe(at - before)
+
+    def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:  # noqa: ARG002
+        self._ends.labels(self._model, _label(outcome)).inc()
+        if job is None:
+            return
+        for row in job.rows:
+            self._told_at.pop(row.row_id, None)
+        if outcome == "finished":
+            seconds = _since_queued(claim, time.monotonic())
+            self._latency.labels(self._model, claim.priority).observe(seconds)
+            for reason in job.finish_reasons:
+                self._finished.labels(self._model, reason).inc()
+
+    # Scrapes
+
+    def collect(self) -> Iterable[Metric]:
+        for kept in self._kept:
+            yield from kept.collect()
+        yield from self._trouble()
+        if self._worker.decode_thread.loaded:
+            yield from self._decoding()
+            yield from self._memory()
+            yield from self._drafting()
+
+    def _trouble(self) -> Iterator[Metric]:
+        worker = self._worker
+        yield self._gauge("redis_away_seconds", "Since Redis answered.", worker.redis_away)
+        yield self._counter("redis_failures", "Calls failed in outages.", worker.redis_failures)
+        yield self._gauge(
+            "unwritten_tokens",
+            "Tokens that wait to be written to Redis.",
+            worker.decode_thread.outbox.waiting,
+        )
+
+    def _decoding(self) -> Iterator[Metric]:
+        counters, depth = self._worker.decode_thread.counters, self._worker.decode_thread.driver
+        read, cached = counters.prompt_tokens, counters.cached_tokens
+        yield self._gauge("num_requests_running", "Rows in the batch.", counters.batch)
+        yield self._gauge("num_requests_waiting", "Rows outside the batch.", counters.waiting)
+        yield self._gauge("jobs_held", "Jobs under a lease.", len(self._worker.leases))
+        yield self._gauge("draft_depth", "Drafts a row and step, at most, now.", depth.depth)
+        yield self._counter("prompt_tokens", "Prompt tokens read.", read)
+        yield self._counter("prefix_cache_queries", "Prompt tokens, read or not.", read + cached)
+        yield self._counter("prefix_cache_hits", "Prompt tokens not read.", cached)
+        yield self._counter("generation_tokens", "Generated tokens.", counters.tokens)
+        yield self._counter("num_preemptions", "Rows that made place.", counters.pauses)
+        yield self._counter("decode_steps", "Decode steps.", counters.steps)
+        yield self._counter("decode_rows", "Rows summed over the steps.", counters.rows)
+
+    def _memory(self) -> Iterator[Metric]:
+        budget, sizes = self._worker.decode_thread.budget, self._worker.leases.sizes
+        yield self._gauge("memory_limit_bytes", "For weights and caches.", budget.limit)
+        used = GaugeMetricFamily(
+            "omlx_memory_bytes",
+            "Weights, and the most that the caches of the held rows may take.",
+            labels=[*MODEL, "kind"],
+        )
+        used.add_metric([self._model, "weights"], budget.weights)
+        used.add_metric([self._model, "caches"], budget.bytes_for(sizes) if sizes else 0)
+        yield used
+
+    def _drafting(self) -> Iterator[Metric]:
+        name, labels = "omlx_spec_decode_num", [*MODEL, "source"]
+        drafted = CounterMetricFamily(f"{name}_draft_tokens", "Drafts judged.", labels=labels)
+        accepted = CounterMetricFamily(f"{name}_accepted_tokens", "Accepted.", labels=labels)
+        places = CounterMetricFamily(
+            f"{name}_accepted_tokens_per_pos",
+            "Accepted, by place in the step.",
+            labels=[*labels, "position"],
+        )
+        for source, counts in self._drafts.items():
+            drafted.add_metric([self._model, source], counts.drafted)
+            by_place = list(counts.accepted)
+            accepted.add_metric([self._model, source], sum(by_place))
+            for place, count in enumerate(by_place or [0]):
+                places.add_metric([self._model, source, str(place)], count)
+        yield from (drafted, accepted, places)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"omlx_{name}", text, labels=MODEL)
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"omlx_{name}", text, labels=MODEL)
+        family.add_metric([self._model], value)
+        return family
+
+
+def _since_queued(claim: Claim, at: float) -> float:
+    return max(0.0, at - claim.claimed_at) + (claim.queued_seconds or 0.0)
+
+
+def _label(outcome: str) -> str:
+    return outcome.replace(" ", "_")
