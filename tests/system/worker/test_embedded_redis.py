@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError
 
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.queue.embedded import EmbeddedRedis, ServerError, find_server
-from tests.helpers.workers import wait_for
+from tests.helpers.workers import enqueue, run_burst, wait_for
 
 
 def answers(url: str) -> bool:
@@ -37,6 +37,15 @@ def test_it_serves_while_the_block_runs_and_is_gone_after(tmp_path: Path) -> Non
             assert "pubsub 67108864 16777216 60" in limits
             assert client.client_info()["laddr"].startswith("127.0.0.1:")
     assert not answers(server.url)
+
+
+def test_a_finished_job_of_a_short_answer_takes_few_bytes(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        job = enqueue(client, "hello there", max_completion_tokens=8)
+        run_burst(server.url, step_seconds=0.004)
+        keys = client.keys(f"*{job.id}*")
+        # 10 KB with the server's own settings.
+        assert sum(client.memory_usage(key, samples=0) for key in keys) < 6_000
 
 
 def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:

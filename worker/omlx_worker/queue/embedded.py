@@ -27,10 +27,12 @@ STOP_SECONDS = 10.0
 # For a server to end whose worker was killed.
 LOCK_SECONDS = 3.0
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-# A slow reader of tokens is disconnected; it reads what it missed from the stream.
+# A slow reader of tokens is disconnected; it reads what it missed from the stream. A job has two
+# short streams, each of which would take 4 KB, and a short hash with one long value.
 _OPTIONS = """
     --bind 127.0.0.1 --appendonly yes --appendfsync everysec
     --client-output-buffer-limit pubsub 64mb 16mb 60
+    --stream-node-max-bytes 1024 --hash-max-listpack-value 4096 --hash-max-listpack-entries 64
 """
 _PORT = re.compile(r"Running mode=\w+, port=(\d+)")  # in the log of a start
 _SUPERVISOR = """
