@@ -178,10 +178,12 @@ class BatchState:
     """A batch at one moment.
 
     Attributes:
-        state: uploading, open, cancelling, cancelled, expired or done.
+        state: uploading, open, cancelling, cancelled, expired or done; of a run also idle, while
+            no row of it is in Redis.
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
+        fetched_at, fetched_to: when its results left Redis, and for which file.
     """
 
     id: str
@@ -194,6 +196,8 @@ class BatchState:
     queues: tuple[str, ...]
     created_at: float
     ended_at: float | None
+    fetched_at: float | None = None
+    fetched_to: str = ""
 
     @property
     def failed(self) -> int:
@@ -226,7 +230,7 @@ class BatchState:
 
         return cls(
             id=batch_id,
-            state=found["state"],
+            state="idle" if "home" in found and number("left") <= 0 else found["state"],
             rows=number("rows"),
             ok=number("ok"),
             failures={
@@ -239,6 +243,8 @@ class BatchState:
             queues=tuple(found.get("queues", "").split()),
             created_at=float(found["created_at"]),
             ended_at=float(found["ended_at"]) if "ended_at" in found else None,
+            fetched_at=float(found["fetched_at"]) if "fetched_at" in found else None,
+            fetched_to=found.get("fetched_to", ""),
         )
 
 
@@ -509,6 +515,19 @@ class Batch:
             numbers = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, rows + 1))]
             packed: Any = self.connection.hmget(self.results_key, numbers)
             yield from (_line(line) for line in packed if line is not None)
+
+    def drop_results(self, fetched_to: str) -> None:
+        """Drop the results of a batch that is over and whose results are durable elsewhere.
+
+        Args:
+            fetched_to: where they are, for whoever asks for them again.
+        """
+        fetched: dict[Any, Any] = {"fetched_at": server_time(self.connection)}
+        fetched["fetched_to"] = fetched_to
+        with self.connection.pipeline() as pipe:
+            pipe.hset(self.key, mapping=fetched)
+            pipe.unlink(self.results_key)
+            pipe.execute()
 
     def read(self) -> BatchState:
         """Read the state of the batch.

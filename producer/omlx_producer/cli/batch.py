@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,7 @@ from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.terminal import counted, write
 
 WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
-TIMES = ("created_at", "ended_at")
+TIMES = ("created_at", "ended_at", "fetched_at")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
 
@@ -51,6 +52,7 @@ batch_argument = click.argument("batch_id")
 @output_option
 @option("--wait", section="Output", is_flag=True, help="Wait for the end of the batch.")
 @option("--partial", section="Output", is_flag=True, help="End with 0 although some are missing.")
+@option("--keep", section="Output", is_flag=True, help="Leave the results in Redis, too.")
 @with_body_option
 @csv_safe_option
 @json_schema_option("Columns for its properties in a CSV or Parquet.", section="Output")
@@ -60,6 +62,7 @@ def results(
     output: Path | None,
     wait: bool,
     partial: bool,
+    keep: bool,
     with_body: bool,
     csv_safe: bool,
     response_format: dict[str, Any] | None,
@@ -67,26 +70,33 @@ def results(
 ) -> None:
     """Write the results of a batch so far, in input order.
 
+    Those of a batch that is over leave Redis once they are in a file, or after seven days.
+
     Exit codes: 0 all rows are done, 1 some failed or the batch was cancelled, 2 usage, 3 Redis
     unreachable, 4 the batch has not ended.
     """
     with open_producer(redis_url) as producer:
         batch = Batch(producer.connection, batch_id)
-        if output is not None:
-            output = real_path(output)
-            if run_path(output).exists():
-                fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
-            require_output(output)
-            require_own_table(output)
-            require_batch_output(output, batch.run, batch.results(batch.read().rows))
-        state = follow(batch, "auto") if wait else batch.read()
-        if output is None:
-            for line in batch.results(state.rows):
-                write(line.decode("utf-8", "replace"))
+        output = output and real_path(output)
+        state, place = batch.read(), f"{socket.gethostname()}:{output}"
+        if state.fetched_at is not None:
+            said = f"{batch_id}: {_fetched(state.fetched_at, state.fetched_to)}"
+            if state.fetched_to != place:
+                fail(INVALID, said)
+            write(said + "\n", err=True)
         else:
-            form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
-            files = write_results(batch.results(state.rows), output, form)
-            write(written_text(files) + "\n", err=True)
+            if output is not None:
+                _require_free(output, batch, state.rows)
+            state = follow(batch, "auto") if wait else batch.read()
+            if output is None:
+                for line in batch.results(state.rows):
+                    write(line.decode("utf-8", "replace"))
+            else:
+                form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
+                files = write_results(batch.results(state.rows), output, form)
+                if state.over and not keep:
+                    batch.drop_results(place)
+                write(written_text(files) + "\n", err=True)
     if state.ok + state.failed < state.rows or not state.over:
         tell_how_far(state)
     elif state.failed:
@@ -95,6 +105,20 @@ def results(
         raise click.exceptions.Exit(NOT_ENDED)
     if state.failed or (state.state == "cancelled" and not partial):
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
+
+
+def _require_free(output: Path, batch: Batch, rows: int) -> None:
+    """End with a sentence if the output belongs to something else."""
+    if run_path(output).exists():
+        fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
+    require_output(output)
+    require_own_table(output)
+    require_batch_output(output, batch.run, batch.results(rows))
+
+
+def _fetched(at: float, to: str) -> str:
+    moment = local_time(datetime.fromtimestamp(at, UTC))
+    return f"its results left Redis at {moment}, for {to}; use that file"
 
 
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def test_the_commands_reach_a_batch_from_anywhere(
     watched = run("watch", batch_id, "--json")
     assert watched.exit_code == 1
     assert json.loads(watched.stderr)["ok"] == 40
-    fetched = run("results", batch_id, "-o", str(output))
+    fetched = run("results", batch_id, "--keep", "-o", str(output))
     assert fetched.exit_code == 1
     assert ids(output) == [f"r{n}" for n in range(40)]
     assert [line["error"]["line"] for line in errors(output)] == [41]
@@ -105,6 +105,30 @@ def settle(batch: Batch, body: dict[str, Any] | None = None) -> None:
             commit(leases, job, failed(job.id, "why") if body is None else finished(job, body))
 
 
+def test_results_leave_redis_once_they_are_in_a_file(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    batch, output = batch_of(connection, 3), tmp_path / "out.jsonl"
+    run("results", batch.id, "-o", str(output), "--partial")
+    assert connection.exists(batch.key)
+    settle(batch, body())
+    run("results", batch.id)
+    run("results", batch.id, "-o", str(output), "--keep")
+    assert connection.hlen(batch.results_key) == 3
+    run("results", batch.id, "-o", str(output))
+    assert not connection.exists(batch.results_key)
+    lines = output.read_text()
+    assert lines.count("\n") == 3
+    again = run("results", batch.id, "-o", str(output))
+    assert again.exit_code == 0
+    assert output.read_text() == lines
+    other = run("results", batch.id, "-o", str(tmp_path / "other.jsonl"))
+    assert other.exit_code == 2
+    assert "left Redis at" in other.stderr
+    assert str(output) in other.stderr
+    assert "fetched_to" in run("status", batch.id).stdout
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_results_of_another_batch_are_not_replaced(
     connection: redis.Redis, run: Run, tmp_path: Path, name: str
@@ -143,14 +167,14 @@ def test_errors_of_another_batch_and_lines_of_something_else_are_not_replaced(
     settle(second, body())
     output = tmp_path / "out.jsonl"
     said = f"written: {output}.errors.jsonl (2 rows)\n"
-    assert said in run("results", first.id, "-o", str(output)).stderr
+    assert said in run("results", first.id, "--keep", "-o", str(output)).stderr
     refused = run("results", second.id, "-o", str(output))
     assert refused.exit_code == 2
     assert "out.jsonl.errors.jsonl: line 1 is no result of this batch" in refused.stderr
-    assert run("results", first.id, "-o", str(output)).exit_code == 1
+    assert run("results", first.id, "--keep", "-o", str(output)).exit_code == 1
     with output.open("a") as stream:
         stream.write("precious\n")
-    assert "holds no results" in run("results", first.id, "-o", str(output)).stderr
+    assert "holds no results" in run("results", first.id, "--keep", "-o", str(output)).stderr
     assert output.read_text() == "precious\n"
 
 
@@ -165,14 +189,14 @@ def test_a_table_of_a_batch_has_its_failures_in_their_places(
     body = {"choices": [choice], "usage": usage}
     settle(batch, body)
     output = tmp_path / "out.csv"
-    assert run("results", batch.id, "-o", str(output)).exit_code == 1
+    assert run("results", batch.id, "--keep", "-o", str(output)).exit_code == 1
     assert output.read_text().splitlines() == [
         "custom_id,text,finish_reason,prompt_tokens,completion_tokens,error",
         "r0,t,stop,3,4,",
         ",,,,,unparsable: line 2: not JSON",
         "r1,t,stop,3,4,",
     ]
-    run("results", batch.id, "-o", str(output), "--with-body")
+    run("results", batch.id, "--keep", "-o", str(output), "--with-body")
     assert output.read_text().splitlines()[0].endswith(",error,response")
     schema = tmp_path / "schema.json"
     schema.write_text('{"properties": {"name": {}}}')
