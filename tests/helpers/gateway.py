@@ -9,18 +9,25 @@ import time
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from omlx_gateway.app import create_app
 from omlx_gateway.gateway import Limits
 
 
 @contextlib.contextmanager
-def running_gateway(redis_url: str, limits: Limits | None = None) -> Iterator[str]:
-    """The gateway's URL; it ends with the block."""
+def running_gateway(
+    redis_url: str, limits: Limits | None = None, app: ASGIApp | None = None
+) -> Iterator[str]:
+    """The gateway's URL; it ends with the block.
+
+    Args:
+        app: the application, if not the usual one.
+    """
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(redis_url, limits), log_level="warning", timeout_graceful_shutdown=1
+        app or create_app(redis_url, limits), log_level="warning", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -1,9 +1,10 @@
-"""The board and the alert rules ask for what a worker exports, with labels that it has."""
+"""The board and the alert rules ask for what is exported, with labels that it has."""
 
 from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 import yaml
 from redis import Redis
 
+from omlx_gateway.app import create_app
+from omlx_gateway.metrics import MeasuredApp, serve_metrics
 from omlx_producer.wire import MODELS_KEY
+from tests.helpers.gateway import running_gateway
 from tests.helpers.metrics import measured_worker, scrape
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import ALIAS, wait_for
@@ -44,12 +48,14 @@ SCRAPED = {"instance"}
 METRIC = re.compile(r"\b(omlx_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
+OF_HEALTH = frozenset({("handler", "health"), ("status", "200")})
+
 Labels = dict[str, dict[str, set[str]]]
 
 
 @pytest.fixture(scope="module")
 def exported() -> Labels:
-    """The values of each label of each metric of a worker that has no job yet."""
+    """The values of each label of each metric of a worker without a job, and of a gateway."""
     found: Labels = defaultdict(lambda: defaultdict(set))
     with (
         redis_server() as server,
@@ -57,7 +63,16 @@ def exported() -> Labels:
         measured_worker(server.url) as (_, port),
     ):
         wait_for(lambda: connection.hexists(MODELS_KEY, ALIAS))
-        for name, labels in scrape(port):
+        app = MeasuredApp(create_app(server.url))
+        with (
+            running_gateway(server.url, app=app) as url,
+            serve_metrics("127.0.0.1", 0, app, server.url) as other,
+        ):
+            with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:
+                assert answer.status == 200
+            wait_for(lambda: ("omlx_http_requests_total", OF_HEALTH) in scrape(other))
+            both = scrape(port) | scrape(other)
+        for name, labels in both:
             # Also one without labels.
             values = found[name]
             for label, value in labels:
