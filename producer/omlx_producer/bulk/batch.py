@@ -74,6 +74,7 @@ redis.call('HSET', KEYS[1], 'rows', ARGV[1], 'left', waiting, 'keep_seconds', AR
 if waiting == 0 then
   redis.call('HSET', KEYS[1], 'state', 'done', 'ended_at', ARGV[2])
   redis.call('ZADD', KEYS[2] .. ':ended', ARGV[2], ARGV[3])
+  redis.call('EXPIRE', KEYS[2] .. ':ended', 604800)
   redis.call('EXPIRE', KEYS[1], ARGV[4])
   redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[4])
   return 1

@@ -235,6 +235,7 @@ local function settle_row(queue, run, row, line, counts)
     attempt(function()
       redis.call('ZADD', BATCHES .. ':ended', number(time), run)
       redis.call('ZREMRANGEBYSCORE', BATCHES .. ':ended', '-inf', number(time - 604800))
+      redis.call('EXPIRE', BATCHES .. ':ended', 604800)
     end)
   end
   local keep = redis.call('HGET', key, 'keep_seconds') or 604800
