@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
-WINDOW_CHARACTERS = 64 * 2**20
+WINDOW_CHARACTERS = HELD_CHARACTERS = 64 * 2**20
 # Rows uploaded in one call.
 ENTER = 100
 # Results read in one call: a response may hold many log-probabilities.
@@ -62,7 +63,9 @@ class Collector:
     Args:
         run: the id of the run, and of its batch.
         rows: the rows to run, each once.
-        window: rows in Redis, at most, and `WINDOW_CHARACTERS` of prompts. A longer one goes alone.
+        window: rows of each model in Redis, at most, and `WINDOW_CHARACTERS` of their prompts. A
+            longer one goes alone. Rows of a model whose window is full are read past, up to
+            `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
     """
@@ -90,7 +93,11 @@ class Collector:
         # By digest: rows without a result here. Those not sent may not be in Redis.
         self._in_flight: dict[str, Row] = {}
         self._unsent: dict[str, Row] = {}
-        self._characters = 0
+        # By model: rows in flight and their characters, and rows that wait here for room.
+        self._load: dict[str, tuple[int, int]] = {}
+        self._held: dict[str, deque[Row]] = {}
+        self._held_characters = 0
+        self._has_more = True
         # By digest: results of rows that have not come yet, left by an earlier run.
         self._found: dict[str, bytes] | None = None
         self._cursor = "0-0"
@@ -110,7 +117,8 @@ class Collector:
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
-        return not self._exhausted or bool(self._in_flight or self._settled or self._durable)
+        held = self._in_flight or self._held or self._settled or self._durable
+        return not self._exhausted or bool(held)
 
     def turn(self, wait: float) -> None:
         """Do what is due.
@@ -142,6 +150,7 @@ class Collector:
     def stop(self) -> None:
         """Withdraw the rows that wait. The run is over when those that run have ended."""
         self._rows = iter(())
+        self._held.clear()
         self._exhausted = self._stopping = True
 
     def abandon(self) -> None:
@@ -168,21 +177,38 @@ class Collector:
 
     # Entering
 
-    @property
-    def _room(self) -> int:
-        if self._exhausted or (self._in_flight and self._characters >= WINDOW_CHARACTERS):
-            return 0
-        return max(0, self._window - len(self._in_flight) - len(self._settled))
+    def _has_room(self, model: str) -> bool:
+        rows, characters = self._load.get(model, (0, 0))
+        return rows + len(self._settled) < self._window and characters < WINDOW_CHARACTERS
+
+    def _next(self) -> Row | BadRow | None:
+        """The next row that has room in Redis; None if there is none now."""
+        for model, held in self._held.items():
+            if self._has_room(model):
+                row = held.popleft()
+                self._held_characters -= row.characters
+                if not held:
+                    del self._held[model]
+                return row
+        while len(self._settled) < self._window and self._held_characters < HELD_CHARACTERS:
+            new = next(self._rows, None)
+            if new is None:
+                self._exhausted = True
+                return None
+            if isinstance(new, BadRow) or self._has_room(new.request.model):
+                return new
+            self._held.setdefault(new.request.model, deque()).append(new)
+            self._held_characters += new.characters
+        return None
 
     def _enter(self) -> None:
         """Upload up to `ENTER` rows. Bad rows are settled and take no room in Redis."""
         for _ in range(ENTER):
-            if not self._room:
-                break
-            row = next(self._rows, None)
+            row = self._next()
+            self._has_more = row is not None
             if row is None:
-                self._exhausted = True
-            elif isinstance(row, BadRow):
+                break
+            if isinstance(row, BadRow):
                 self._settle(RowResult.of_bad(row))
             else:
                 self._join(row)
@@ -190,7 +216,7 @@ class Collector:
 
     def _join(self, row: Row) -> None:
         self._in_flight[row.digest] = row
-        self._characters += row.characters
+        self._count(row, 1)
         found = (self._found or {}).pop(row.digest, None)
         if found is None:
             self._unsent[row.digest] = row
@@ -201,6 +227,10 @@ class Collector:
         else:
             self._batch.acknowledge([row.digest])
             self._unsent[row.digest] = row
+
+    def _count(self, row: Row, rows: int) -> None:
+        before, characters = self._load.get(row.request.model, (0, 0))
+        self._load[row.request.model] = (before + rows, characters + rows * row.characters)
 
     def _send(self) -> None:
         while self._unsent:
@@ -215,7 +245,7 @@ class Collector:
         """Read the stream; wait only if there is nothing else to do."""
         if self._settled:
             wait = min(wait, GROUP_SECONDS)
-        idle = bool(self._in_flight) and not self._room
+        idle = bool(self._in_flight) and not self._has_more
         self._cursor, ended = self._batch.ended(self._cursor, wait if idle else 0)
         for digest, entry in ended:
             entries = self._hints.setdefault(digest, [])
@@ -265,7 +295,7 @@ class Collector:
     def _leave(self, digest: str) -> None:
         self._unsent.pop(digest, None)
         if row := self._in_flight.pop(digest, None):
-            self._characters -= row.characters
+            self._count(row, -1)
 
     def _commit_is_due(self) -> bool:
         if not self._settled:

@@ -28,8 +28,8 @@ QUEUE = f"omlx:{ALIAS}:bulk"
 def rows(count: int, start: int = 0, **fields: Any) -> list[Row]:
     made = []
     for number in range(start, start + count):
-        options = {"max_completion_tokens": 4, **fields}
-        request = GenerationRequest(model=ALIAS, prompt=f"prompt {number}", **options)
+        options = {"model": ALIAS, "max_completion_tokens": 4, **fields}
+        request = GenerationRequest(prompt=f"prompt {number}", **options)
         digest = digest_of(f"r{number}", request.to_wire())
         made.append(Row(f"r{number}", number + 1, request, digest))
     return made
@@ -69,6 +69,23 @@ def test_rows_of_long_prompts_wait_for_room(
         collector.turn(0.01)
     # Eight characters each: the fourth goes over the limit, and lets no other in.
     assert collector.in_flight == 4
+
+
+def test_a_model_that_nobody_serves_holds_up_no_row_of_another(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    asleep, served, kept = rows(300, model="asleep"), rows(100, start=300), Kept()
+    collector = Collector(connection, RUN, [*asleep, *served], kept, window=20)
+    deadline = time.monotonic() + 20
+    with running_worker(redis_url):
+        while len(kept.results) < len(served):
+            collector.turn(0.05)
+            assert time.monotonic() < deadline
+    assert kept.names == names(served)
+    assert collector.in_flight == 20, "a window of the model that nobody serves"
+    collector.stop()
+    finish(collector)
+    assert kept.names == names(served)
 
 
 def test_rows_publish_no_tokens(redis_url: str, connection: redis.Redis) -> None:
