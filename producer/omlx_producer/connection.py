@@ -1,8 +1,9 @@
-"""Where Redis is, and the clients that producers use."""
+"""Where Redis is, the clients that producers use, and whether jobs can be left with a server."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -12,10 +13,11 @@ import redis.asyncio
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from omlx_producer.environment import DEFAULT_REDIS_URL, PREFIX
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, UnsuitableRedis
 
 # The reasons of redis-py are left out: they may quote the part of the URL that is a password.
 _NO_URL = f"not the URL of a Redis server; give one such as {DEFAULT_REDIS_URL}"
@@ -33,6 +35,8 @@ LONGEST_BLOCK_SECONDS = 4.0
 _MAX_CONNECTIONS = 10_000
 _BACKOFF = ExponentialBackoff(cap=0.5, base=0.05)
 _RETRIES = 3
+# Valkey began as this version, and still names it.
+LEAST_VERSION = (7, 2)
 
 
 class Settings(BaseSettings):
@@ -165,3 +169,61 @@ def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:
     """
     if connection.get_encoder().decode_responses:
         raise InvalidRequest("connection: has decode_responses=True; give a client without it")
+
+
+def require_suitable(connection: redis.Redis, *, allow_eviction: bool | None) -> None:
+    """Refuse a server that is too old, cannot hold jobs, or drops keys when its memory is full.
+
+    Without a memory limit a server drops nothing, whatever its policy. One that does not answer
+    INFO is trusted.
+
+    Args:
+        allow_eviction: accept one that drops keys; None for what the environment says.
+
+    Raises:
+        UnsuitableRedis: with the remedy.
+    """
+    if allow_eviction is None:
+        allow_eviction = read_settings().omlx_queue_allow_eviction
+    try:
+        info: Any = connection.info()
+    except ResponseError:
+        return
+    place = connection.get_connection_kwargs()
+    server = "Redis at " + (place.get("path") or f"{place.get('host')}:{place.get('port')}")
+    # Valkey has a name of its own for it.
+    mode = info.get("redis_mode") or info.get("server_mode")
+    policy = info.get("maxmemory_policy", "noeviction")
+    version = str(info.get("redis_version", ""))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and tuple(map(int, numbers.groups())) < LEAST_VERSION:
+        raise UnsuitableRedis(
+            f"{server} is of version {version}, and jobs need Redis 7.2 or newer, or Valkey; "
+            "upgrade it, or give the URL of another one"
+        )
+    if mode == "sentinel":
+        raise UnsuitableRedis(
+            f"{server} is a Redis Sentinel, which holds no jobs; give the URL of the master that "
+            "it watches"
+        )
+    if mode == "cluster":
+        raise UnsuitableRedis(
+            f"{server} is part of a Redis Cluster, and jobs need all keys on one server; give the "
+            "URL of another one"
+        )
+    if policy != "noeviction" and info.get("maxmemory") != 0 and not allow_eviction:
+        raise UnsuitableRedis(
+            f"{server} drops keys when its memory is full (maxmemory-policy {policy}), so jobs get "
+            "lost; run redis-cli CONFIG SET maxmemory-policy noeviction, or accept the loss with "
+            "OMLX_QUEUE_ALLOW_EVICTION=true"
+        )
+
+
+def is_volatile(connection: redis.Redis) -> bool:
+    """Whether a server keeps nothing on disk. One that does not tell is taken to keep all."""
+    try:
+        persistence: Any = connection.info("persistence")
+        points: Any = connection.config_get("save")
+    except ResponseError:
+        return False
+    return not persistence.get("aof_enabled", 1) and points.get("save") == ""

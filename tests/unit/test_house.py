@@ -20,8 +20,6 @@ MAX_HELP = 60
 MAX_OWN_IMPORTS = 10
 # These have more; never raise a number, and delete what no module needs.
 MORE_OWN_IMPORTS = {
-    "omlx_producer.client.async_producer": 13,
-    "omlx_producer.client.producer": 14,
     "omlx_worker.control.worker": 14,
     "omlx_worker.decode.loop": 11,
     "omlx_worker.decode.thread": 13,

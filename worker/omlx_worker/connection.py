@@ -14,9 +14,9 @@ from redis.retry import Retry
 from omlx_producer import connection
 from omlx_producer.cli.common import UNREACHABLE, fail
 from omlx_producer.cli.session import redis_error, tls_problem
+from omlx_producer.connection import is_volatile, require_suitable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
-from omlx_producer.server import is_volatile, require_suitable
 from omlx_worker.options import USAGE
 from omlx_worker.queue import embedded
 from omlx_worker.settings import WorkerSettings

@@ -12,14 +12,10 @@ from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
 from omlx_producer.client.producer import JobHandle, Producer
-from omlx_producer.client.reader import end_waits
-from omlx_producer.client.result import wait_for_end_async
-from omlx_producer.client.stream import AsyncTokenStream
+from omlx_producer.client.result import end_waits, wait_for_end_async
+from omlx_producer.client.stream import RECONNECT_SECONDS, AsyncTokenStream
 from omlx_producer.connection import connect_async, redis_url
-from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outage import RECONNECT_SECONDS
-from omlx_producer.wire import ModelInfo
-from omlx_producer.wire.completion import Completion
+from omlx_producer.wire import Completion, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +93,7 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """End all waits and close the connections."""
-        end_waits(
-            self._connection,
-            OmlxQueueError("the producer was closed while it waited for a result"),
-        )
+        end_waits(self._connection)
         # The waits leave their reader, which ends with them.
         await asyncio.sleep(0)
         await self._connection.aclose()

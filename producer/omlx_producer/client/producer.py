@@ -29,19 +29,14 @@ from omlx_producer.client.outcome import (
     read_state,
 )
 from omlx_producer.client.result import wait_for_end
-from omlx_producer.client.stream import TokenStream
+from omlx_producer.client.stream import RECONNECT_SECONDS, TokenStream
 from omlx_producer.connection import (
     connect,
-    read_settings,
     redis_url,
     require_bytes,
+    require_suitable,
 )
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.outage import RECONNECT_SECONDS
-from omlx_producer.server import require_suitable
-from omlx_producer.terminal import counted
-from omlx_producer.wire import PRIORITIES, ModelInfo, Priority
-from omlx_producer.wire.completion import Completion
+from omlx_producer.wire import PRIORITIES, Completion, InvalidRequest, ModelInfo, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +202,7 @@ class Producer:
         keys = idempotency_keys or [None] * len(checked)
         if len(keys) != len(checked):
             raise InvalidRequest(
-                f"idempotency_keys: got {len(keys)} for {counted(len(checked), 'request')}; "
-                "give one for each"
+                f"idempotency_keys: got {len(keys)}; give one for each of {len(checked)} requests"
             )
         jobs = [
             NewJob.of(request, priority, key, idempotent)
@@ -230,10 +224,7 @@ class Producer:
             UnsuitableRedis: if it drops keys when its memory is full, or cannot hold jobs.
         """
         if not self._suitable:
-            allow = self._allow_eviction
-            if allow is None:
-                allow = read_settings().omlx_queue_allow_eviction
-            require_suitable(self.connection, allow_eviction=allow)
+            require_suitable(self.connection, allow_eviction=self._allow_eviction)
             self._suitable = True
 
     def stream(

@@ -231,13 +231,6 @@ class _Reading:
         return pipe
 
 
-def end_waits(connection: redis.asyncio.Redis, error: Exception) -> None:
-    """End all waits of a client with an error."""
-    for reader in _ASYNC_READERS.values():
-        if reader._client is connection:
-            reader.waits.end_all(error)
-
-
 # A consumer that is collected leaves its reader, on any thread and at any line.
 _LOCK = threading.RLock()
 _READERS: dict[int, Reader] = {}
@@ -320,7 +313,7 @@ class AsyncReader(_Reading):
         self._pool = redis.asyncio.ConnectionPool(pool.connection_class, **options)
         self._connection = redis.asyncio.Redis(connection_pool=self._pool)
         self._waking = asyncio.Lock()
-        self._client = connection
+        self.client = connection
         self._task = asyncio.create_task(self._run())
 
     @classmethod
@@ -366,3 +359,8 @@ class AsyncReader(_Reading):
         else:
             streams, block = self._listen()
             self._heard(await self._connection.xread(streams, count=PAGE, block=block))
+
+
+def async_readers_of(connection: redis.asyncio.Redis) -> list[AsyncReader]:
+    """The readers of a client, one for each event loop."""
+    return [reader for reader in _ASYNC_READERS.values() if reader.client is connection]

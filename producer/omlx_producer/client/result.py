@@ -17,7 +17,8 @@ from omlx_producer.client.outcome import (
     require_job_id,
     timed_out,
 )
-from omlx_producer.client.reader import AsyncReader, Reader
+from omlx_producer.client.reader import AsyncReader, Reader, async_readers_of
+from omlx_producer.errors import OmlxQueueError
 
 Item = Outcome | Exception | None
 # A wait looks at its job once, however short its timeout is, unless the server hangs.
@@ -68,6 +69,13 @@ async def wait_for_end_async(
         raise timed_out(job_id, timeout) from None
     finally:
         await reader.leave(wait)
+
+
+def end_waits(connection: redis.asyncio.Redis) -> None:
+    """End all waits of a client that is closed."""
+    error = OmlxQueueError("the producer was closed while it waited for a result")
+    for reader in async_readers_of(connection):
+        reader.waits.end_all(error)
 
 
 def _given(item: Item) -> Outcome:

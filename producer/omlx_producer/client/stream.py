@@ -26,7 +26,8 @@ from omlx_producer.client.outcome import Outcome, require_job_id
 from omlx_producer.client.reader import AsyncReader, Follow, Reader
 from omlx_producer.connection import connect, connect_async, require_bytes
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
-from omlx_producer.outage import RECONNECT_SECONDS, Reconnection
+from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
+from omlx_producer.outage import Reconnection
 from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from omlx_producer import AsyncProducer, ModelNotFound, OmlxQueueError, Producer, UnsuitableRedis
 from omlx_producer.cli.main import cli
-from omlx_producer.server import is_volatile
+from omlx_producer.connection import is_volatile
 from omlx_worker.cli import main as worker
 from omlx_worker.queue.embedded import find_server, free_port
 from tests.helpers.fake_worker import announce
