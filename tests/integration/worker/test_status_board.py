@@ -20,13 +20,17 @@ from omlx_producer.client.workers import (
     workers_key,
     write_figures,
 )
-from omlx_producer.wire import MODELS_KEY, ModelInfo
+from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, ModelInfo
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.row import Emission
+from omlx_worker.job import ActiveJob
+from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable
+from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
 
 INFO = ModelInfo(model="fake", context_length=100, longest_token=1)
@@ -59,6 +63,7 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         "auto",
         max_rows=8,
         counters=counters,
+        jobs=JobCounts(),
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
         driver=DepthDriver.fixed(0),
@@ -105,6 +110,17 @@ def test_the_cached_share_is_that_of_the_latest_prompts(
     assert shown(0, 30) == 1.0, "the rest of its prompt is yet to be read"
 
 
+def finish(board: StatusBoard, *jobs: list[FinishReason]) -> None:
+    """Jobs end, each with these finish reasons of its choices."""
+    for reasons in jobs:
+        claim = Claim("j", "omlx-1", f"omlx:{ALIAS}:bulk", 0.0, 0, b"", None)
+        request = GenerationRequest(model=ALIAS, prompt="x", n=len(reasons))
+        job = ActiveJob(claim, request, FakeEngine().prepare(request, "j"), streams=False)
+        for choice, reason in enumerate(reasons):
+            job.feed(Emission(f"j:{choice}", [1], "a", finish_reason=reason))
+        board._jobs.ended(claim, job, "finished", "")
+
+
 def test_the_log_tells_the_cached_share(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,7 +136,8 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    counters.batch, counters.jobs = 3, 7
+    counters.batch = 3
+    finish(board, *[["stop"]] * 7)
     for _ in range(20):
         board.show("busy")
         clock.now += 1
@@ -129,7 +146,8 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
     assert lines[0] == (
         "7 jobs finished, 3 rows, 0 waiting, auto, depth 0, 0 tokens/s, caches 0 B of 7.0 GiB"
     )
-    counters.batch, counters.jobs = 0, 8
+    counters.batch = 0
+    finish(board, ["stop"])
     for _ in range(20):
         board.show("idle")
         clock.now += 1
@@ -137,12 +155,11 @@ def test_the_log_gets_a_line_every_ten_seconds_while_there_is_work(
 
 
 def test_the_log_counts_texts_that_were_cut_by_length(
-    board: StatusBoard, clock: Clock, counters: Counters, caplog: pytest.LogCaptureFixture
+    board: StatusBoard, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    for reason, cut in ((["length", "stop"], ", 1 text cut by length"), (["stop"], "")):
-        counters.jobs += 1
-        counters.stepped(2, [Emission("r", [1], "", finish_reason=each) for each in reason])
+    for reasons, cut in ((["length", "stop"], ", 1 text cut by length"), (["stop"], "")):
+        finish(board, reasons)
         clock.now += 11
         board.show("busy")
         assert f"1 job finished{cut}, 0 rows" in caplog.records[-1].message

@@ -25,6 +25,7 @@ from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.queue.lease import LeaseTable
 
 log = logging.getLogger("omlx_worker.status")
@@ -52,6 +53,7 @@ class StatusBoard:
         *,
         max_rows: int,
         counters: Counters,
+        jobs: JobCounts,
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
@@ -70,6 +72,7 @@ class StatusBoard:
         self._clock = clock
         self._extras = Extras()
         self._started_at = self._told_at = clock()
+        self._jobs = jobs
         self._told_jobs = self._told_cut = 0
         self._written_at, self._written_state = float("-inf"), ""
         self._seen = (self._started_at, 0, 0, 0, 0, 0)
@@ -159,13 +162,10 @@ class StatusBoard:
         figures = self.figures(state)
         with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):
             write_figures(self._connection, self._model_alias, figures)
-        jobs, cut = (
-            self._counters.jobs - self._told_jobs,
-            self._counters.cut - self._told_cut,
-        )
+        jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
             self._told_at = now
-            self._told_jobs, self._told_cut = self._counters.jobs, self._counters.cut
+            self._told_jobs, self._told_cut = self._jobs.finished, self._jobs.cut
             ended = f", {counted(cut, 'text')} cut by length" if cut else ""
             log.info("%s finished%s, %s", counted(jobs, "job"), ended, line(figures))
 

@@ -22,7 +22,7 @@ from omlx_worker.control.admission import Admission
 from omlx_worker.control.rq_record import RecordedWorker
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.thread import DecodeThread, EngineBroken, MakeDriver, MakeEngine
-from omlx_worker.delivery.job_log import JobLog
+from omlx_worker.delivery.job_log import JobCounts, JobLog
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.publisher import Publisher
 from omlx_worker.messages import (
@@ -95,7 +95,8 @@ class GenerationWorker(RecordedWorker):
         self.decode_thread = DecodeThread(
             settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
         )
-        self.observers = Observers(JobLog())
+        self._counts = JobCounts()
+        self.observers = Observers(JobLog(), self._counts)
         self._publisher = Publisher(
             self.leases,
             self._traffic,
@@ -150,6 +151,7 @@ class GenerationWorker(RecordedWorker):
             self._settings.mode,
             max_rows=self._engine.max_rows,
             counters=self.decode_thread.counters,
+            jobs=self._counts,
             leases=self.leases,
             budget=budget,
             driver=self.decode_thread.driver,

@@ -54,8 +54,6 @@ class Counters:
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
         pauses: how often a row made place for a more urgent one.
-        jobs: those whose rows have all produced their last token.
-        cut: rows that ended at their limit of tokens.
     """
 
     batch: int = 0
@@ -66,8 +64,6 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     pauses: int = 0
-    jobs: int = 0
-    cut: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
@@ -80,7 +76,6 @@ class Counters:
         self.rows += rows
         for emission in emissions:
             self.tokens += len(emission.tokens)
-            self.cut += emission.finish_reason == "length"
             self.drafts.add(emission)
 
     def __str__(self) -> str:

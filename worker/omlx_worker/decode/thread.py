@@ -209,7 +209,6 @@ class DecodeThread:
         for job in [job for job in self._active.values() if job.produced]:
             del self._active[job.id]
             self._failures = 0
-            self.counters.jobs += 1
 
     def _fail(self, errors: Mapping[str, str], emissions: list[Emission]) -> list[Emission]:
         """Fail the jobs of rows with errors; returns the emissions of the others."""

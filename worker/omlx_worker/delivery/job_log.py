@@ -47,6 +47,23 @@ class JobLog(JobObserver):
         _log(logging.WARNING if outcome in BAD else _level(claim), claim, outcome, figures)
 
 
+class JobCounts(JobObserver):
+    """Counts for the lines of the log that sum up.
+
+    Attributes:
+        finished: jobs.
+        cut: of their texts those that ended at their limit of tokens.
+    """
+
+    def __init__(self) -> None:
+        self.finished = self.cut = 0
+
+    def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:  # noqa: ARG002
+        if outcome == "finished":
+            self.finished += 1
+            self.cut += job.finish_reasons.count("length") if job else 0
+
+
 def _level(claim: Claim) -> int:
     return logging.DEBUG if claim.priority == "bulk" else logging.INFO
 
