@@ -53,6 +53,7 @@ NOT_TYPED = {
 
 ENDLESS = {
     "omlx-worker run -m demo --embedded-redis",
+    "omlx-worker run -m demo --embedded-redis --metrics-port 9400",
     "omlx-submit status --watch",
 }
 """Commands that go on until they are interrupted."""
