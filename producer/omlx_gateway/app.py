@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from omlx_gateway import completions, models
+from omlx_gateway import completions, models, page
 from omlx_gateway.errors import ApiError, answer_error
 from omlx_gateway.gateway import Gateway, Limits
 from omlx_producer import AsyncProducer, OmlxQueueError
-from omlx_producer.connection import connect_async, redis_url
+from omlx_producer.connection import connect, connect_async, redis_url
 
 
 def create_app(url: str | None = None, limits: Limits | None = None) -> Starlette:
@@ -31,7 +31,12 @@ def create_app(url: str | None = None, limits: Limits | None = None) -> Starlett
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        gateway = Gateway(AsyncProducer(url), connect_async(url), limits or Limits())
+        gateway = Gateway(
+            AsyncProducer(url),
+            connect_async(url),
+            connect(url, socket_timeout=5),
+            limits or Limits(),
+        )
         app.state.gateway = gateway
         try:
             yield
@@ -39,7 +44,7 @@ def create_app(url: str | None = None, limits: Limits | None = None) -> Starlett
             await gateway.close()
 
     return Starlette(
-        routes=[*completions.routes, *models.routes],
+        routes=[*completions.routes, *models.routes, *page.routes],
         lifespan=lifespan,
         exception_handlers={
             ApiError: answer_error,

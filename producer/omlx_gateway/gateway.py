@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import redis.asyncio
+from redis import Redis
 from starlette.requests import Request
 
 from omlx_gateway.errors import ApiError
@@ -37,10 +38,15 @@ class Limits:
 
 @dataclass
 class Gateway:
-    """One gateway while it runs; ``request.app.state.gateway``."""
+    """One gateway while it runs; ``request.app.state.gateway``.
+
+    Attributes:
+        blocking: a client for what runs on threads.
+    """
 
     producer: AsyncProducer
     redis: redis.asyncio.Redis
+    blocking: Redis
     limits: Limits = field(default_factory=Limits)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -60,6 +66,7 @@ class Gateway:
             await asyncio.wait(self._tasks, timeout=5)
         await self.producer.close()
         await self.redis.aclose()
+        self.blocking.close()
 
     async def require_room(self, model: Any) -> None:
         """Refuse a request while too many jobs wait for its model.

@@ -1,0 +1,125 @@
+"""GET /: a page of models, workers and batches. GET and POST /status: what it shows and presses."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import re
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import redis
+from redis.utils import str_if_bytes
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.routing import Route
+
+from omlx_gateway.errors import ApiError
+from omlx_gateway.gateway import Gateway
+from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
+from omlx_producer.cli.overview import read_overview
+from omlx_producer.client.workers import server_time
+from omlx_producer.errors import UnknownJob
+from omlx_producer.operate import pause_model, resume_model
+
+PAGE_HEADER = "X-Omlx-Page"
+"""Browsers let no page of another site send it, so that none presses a button."""
+BATCHES_SHOWN = 50
+_BATCH_FIELDS = ("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at")
+
+
+def page(_: Request) -> HTMLResponse:
+    html, headers = _read_page()
+    return HTMLResponse(html, headers=headers)
+
+
+def status(request: Request) -> JSONResponse:
+    """One snapshot. Starlette runs this on a thread, as it does all plain functions."""
+    connection = Gateway.of(request).blocking
+    found = {
+        "at": server_time(connection),
+        "models": read_overview(connection),
+        "batches": read_latest_batches(connection),
+    }
+    return JSONResponse(found, headers={"Cache-Control": "no-store"})
+
+
+def pause(request: Request) -> JSONResponse:
+    _require_page(request)
+    changed = pause_model(Gateway.of(request).blocking, request.path_params["model"])
+    return JSONResponse({"changed": changed})
+
+
+def resume(request: Request) -> JSONResponse:
+    _require_page(request)
+    changed = resume_model(Gateway.of(request).blocking, request.path_params["model"])
+    return JSONResponse({"changed": changed})
+
+
+def cancel_batch(request: Request) -> JSONResponse:
+    _require_page(request)
+    changed = Batch(Gateway.of(request).blocking, request.path_params["batch"]).cancel()
+    return JSONResponse({"changed": changed})
+
+
+routes = [
+    Route("/", page),
+    Route("/status", status),
+    Route("/status/pause/{model:path}", pause, methods=["POST"]),
+    Route("/status/resume/{model:path}", resume, methods=["POST"]),
+    Route("/status/cancel/{batch}", cancel_batch, methods=["POST"]),
+]
+
+
+def read_latest_batches(connection: redis.Redis) -> list[dict[str, Any]]:
+    """Open batches and runs, then those that ended in the last seven days; the newest first."""
+    last = BATCHES_SHOWN - 1
+    runs = [
+        *connection.zrange(BATCHES_KEY, 0, last, desc=True),
+        *connection.zrange(BATCHES_ENDED_KEY, 0, last, desc=True),
+    ]
+    found = []
+    for run in list(dict.fromkeys(map(str_if_bytes, runs)))[:BATCHES_SHOWN]:
+        # It may expire meanwhile.
+        with contextlib.suppress(UnknownJob):
+            state = Batch(connection, f"batch-{run}").read()
+            told = state.as_dict()
+            found.append({**{name: told[name] for name in _BATCH_FIELDS}, "models": state.models})
+    return found
+
+
+def _require_page(request: Request) -> None:
+    if PAGE_HEADER not in request.headers:
+        raise ApiError(403, f"{PAGE_HEADER}: missing; send this header with any value")
+
+
+@cache
+def _read_page() -> tuple[str, dict[str, str]]:
+    """The page, and headers that let it run its own script and nothing else."""
+    html = resources.files("omlx_gateway").joinpath("page.html").read_text("utf-8")
+    policy = [
+        "default-src 'none'",
+        "connect-src 'self'",
+        "img-src data:",
+        f"script-src {_hash(html, 'script')}",
+        f"style-src {_hash(html, 'style')}",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    return html, {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": "; ".join(policy),
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+def _hash(html: str, tag: str) -> str:
+    """The source expression of the page's only element of this kind."""
+    (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
