@@ -10,7 +10,7 @@ PAGES = {
     name: ROOT / name
     for name in (
         *("README.md", "docs/usage.md", "docs/bulk.md"),
-        *("docs/operations.md", "docs/fleet.md", "docs/tutorial.md"),
+        *("docs/http.md", "docs/operations.md", "docs/fleet.md", "docs/tutorial.md"),
     )
 }
 
@@ -43,6 +43,7 @@ NOT_TYPED = {
     "caffeinate -s omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit "
     "--model-alias qwen": DOWNLOAD,
     "git pull && ./scripts/setup": HERE,
+    "pip install 'omlx-queue[gateway]'": "installs",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",
@@ -52,6 +53,8 @@ NOT_TYPED = {
 """Commands that the test does not type, and why."""
 
 ENDLESS = {
+    "omlx-gateway --port 8000",
+    "omlx-gateway --port 8000 --redis-url redis://127.0.0.1:6379/0",
     "omlx-worker run -m demo --embedded-redis",
     "omlx-worker run -m demo --embedded-redis --metrics-port 9400",
     "omlx-submit status --watch",

@@ -8,12 +8,18 @@ from itertools import chain
 import click
 import pytest
 
+from omlx_gateway.cli import main as gateway
 from omlx_producer.cli.main import cli as submit
 from omlx_worker.cli import main as worker
 from tests.helpers.documentation import ENDLESS, IN_THE_BACKGROUND, NOT_TYPED, PAGES, commands_of
 
 COMMANDS = set(chain.from_iterable(map(commands_of, PAGES.values())))
 MAX_WORDS = 1000
+COMMAND_OF: dict[str, click.Command] = {
+    "omlx-gateway": gateway,
+    "omlx-submit": submit,
+    "omlx-worker": worker,
+}
 
 
 def test_every_page_has_commands() -> None:
@@ -33,10 +39,11 @@ def test_the_readme_is_short_and_starts_with_a_clone() -> None:
 @pytest.mark.parametrize("command", sorted(c for c in COMMANDS if c.startswith("omlx-")))
 def test_the_options_of_a_printed_command_exist(command: str) -> None:
     name, *words = shlex.split(command.split(" | ")[0].removesuffix("&"))
-    group: click.Command = submit if name == "omlx-submit" else worker
-    assert isinstance(group, click.Group)
-    context = click.Context(group)
-    chosen = group.get_command(context, words[0]) or group.get_command(context, "submit")
-    assert chosen is not None
+    chosen = COMMAND_OF[name]
+    if isinstance(chosen, click.Group):
+        context = click.Context(chosen)
+        found = chosen.get_command(context, words[0]) or chosen.get_command(context, "submit")
+        assert found is not None
+        chosen = found
     known = {option for each in chosen.params for option in (*each.opts, *each.secondary_opts)}
     assert {word for word in words if word.startswith("-") and word != "-"} <= known
