@@ -43,6 +43,11 @@ log = logging.getLogger(__name__)
 
 DRAFT_MODEL = "--draft-model"
 DEFAULT_CONTEXT = 32_768
+# Families name it differently; beyond it, GPT-2's have no positions.
+CONTEXT_NAMES = (
+    *("max_position_embeddings", "n_positions", "model_max_length"),
+    *("max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,6 @@ def load_engine(
     path = resolve(model)
     network, tokenizer, config = load(path, graft=graft if depth else None)
     head: MTPHead | None = getattr(network, "mtp", None)
-    text_config = config.get("text_config", config)
-    vocabulary = text_config.get("vocab_size") or len(tokenizer)
     if not depth:
         draft_model = None
     draft, paths = None, [path]
@@ -132,7 +135,13 @@ def load_engine(
         chat_template=tokenizer.has_chat_template,
     )
     defaults = _defaults(path)
-    grammars = Grammars(tokenizer, vocabulary) if isinstance(decoder, RaggedDecoder) else None
+    grammars = None
+    if isinstance(decoder, RaggedDecoder):
+        # The config may tell of fewer.
+        vocabulary = decoder.vocabulary
+        grammars = Grammars(tokenizer, vocabulary)
+    else:
+        vocabulary = config.get("text_config", config).get("vocab_size") or len(tokenizer)
     prompters = [
         Prompter(
             tokenizer,
@@ -158,7 +167,8 @@ def load_engine(
 def context_length(config: Mapping[str, Any]) -> int:
     """Tokens of a prompt and its answer, at most, by the config of a checkpoint."""
     text_config = config.get("text_config", config)
-    return int(text_config.get("max_position_embeddings", DEFAULT_CONTEXT))
+    known = (text_config[name] for name in CONTEXT_NAMES if text_config.get(name))
+    return int(next(known, DEFAULT_CONTEXT))
 
 
 def load(

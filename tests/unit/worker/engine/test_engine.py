@@ -13,12 +13,15 @@ import pytest
 
 from omlx_producer.wire import GenerationRequest
 from omlx_producer.wire.structure import Constraint
+from omlx_worker.engine import loader
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.interface import ModelError
 from omlx_worker.engine.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.row import Emission
-from tests.helpers.checkpoints import write_llama, write_qwen
+from tests.helpers import checkpoints
+from tests.helpers.checkpoints import write_family, write_llama, write_qwen
+from tests.helpers.families import config_of
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +355,29 @@ def test_a_constrained_row_ends_where_its_text_is_complete(path: Path, depth: in
     assert len(text_of(emissions)) == 5
     assert emissions[-1].finish_reason == "stop"
     assert engine.step() == []
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_constrained_row_runs_where_logits_are_wider_than_the_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    monkeypatch.setitem(checkpoints.LLAMA, "vocab_size", 300)
+    path, load = write_llama(tmp_path), loader.load
+
+    def load_with_a_narrow_config(*args: Any, **options: Any) -> Any:
+        network, tokenizer, config = load(*args, **options)
+        return network, tokenizer, {**config, "vocab_size": 257}
+
+    monkeypatch.setattr(loader, "load", load_with_a_narrow_config)
+    engine = load_engine(str(path), max_rows=2, depth=depth)
+    emissions = play(engine, Digits(model="m", prompt="def f", temperature=0, max_tokens=20))
+    assert len(text_of(emissions)) == 5
+    assert text_of(emissions).isdigit()
+
+
+def test_a_family_that_names_its_context_otherwise_gets_no_more_than_that(tmp_path: Path) -> None:
+    engine = load_engine(str(write_family(tmp_path, "gpt2")), max_rows=1)
+    assert engine.info.context_length == config_of("gpt2")["n_positions"]
 
 
 def test_a_constrained_row_that_cannot_go_on_ends_as_if_cut(

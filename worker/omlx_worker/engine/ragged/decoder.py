@@ -42,6 +42,11 @@ class RaggedDecoder(Batch):
         return self._prefixes is not None
 
     @property
+    def vocabulary(self) -> int:
+        """Entries of the logits."""
+        return self._model.vocabulary
+
+    @property
     def pads(self) -> bool:
         return self._model.pads
 
