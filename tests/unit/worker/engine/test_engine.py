@@ -21,7 +21,6 @@ from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.row import Emission
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import write_family, write_llama, write_qwen
-from tests.helpers.families import config_of
 
 
 @pytest.fixture(scope="module")
@@ -376,8 +375,12 @@ def test_a_constrained_row_runs_where_logits_are_wider_than_the_config_says(
 
 
 def test_a_family_that_names_its_context_otherwise_gets_no_more_than_that(tmp_path: Path) -> None:
-    engine = load_engine(str(write_family(tmp_path, "gpt2")), max_rows=1)
-    assert engine.info.context_length == config_of("gpt2")["n_positions"]
+    path = write_family(tmp_path, "gpt2") / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("max_position_embeddings", None)
+    path.write_text(json.dumps(config))
+    engine = load_engine(str(tmp_path), max_rows=1)
+    assert engine.info.context_length == config["n_positions"]
 
 
 def test_a_constrained_row_that_cannot_go_on_ends_as_if_cut(
