@@ -94,8 +94,12 @@ class Gateway:
         """The JSON object of a request's body.
 
         Raises:
-            ApiError: 413 if it is too long, 400 if it is no JSON object.
+            ApiError: 413 if it is too long, 400 if it is no JSON object, 415 if it is not called
+                one: browsers let pages of other sites send what is not.
         """
+        kind = request.headers.get("content-type", "")
+        if kind.partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, f"Content-Type: got {kind!r:.80}; give application/json")
         found = bytearray()
         async for part in request.stream():
             found += part

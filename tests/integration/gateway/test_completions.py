@@ -162,9 +162,21 @@ def test_a_wrong_request_is_refused_by_the_name_of_its_field(
     "body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": NaN, "messages": NaN}']
 )
 def test_a_body_that_is_no_request_is_refused(gateway: str, body: bytes) -> None:
-    answer = httpx2.post(f"{gateway}/v1/chat/completions", content=body)
+    header = {"Content-Type": "application/json; charset=utf-8"}
+    answer = httpx2.post(f"{gateway}/v1/chat/completions", content=body, headers=header)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_pages_of_other_sites_submit_nothing(
+    gateway: str, connection: Redis, kind: str | None
+) -> None:
+    header = {"Content-Type": kind} if kind else {}
+    body = json.dumps({"model": ALIAS, "messages": CHAT}).encode()
+    answer = httpx2.post(f"{gateway}/v1/chat/completions", content=body, headers=header)
+    assert answer.status_code == 415
+    assert connection.keys("rq:job:*") == []
 
 
 def test_other_paths_and_methods_have_errors_in_the_same_form(gateway: str) -> None:
