@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from redis.exceptions import RedisError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from omlx_gateway import completions, models, page
+from omlx_gateway import batches, completions, files, models, page
 from omlx_gateway.errors import ApiError, answer_error
 from omlx_gateway.gateway import Gateway, Limits
+from omlx_gateway.intake import Intake
 from omlx_producer import AsyncProducer, OmlxQueueError
 from omlx_producer.connection import connect, connect_async, redis_url
 
 
-def create_app(url: str | None = None, limits: Limits | None = None) -> Starlette:
+def create_app(
+    url: str | None = None, limits: Limits | None = None, files_dir: Path | None = None
+) -> Starlette:
     """The gateway as an ASGI application.
 
     Args:
         url: where Redis is; by default where the environment says.
+        files_dir: the folder of uploaded files; by default in the state directory.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
     url = redis_url(url)
+    folder = files_dir or files.default_folder()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -35,16 +42,20 @@ def create_app(url: str | None = None, limits: Limits | None = None) -> Starlett
             AsyncProducer(url),
             connect_async(url),
             connect(url, socket_timeout=5),
+            folder,
             limits or Limits(),
         )
         app.state.gateway = gateway
+        intake = Intake(gateway.blocking, files.FileStore(gateway.blocking, folder))
+        intake.start()
         try:
             yield
         finally:
+            await run_in_threadpool(intake.stop)
             await gateway.close()
 
     return Starlette(
-        routes=[*completions.routes, *models.routes, *page.routes],
+        routes=[*completions.routes, *models.routes, *files.routes, *batches.routes, *page.routes],
         lifespan=lifespan,
         exception_handlers={
             ApiError: answer_error,

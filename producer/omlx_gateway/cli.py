@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+from pathlib import Path
 
 import click
 
@@ -33,6 +34,11 @@ USAGE = 2
     help="Bytes of a request, at most.",
 )
 @click.option(
+    "--files-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Uploaded files; several gateways share it.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve metrics for Prometheus there; 0: any.",
@@ -50,6 +56,7 @@ def main(
     redis_url: str | None,
     max_queued: int,
     max_body: int,
+    files_dir: Path | None,
     metrics_port: int | None,
     metrics_host: str,
 ) -> None:
@@ -70,7 +77,7 @@ def main(
         )
     try:
         url = connection.redis_url(redis_url)
-        app = MeasuredApp(create_app(url, Limits(max_body, max_queued)))
+        app = MeasuredApp(create_app(url, Limits(max_body, max_queued), files_dir))
     except OmlxQueueError as error:
         raise click.UsageError(str(error)) from None
     with contextlib.ExitStack() as stack:

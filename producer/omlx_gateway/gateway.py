@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import redis.asyncio
@@ -21,6 +22,7 @@ from omlx_producer.wire import PRIORITIES, Priority
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_QUEUED = 10_000
+MAX_FILE_BYTES = 200 * 2**20
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,12 @@ class Limits:
     Attributes:
         body_bytes: of a request, at most.
         queued: jobs that wait for a model, at most; further requests are told to come again.
+        file_bytes: of an upload, at most.
     """
 
     body_bytes: int = MAX_BODY_BYTES
     queued: int = MAX_QUEUED
+    file_bytes: int = MAX_FILE_BYTES
 
 
 @dataclass
@@ -42,11 +46,13 @@ class Gateway:
 
     Attributes:
         blocking: a client for what runs on threads.
+        files: the folder of uploads.
     """
 
     producer: AsyncProducer
     redis: redis.asyncio.Redis
     blocking: Redis
+    files: Path
     limits: Limits = field(default_factory=Limits)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ DOTENV = ".env"
 
 PREFIX = "OMLX_QUEUE_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-# Producers read REDIS_URL and ALLOW_EVICTION; all are settings of workers.
+# Producers read REDIS_URL and ALLOW_EVICTION, gateways STATE_DIR too; all are settings of workers.
 KNOWN = frozenset(
     {
         "OMLX_QUEUE_ACCEPTANCE",
@@ -53,6 +54,14 @@ KNOWN = frozenset(
         "OMLX_QUEUE_STREAM_TTL",
     }
 )
+
+
+def app_folder() -> Path:
+    """This program's folder among the user's data. It may not exist yet."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "omlx-queue"
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "omlx-queue"
 
 
 def warn_of_unknown_variables(echo: Callable[[str], object]) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,7 +18,10 @@ from omlx_gateway.gateway import Limits
 
 @contextlib.contextmanager
 def running_gateway(
-    redis_url: str, limits: Limits | None = None, app: ASGIApp | None = None
+    redis_url: str,
+    limits: Limits | None = None,
+    app: ASGIApp | None = None,
+    files_dir: Path | None = None,
 ) -> Iterator[str]:
     """The gateway's URL; it ends with the block.
 
@@ -26,9 +30,8 @@ def running_gateway(
     """
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app or create_app(redis_url, limits), log_level="warning", timeout_graceful_shutdown=1
-    )
+    app = app or create_app(redis_url, limits, files_dir)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

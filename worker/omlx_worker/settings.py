@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from omlx_producer.environment import DOTENV, PREFIX
+from omlx_producer.environment import DOTENV, PREFIX, app_folder
 from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
@@ -34,14 +32,6 @@ REMEDY = "remedy"
 """The type of an error whose message says what to do."""
 
 _ALIAS: TypeAdapter[str] = TypeAdapter(ModelAlias)
-
-
-def app_folder() -> Path:
-    """This program's folder among the user's data. It may not exist yet."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "omlx-queue"
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "omlx-queue"
 
 
 class WorkerSettings(BaseSettings):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omlx_producer.cli.common import INTERRUPTED, fail
-from omlx_producer.environment import PREFIX
+from omlx_producer.environment import PREFIX, app_folder
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, require_mlx
-from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS, app_folder
+from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
     from omlx_worker.bench.benchmark import Benchmark

@@ -1,0 +1,246 @@
+"""/v1/files: inputs of batches on disk, and what batches have written.
+
+A record of each file is in Redis. Its bytes are in a folder, under its id: several gateways share
+the folder. The files that a batch writes have no bytes of their own, see `omlx_gateway.outputs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from python_multipart.multipart import parse_options_header
+from redis import Redis
+from redis.utils import str_if_bytes
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from omlx_gateway.errors import ApiError
+from omlx_gateway.gateway import Gateway
+from omlx_gateway.outputs import output_lines
+from omlx_gateway.pages import page_of
+from omlx_producer.connection import read_settings
+from omlx_producer.environment import app_folder
+
+FILES_KEY = "omlx:files"
+"""The ids of files by the time at which they were made."""
+PURPOSE = "batch"
+MAX_NAME_CHARACTERS = 255
+_PART_SUFFIX = ".part"
+_STALE_SECONDS = 3600.0
+_COPY_BYTES = 1 << 20
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+def default_folder() -> Path:
+    """``files`` in the state directory."""
+    return (read_settings().omlx_queue_state_dir or app_folder()) / "files"
+
+
+def file_key(file_id: str) -> str:
+    return f"omlx:file:{file_id}"
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """The files, by the records in Redis.
+
+    Attributes:
+        folder: made with the first file.
+    """
+
+    connection: Redis
+    folder: Path
+
+    def path(self, file_id: str) -> Path:
+        return self.folder / file_id
+
+    def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
+        """Store a new input; returns its record. Nothing is left on disk if this fails."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file_id = f"file-{secrets.token_hex(12)}"
+        part = self.folder / (file_id + _PART_SUFFIX)
+        with contextlib.ExitStack() as undo:
+            with part.open("xb") as stream:
+                undo.callback(part.unlink, missing_ok=True)
+                while chunk := content.read(_COPY_BYTES):
+                    stream.write(chunk)
+                size = stream.tell()
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.rename(self.path(file_id))
+            undo.callback(self.path(file_id).unlink, missing_ok=True)
+            record = new_record(filename, size, PURPOSE)
+            with self.connection.pipeline() as pipe:
+                pipe.hset(file_key(file_id), mapping=record)
+                pipe.zadd(FILES_KEY, {file_id: time.time()})
+                pipe.execute()
+            undo.pop_all()
+        return {"id": file_id, **record}
+
+    def find(self, file_id: str) -> dict[str, str]:
+        """The record of a file.
+
+        Raises:
+            ApiError: 404.
+        """
+        found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
+        if not found:
+            raise ApiError(404, f"no file has the id {file_id!r:.80}; check the id", param="id")
+        return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
+
+    def delete(self, file_id: str) -> None:
+        """Forget a file.
+
+        Raises:
+            ApiError: 404.
+        """
+        self.find(file_id)
+        with self.connection.pipeline() as pipe:
+            pipe.delete(file_key(file_id))
+            pipe.zrem(FILES_KEY, file_id)
+            pipe.execute()
+        self.path(file_id).unlink(missing_ok=True)
+
+    def drop_parts(self) -> None:
+        """Remove what uploads that were killed have left."""
+        for part in self.folder.glob(f"*{_PART_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > _STALE_SECONDS:
+                    part.unlink()
+
+
+def new_record(filename: str, size: int, purpose: str) -> dict[Any, Any]:
+    """The fields of a file in Redis."""
+    return {"filename": filename, "bytes": size, "purpose": purpose, "created_at": int(time.time())}
+
+
+def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
+    """A file in OpenAI's form."""
+    expires = record.get("expires_at")
+    return {
+        "id": file_id,
+        "object": "file",
+        "bytes": int(record["bytes"]),
+        "created_at": int(record["created_at"]),
+        "expires_at": int(expires) if expires else None,
+        "filename": record["filename"],
+        "purpose": record["purpose"],
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _store(request: Request) -> FileStore:
+    gateway = Gateway.of(request)
+    return FileStore(gateway.blocking, gateway.files)
+
+
+async def create(request: Request) -> JSONResponse:
+    content, filename = await _read_form(request)
+    try:
+        record = await run_in_threadpool(_store(request).add, content.file, filename)
+    finally:
+        await content.close()
+    return JSONResponse(_document(record["id"], record))
+
+
+async def _read_form(request: Request) -> tuple[UploadFile, str]:
+    """The file of an upload, in a temporary file without a name.
+
+    Raises:
+        ApiError: 400 if a field is missing or wrong, 413 if it is too long.
+    """
+    most = Gateway.of(request).limits.file_bytes
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise ApiError(400, "the body is not multipart/form-data; give the fields purpose and file")
+
+    async def limited() -> AsyncGenerator[bytes]:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise ApiError(413, f"the file is longer than {most} bytes; split it")
+            yield part
+
+    parser = MultiPartParser(request.headers, limited(), max_files=1, max_fields=8)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the body cannot be read: {error.message}") from None
+    try:
+        for name in form:
+            if name not in ("file", "purpose"):
+                raise ApiError(400, f"{name[:80]}: unknown; leave it out", param=name[:80])
+        purpose, content = form.get("purpose"), form.get("file")
+        if purpose != PURPOSE:
+            raise ApiError(400, f"purpose: got {purpose!r:.80}; give 'batch'", param="purpose")
+        if not isinstance(content, UploadFile):
+            raise ApiError(400, "file: missing; give a file of JSON lines", param="file")
+    except ApiError:
+        await form.close()
+        raise
+    name = (content.filename or "").encode(errors="replace").decode()
+    return content, name[:MAX_NAME_CHARACTERS]
+
+
+def list_all(request: Request) -> JSONResponse:
+    store, purpose = _store(request), request.query_params.get("purpose")
+
+    def document(file_id: str) -> dict[str, Any] | None:
+        try:
+            record = store.find(file_id)
+        except ApiError:
+            return None
+        if purpose is not None and record["purpose"] != purpose:
+            return {}
+        return _document(file_id, record)
+
+    return JSONResponse(page_of(store.connection, FILES_KEY, request, document, most=10_000))
+
+
+def retrieve(request: Request) -> JSONResponse:
+    file_id = request.path_params["file_id"]
+    return JSONResponse(_document(file_id, _store(request).find(file_id)))
+
+
+def content(request: Request) -> Response:
+    store, file_id = _store(request), request.path_params["file_id"]
+    record = store.find(file_id)
+    if batch_id := record.get("batch"):
+        lines = output_lines(store.connection, batch_id, errors=record["kind"] == "error")
+        return StreamingResponse(lines, media_type="application/jsonl")
+    if not store.path(file_id).is_file():
+        raise ApiError(
+            404,
+            f"the content of {file_id} is not in this gateway's --files-dir; "
+            "let all gateways share that folder",
+        )
+    return FileResponse(store.path(file_id), media_type="application/jsonl")
+
+
+def delete(request: Request) -> JSONResponse:
+    file_id = request.path_params["file_id"]
+    _store(request).delete(file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+routes = [
+    Route("/v1/files", create, methods=["POST"]),
+    Route("/v1/files", list_all),
+    Route("/v1/files/{file_id}", retrieve),
+    Route("/v1/files/{file_id}", delete, methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", content),
+]

@@ -1,0 +1,257 @@
+"""Checks the input of each new batch, and uploads its rows to the queue.
+
+Every gateway does, on a thread of its own, also what a gateway that died has left. A claim keeps
+two of them from the same batch, but may run out under a slow one. So what makes the rows run once
+is the record: it names the one batch of the queue that may be opened, before its upload begins.
+Whoever takes over deletes that batch, and puts another one in its place; or, if it is open already,
+takes it as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+from redis.utils import str_if_bytes
+
+from omlx_gateway.batches import UNFINISHED_KEY, BatchRecords, drop_upload
+from omlx_gateway.errors import ApiError
+from omlx_gateway.files import FileStore
+from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
+from omlx_producer.bulk.records import Record, read_records
+from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.bulk.shape import RowMaker, Shape
+from omlx_producer.client.models import read_models
+from omlx_producer.errors import InvalidRequest, UnknownJob
+
+LOOK_SECONDS = 0.5
+CLAIM_SECONDS = 10.0
+MAX_ROWS = 50_000
+MAX_ERRORS = 100
+
+log = logging.getLogger(__name__)
+
+# Only the holder of a claim renews it, or gives it back.
+_RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+
+
+class Stopped(Exception):
+    """The gateway ends, or the batch is another one's."""
+
+
+class Intake:
+    """The thread that uploads batches."""
+
+    def __init__(self, connection: Redis, files: FileStore) -> None:
+        self._connection = connection
+        self._files = files
+        self._records = BatchRecords(connection)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="intake")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it is at is left to another gateway."""
+        self._over.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            self._files.drop_parts()
+        while not self._over.wait(LOOK_SECONDS):
+            try:
+                for batch_id in self._connection.smembers(UNFINISHED_KEY):
+                    if not self._over.is_set():
+                        self._tend(str_if_bytes(batch_id))
+            except RedisError as error:
+                log.warning("batches wait for Redis: %s", error)
+
+    def _tend(self, batch_id: str) -> None:
+        try:
+            record, _ = self._records.settle(batch_id)
+        except ApiError:
+            self._connection.srem(UNFINISHED_KEY, batch_id)
+            return
+        path = self._files.path(record["input_file_id"])
+        if record["status"] != "validating":
+            return
+        claim = Claim(self._connection, batch_id, self._over)
+        if not claim.take():
+            return
+        try:
+            self._take_in(batch_id, record, path, claim)
+        except Stopped:
+            log.info("%s: another gateway goes on with it", batch_id)
+        except OSError as error:
+            log.error("%s: cannot be uploaded (%s); it is tried again", batch_id, error)
+        finally:
+            claim.give_back()
+
+    def _take_in(self, batch_id: str, record: dict[str, str], path: Path, claim: Claim) -> None:
+        """Bring a new batch into the queue, or fail it."""
+        earlier = record.get("batch", "")
+        if earlier:
+            batch = Batch(self._connection, earlier)
+            drop_upload(batch)
+            if _exists(batch):
+                self._begin(batch_id, earlier)
+                return
+        try:
+            self._files.find(record["input_file_id"])
+        except ApiError:
+            message = f"the input file {record['input_file_id']} was deleted"
+            self._records.fail(batch_id, [_error("file_not_found", message)])
+            return
+        if not path.is_file():
+            log.info("%s: its input is not in the --files-dir of this gateway", batch_id)
+            return
+        try:
+            source = BatchInput(self._connection, path, record, claim.kept)
+            if errors := source.errors():
+                self._records.fail(batch_id, errors)
+                return
+        except InvalidRequest as error:
+            self._records.fail(batch_id, [_error("invalid_request", str(error))])
+            return
+        batch = Batch.create(self._connection)
+        if not self._records.move(
+            batch_id, {"batch": batch.id}, status="validating", batch=earlier
+        ):
+            drop_upload(batch)
+            return
+        try:
+            with source.rows() as rows:
+                batch.upload(rows)
+        except UnknownJob:
+            raise Stopped from None
+        except BaseException:
+            with contextlib.suppress(RedisError):
+                drop_upload(batch)
+            raise
+        self._begin(batch_id, batch.id)
+
+    def _begin(self, batch_id: str, batch: str) -> None:
+        changes = {"status": "in_progress", "in_progress_at": int(time.time())}
+        self._records.move(batch_id, changes, status="validating", batch=batch)
+
+
+class Claim:
+    """The right to upload a batch, for a few seconds at a time."""
+
+    def __init__(self, connection: Redis, batch_id: str, over: threading.Event) -> None:
+        self._connection = connection
+        self._key = f"omlx:http_batch:{batch_id}:claim"
+        self._token = secrets.token_hex(8)
+        self._over = over
+        self._renew_at = 0.0
+        self._renew = connection.register_script(_RENEW)
+
+    def take(self) -> bool:
+        self._renew_at = time.monotonic() + CLAIM_SECONDS / 4
+        lease = int(1000 * CLAIM_SECONDS)
+        return bool(self._connection.set(self._key, self._token, nx=True, px=lease))
+
+    def kept(self, items: Any) -> Iterator[Any]:
+        """These items, while the claim is kept.
+
+        Raises, while iterating:
+            Stopped: if it is lost, or the gateway ends.
+        """
+        for item in items:
+            if self._over.is_set():
+                raise Stopped
+            if time.monotonic() > self._renew_at:
+                self._renew_at = time.monotonic() + CLAIM_SECONDS / 4
+                if not self._renew(keys=[self._key], args=[self._token, int(1000 * CLAIM_SECONDS)]):
+                    raise Stopped
+            yield item
+
+    def give_back(self) -> None:
+        with contextlib.suppress(RedisError):
+            self._renew(keys=[self._key], args=[self._token, 0])
+
+
+class BatchInput:
+    """The rows of an input, checked as those of the command line are.
+
+    Args:
+        kept: passes the records through, while they may be read.
+
+    Raises:
+        InvalidRequest: if no worker has announced a model.
+    """
+
+    def __init__(
+        self,
+        connection: Redis,
+        path: Path,
+        record: dict[str, str],
+        kept: Callable[[Iterator[Record]], Iterator[Record]],
+    ) -> None:
+        shape = Shape(sampling={"completion_window": record["completion_window"]})
+        self._maker = RowMaker("jsonl", shape, read_models(connection))
+        self._path = path
+        self._endpoint = record["endpoint"]
+        self._kept = kept
+
+    @contextlib.contextmanager
+    def rows(self) -> Iterator[Iterator[Row | BadRow]]:
+        """Its rows, in order."""
+        with self._path.open("rb") as stream, contextlib.closing(RowIndex()) as index:
+            records = map(self._checked, self._kept(read_records(stream, "jsonl")))
+            yield plan_rows(records, self._maker.make, index, Seen())
+
+    def errors(self) -> list[dict[str, Any]]:
+        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows."""
+        errors, count = list[dict[str, Any]](), 0
+        with self.rows() as rows:
+            for row in itertools.islice(rows, MAX_ROWS + 1):
+                count += 1
+                if isinstance(row, BadRow) and len(errors) < MAX_ERRORS:
+                    errors.append(_error(row.code, row.reason, row.line))
+        if count > MAX_ROWS:
+            message = f"the input has more than {MAX_ROWS} rows; split it"
+            errors.insert(0, _error("too_many_rows", message))
+        if not count:
+            errors.append(_error("empty_file", "the input has no rows; give a line for each"))
+        return errors
+
+    def _checked(self, record: Record) -> Record:
+        """A record, which has a problem if its endpoint is not the batch's."""
+        if not isinstance(record.value, dict):
+            return record
+        url = record.value.get("url")
+        if url != self._endpoint:
+            problem = f"url: got {url!a:.80}; give the endpoint of the batch, {self._endpoint}"
+            return replace(record, value=None, problem=problem)
+        if "body" not in record.value:
+            return replace(record, value=None, problem="body: missing; give a JSON object")
+        return record
+
+
+def _exists(batch: Batch) -> bool:
+    try:
+        batch.read()
+    except UnknownJob:
+        return False
+    return True
+
+
+def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "line": line, "param": None}

@@ -1,0 +1,305 @@
+"""OpenAI's own client uploads files and runs batches; a batch is one of the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+from redis import Redis
+
+from omlx_gateway.gateway import Limits
+from tests.helpers.gateway import running_gateway
+from tests.helpers.workers import ALIAS, running_worker, wait_for
+
+ENDPOINT: Any = "/v1/chat/completions"
+WINDOW: Any = "24h"
+
+
+def line(custom_id: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"Say {custom_id}."}]
+    body = {"model": ALIAS, "messages": messages, "max_tokens": 8}
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": body | fields.pop("body", {}),
+        **fields,
+    }
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def gateway(redis_url: str, folder: Path) -> Iterator[str]:
+    with running_gateway(redis_url, files_dir=folder) as url:
+        yield url
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def known_model(redis_url: str, connection: Redis) -> None:
+    """A model that a worker has announced, which has gone."""
+    with running_worker(redis_url):
+        wait_for(lambda: connection.exists("omlx:models"))
+
+
+@pytest.fixture
+def worker(redis_url: str, connection: Redis) -> Iterator[None]:
+    with running_worker(redis_url):
+        wait_for(lambda: connection.exists("omlx:models"))
+        yield
+
+
+def begin(client: OpenAI, *lines: Any, window: Any = WINDOW, **options: Any) -> Batch:
+    file = client.files.create(file=("input.jsonl", jsonl(*lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window=window, **options
+    )
+
+
+def until(client: OpenAI, batch: Batch, *statuses: str) -> Batch:
+    def reached() -> Batch | None:
+        found = client.batches.retrieve(batch.id)
+        return found if found.status in statuses else None
+
+    found: Batch = wait_for(reached, 30, f"a batch that is {statuses}")
+    return found
+
+
+def content(client: OpenAI, file_id: str | None) -> list[Any]:
+    assert file_id
+    return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_batch_runs_from_its_upload_to_its_output(client: OpenAI, tmp_path: Path) -> None:
+    source = tmp_path / "batchinput.jsonl"
+    source.write_bytes(jsonl(*(line(f"request-{n}") for n in range(1, 21))))
+    with source.open("rb") as stream:
+        file = client.files.create(file=stream, purpose="batch")
+    assert (file.filename, file.bytes) == (source.name, source.stat().st_size)
+    batch = client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"description": "nightly eval job"},
+    )
+    assert batch.status == "validating"
+    assert batch.metadata == {"description": "nightly eval job"}
+    done = until(client, batch, "completed", "failed")
+    assert done.status == "completed", done.errors
+    assert done.request_counts
+    assert done.request_counts.model_dump() == {"total": 20, "completed": 20, "failed": 0}
+    assert done.in_progress_at
+    assert done.completed_at
+    assert 0 <= (done.expires_at or 0) - done.created_at - 24 * 3600 <= 1
+    assert done.error_file_id is None
+    lines = content(client, done.output_file_id)
+    assert [each["custom_id"] for each in lines] == [f"request-{n}" for n in range(1, 21)]
+    for each in lines:
+        body = openai.types.chat.ChatCompletion.model_validate(each["response"]["body"])
+        assert body.choices[0].message.content
+    output = client.files.retrieve(done.output_file_id or "")
+    assert output.purpose == "batch_output"
+    assert output.bytes == len(client.files.content(output.id).content)
+    assert client.files.content(file.id).content == source.read_bytes()
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
+    client: OpenAI, connection: Redis
+) -> None:
+    wrong = [
+        line("a"),
+        line("a"),
+        line("b", url="/v1/completions"),
+        line("c", body={"temperature": 9}),
+        line("d", body={"model": "nobody"}),
+        {"messages": [{"role": "user", "content": "x"}], "url": ENDPOINT},
+        {**line("e"), "custom_id": None},
+    ]
+    batch = begin(client, *wrong)
+    failed = until(client, batch, "failed", "in_progress", "completed")
+    assert failed.failed_at
+    assert failed.errors
+    assert failed.errors.data
+    assert [error.line for error in failed.errors.data] == [2, 3, 4, 5, 6, 7]
+    words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id")
+    for error, word in zip(failed.errors.data, words, strict=True):
+        assert word in (error.message or "")
+    assert not connection.keys("omlx:batch:*")
+
+
+@pytest.mark.usefixtures("known_model")
+@pytest.mark.parametrize("lines", [b"", b"\n\n", b"{\n", b"\xff\n", b"[1]\n"])
+def test_an_input_without_rows_fails(client: OpenAI, lines: bytes) -> None:
+    file = client.files.create(file=("x", lines), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window=WINDOW
+    )
+    failed = until(client, batch, "failed", "in_progress", "completed")
+    assert failed.status == "failed"
+    assert failed.errors
+    assert failed.errors.data
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_batch_that_waits_is_cancelled_at_once(client: OpenAI) -> None:
+    batch = until(client, begin(client, line("a"), line("b")), "in_progress")
+    cancelled = client.batches.cancel(batch.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.cancelling_at
+    assert cancelled.cancelled_at
+    assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_a_batch_is_cancelled_before_its_upload(client: OpenAI, folder: Path) -> None:
+    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch")
+    # So no gateway can upload it.
+    (folder / file.id).unlink()
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window=WINDOW
+    )
+    assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_rows_that_wait_too_long_expire_into_the_error_file(
+    client: OpenAI, connection: Redis
+) -> None:
+    info: Any = connection.hget("omlx:models", ALIAS)
+    connection.hset("omlx:models", "absent", info)
+    rows = [line("a", body={"model": "absent"}), line("b", body={"model": "absent"}), line("c")]
+    expired = until(client, begin(client, *rows, window="2s"), "expired", "completed")
+    assert expired.status == "expired"
+    assert expired.expired_at
+    errors = content(client, expired.error_file_id)
+    assert [each["custom_id"] for each in errors] == ["a", "b"]
+    assert {each["error"]["code"] for each in errors} == {"expired"}
+    assert [each["custom_id"] for each in content(client, expired.output_file_id)] == ["c"]
+
+
+@pytest.mark.usefixtures("known_model")
+def test_files_and_batches_are_listed_page_by_page(client: OpenAI) -> None:
+    batches = [begin(client, line(f"r{n}")) for n in range(5)]
+    newest = [batch.id for batch in reversed(batches)]
+    first = client.batches.list(limit=2)
+    assert [each.id for each in first.data] == newest[:2]
+    assert first.has_more
+    assert [each.id for each in client.batches.list(limit=2)] == newest
+    assert [each.id for each in client.batches.list(after=newest[2])] == newest[3:]
+    files = [batch.input_file_id for batch in batches]
+    assert [each.id for each in client.files.list(order="asc", limit=2)] == files
+    assert [each.id for each in client.files.list(purpose="batch")] == files[::-1]
+    assert not client.files.list(purpose="batch_output").data
+    for query in ("limit=0", "limit=x", "limit=101", "after=nothing"):
+        with pytest.raises(openai.BadRequestError):
+            client.get(f"/batches?{query}", cast_to=object)
+
+
+def test_a_deleted_file_is_gone_from_disk_too(client: OpenAI, folder: Path) -> None:
+    file = client.files.create(file=("x", b"{}"), purpose="batch")
+    assert [each.name for each in folder.iterdir()] == [file.id]
+    assert client.files.delete(file.id).deleted
+    assert not list(folder.iterdir())
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(file.id)
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+PART = b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+PURPOSE = PART % (b"purpose", b"", b"batch")
+FILE = PART % (b"file", b'; filename="x"', b"{}")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({}, b"{}", 400),
+        ({"Content-Type": "application/json"}, b"{}", 400),
+        ({"Content-Type": "multipart/form-data"}, b"{}", 400),
+        (FORM, b"nonsense", 400),
+        (FORM, PURPOSE + b"--b--\r\n", 400),
+        (FORM, FILE + b"--b--\r\n", 400),
+        (FORM, FILE + FILE + PURPOSE + b"--b--\r\n", 400),
+        (FORM, FILE + PART % (b"purpose", b"", b"fine-tune") + b"--b--\r\n", 400),
+        (FORM, FILE + PURPOSE + PART % (b"other", b"", b"x") + b"--b--\r\n", 400),
+        (FORM, PURPOSE + PART % (b"file", b"", b"{}") + b"--b--\r\n", 400),
+        (FORM, PURPOSE + PART % (b"file", b'; filename="x"', b"x" * 2000) + b"--b--\r\n", 413),
+        (FORM, PART % (b"", b"", b"x") * 20 + b"--b--\r\n", 400),
+    ],
+)
+def test_a_wrong_upload_leaves_nothing(
+    redis_url: str, connection: Redis, folder: Path, headers: Any, body: bytes, status: int
+) -> None:
+    with running_gateway(redis_url, Limits(file_bytes=1500), files_dir=folder) as url:
+        answer = httpx2.post(f"{url}/v1/files", headers=headers, content=body)
+    assert answer.status_code == status, answer.text
+    assert "\n" not in answer.json()["error"]["message"]
+    assert not folder.exists()
+    assert not connection.keys("omlx:file*")
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "..", "a\\b", "ü\u2028", "x" * 1000])
+def test_no_name_of_a_client_is_one_on_disk(client: OpenAI, folder: Path, name: str) -> None:
+    file = client.files.create(file=(name, b"{}"), purpose="batch")
+    assert [each.name for each in folder.iterdir()] == [file.id]
+    assert len(file.filename) <= 255
+    assert client.files.content(file.id).content == b"{}"
+
+
+@pytest.mark.parametrize("path", ["files", "batches"])
+@pytest.mark.parametrize("name", ["..%2F..%2Fx", "%00", "file-x", "batch_" + "0" * 24, "%0d%0aX"])
+def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> None:
+    for method, end in (("GET", ""), ("DELETE", ""), ("GET", "/content"), ("POST", "/cancel")):
+        answer = httpx2.request(method, f"{gateway}/v1/{path}/{name}{end}")
+        assert answer.status_code in (404, 405)
+        assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": None}, "completion_window"),
+        ({"input_file_id": "../x"}, "input_file_id"),
+        ({"input_file_id": None}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
+        ({"output_expires_after": {}}, "output_expires_after"),
+    ],
+)
+def test_a_wrong_batch_is_refused_by_the_name_of_its_field(
+    client: OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": WINDOW, **fields}
+    sent = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    answer = httpx2.post(f"{client.base_url}batches", content=sent, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert not client.batches.list().data
