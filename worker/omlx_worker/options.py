@@ -31,11 +31,12 @@ SECTIONS = {
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": ("name", "burst", "drain_timeout"),
     "Logging": ("log_level", "log_format"),
-    "Metrics": ("metrics_port", "metrics_host"),
+    "HTTP": ("http", "metrics_port", "metrics_host"),
 }
 
 _METAVARS: dict[Any, str] = {
     "redis_url": "URL",
+    "http": "PORT",
     "metrics_host": "ADDRESS",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
@@ -94,11 +95,11 @@ def require_mlx() -> None:
     require("mlx", "mlx_lm")
 
 
-def require(*packages: str) -> None:
+def require(*packages: str, extra: str = "worker") -> None:
     """End the program with a sentence if one of these packages is not installed."""
     for package in packages:
         if find_spec(package) is None:
-            remedy = "install it with: pip install 'omlx-queue[worker]'"
+            remedy = f"install it with: pip install 'omlx-queue[{extra}]'"
             fail(USAGE, f"{package} is not installed; {remedy}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -36,6 +35,8 @@ def run(**options: Any) -> None:
     require_mlx()
     if settings.metrics_port is not None:
         require("prometheus_client")
+    if settings.http is not None:
+        require("starlette", "uvicorn", "python_multipart", extra="worker,gateway")
     with server_url(settings, given) as url:
         try:
             code = serve(settings, url)
@@ -57,6 +58,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
     from omlx_worker.build import make_worker
     from omlx_worker.connection import reach, unreachable
     from omlx_worker.control.rq_record import NameTaken
+    from omlx_worker.ports import serve_ports
 
     # The log escapes control characters, RQ's colours too.
     colorizer.notty = True
@@ -66,12 +68,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
             # RQ asks the server for its own address.
             worker = make_worker(settings, connection)
             worker.require_free_name()
-            with contextlib.ExitStack() as stack:
-                if settings.metrics_port is not None:
-                    from omlx_worker.metrics import serve_metrics
-
-                    where = settings.metrics_host, settings.metrics_port
-                    stack.enter_context(serve_metrics(*where, worker, settings.alias, url))
+            with serve_ports(settings, worker, url):
                 worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
         except (ModelError, NameTaken) as error:
             fail(USAGE, str(error))

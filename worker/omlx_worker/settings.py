@@ -132,6 +132,9 @@ class WorkerSettings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
+    http: int | None = Field(
+        default=None, ge=1, le=65_535, description="Serve OpenAI's interface at this port."
+    )
     metrics_port: int | None = Field(
         default=None, ge=0, le=65_535, description="Serve metrics for Prometheus there; 0: any."
     )

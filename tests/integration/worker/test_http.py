@@ -1,0 +1,123 @@
+"""``omlx-worker run --http``: one command serves a model over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from openai import OpenAI
+from redis import Redis
+
+from omlx_worker import build, cli, options
+from omlx_worker.ports import serve_http
+from omlx_worker.queue.embedded import free_port
+from omlx_worker.settings import WorkerSettings
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.workers import ALIAS, running_worker, wait_for
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=20) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _child_finds_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def test_the_gateway_serves_the_workers_redis_until_the_worker_ends(
+    redis_url: str, connection: Redis
+) -> None:
+    port = free_port()
+    settings = WorkerSettings(model_alias=ALIAS)
+    with running_worker(redis_url), serve_http(port, settings, redis_url) as process:
+        wait_for(lambda: answers(port) and connection.exists("omlx:models"))
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+            answer = client.completions.create(model=ALIAS, prompt="hi")
+        assert answer.choices[0].text
+        assert redis_url not in " ".join(map(str, process.args)), "others may see the arguments"
+        assert os.getsid(process.pid) == process.pid, "Ctrl-C reaches the worker alone"
+    assert process.returncode is not None
+    assert not answers(port)
+
+
+def test_the_gateway_ends_with_a_worker_that_is_killed(redis_url: str) -> None:
+    port = free_port()
+    code = (
+        "import sys, time; from omlx_worker.ports import serve_http;"
+        "from omlx_worker.settings import WorkerSettings\n"
+        "with serve_http(int(sys.argv[1]), WorkerSettings(), sys.argv[2]): time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(port), redis_url]) as worker:
+        wait_for(lambda: answers(port))
+        worker.kill()
+    wait_for(lambda: not answers(port))
+
+
+def test_a_gateway_that_ends_by_itself_is_told(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_http(free_port(), WorkerSettings(), redis_url) as process:
+        process.kill()
+        wait_for(lambda: "serves no HTTP until it is restarted" in caplog.text)
+
+
+def test_the_command_serves_http_while_the_model_is_loaded(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, seen = free_port(), list[Any]()
+
+    def load(_: WorkerSettings) -> FakeEngine:
+        seen.append(wait_for(lambda: answers(port)))
+        return FakeEngine()
+
+    monkeypatch.setattr(build, "load_engine", load)
+    arguments = ["run", "-m", "fake", "--redis-url", redis_url, f"--http={port}", "--burst"]
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert seen == [True]
+    assert not answers(port)
+
+
+def test_a_port_that_is_taken_is_one_sentence(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_engine", lambda _: FakeEngine())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ["run", "-m", "fake", "--redis-url", redis_url, "--http", port]
+        result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 2
+    assert f"--http {port}: nothing can be served there (Address already in use)" in result.stderr
+
+
+def test_without_the_packages_of_the_gateway_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = options.find_spec
+    monkeypatch.setattr(
+        options, "find_spec", lambda name: None if name == "uvicorn" else found(name)
+    )
+    result = CliRunner().invoke(cli.main, ["run", "-m", "fake", "--http", "8000"])
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        "uvicorn is not installed; install it with: pip install 'omlx-queue[worker,gateway]'\n"
+    )
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "web"])
+def test_a_wrong_port_is_named(port: str) -> None:
+    result = CliRunner().invoke(cli.main, ["run", "-m", "fake", f"--http={port}"])
+    assert result.exit_code == 2
+    assert f"--http: got {port}; give 1 to 65535" in result.stderr

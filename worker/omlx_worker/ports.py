@@ -1,0 +1,111 @@
+"""What a worker serves at ports: metrics, and with ``--http`` a gateway.
+
+The gateway is a process of its own, which ends with the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from omlx_producer.cli.common import fail
+from omlx_producer.environment import PREFIX
+from omlx_worker.options import USAGE
+from omlx_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from omlx_worker.control.worker import GenerationWorker
+
+HOST = "127.0.0.1"
+STOP_SECONDS = 5
+"""For answers that are still being written when the worker ends."""
+
+log = logging.getLogger("omlx_worker")
+
+# The worker holds the other end of stdin, which closes however the worker ends.
+_PROGRAM = f"""
+import os, signal, sys, threading, time
+
+def end_with_worker():
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep({STOP_SECONDS})
+    os._exit(1)
+
+threading.Thread(target=end_with_worker, daemon=True).start()
+from omlx_gateway.cli import main
+main(prog_name="omlx-gateway")
+"""
+
+
+@contextlib.contextmanager
+def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) -> Iterator[None]:
+    """Serve what the settings name until the block ends.
+
+    Args:
+        url: of Redis.
+    """
+    with contextlib.ExitStack() as stack:
+        if settings.metrics_port is not None:
+            from omlx_worker.metrics import serve_metrics
+
+            where = settings.metrics_host, settings.metrics_port
+            stack.enter_context(serve_metrics(*where, worker, settings.alias, url))
+        if settings.http is not None:
+            stack.enter_context(serve_http(settings.http, settings, url))
+        yield
+
+
+@contextlib.contextmanager
+def serve_http(port: int, settings: WorkerSettings, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a gateway until the block ends; yields its process.
+
+    Ends the program with a sentence if nothing can be served there.
+
+    Args:
+        url: of Redis.
+    """
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        fail(USAGE, f"--http {port}: nothing can be served there ({reason}); give another")
+    # The URL may hold a password, which other users would see among the arguments.
+    told = {f"{PREFIX}REDIS_URL": url, f"{PREFIX}STATE_DIR": str(settings.state_dir)}
+    environment = {**os.environ, **told}
+    if settings.allow_eviction:
+        environment[f"{PREFIX}ALLOW_EVICTION"] = "true"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROGRAM, "--host", HOST, "--port", str(port)],
+        stdin=subprocess.PIPE,
+        env=environment,
+        # Ctrl-C in the terminal is for the worker: streams go on while it drains.
+        start_new_session=True,
+    )
+    log.info("OpenAI's interface is at http://%s:%d/v1", HOST, port)
+    ending = threading.Event()
+    watch = threading.Thread(target=_tell_of_end, args=(process, ending), daemon=True)
+    watch.start()
+    try:
+        yield process
+    finally:
+        ending.set()
+        assert process.stdin is not None
+        process.stdin.close()
+        watch.join()
+
+
+def _tell_of_end(process: subprocess.Popen[bytes], ending: threading.Event) -> None:
+    """Wait for the process, and log an end that the worker did not ask for."""
+    code = process.wait()
+    if not ending.is_set():
+        log.error(
+            "the gateway ended with code %d: this worker serves no HTTP until it is restarted", code
+        )
