@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from omlx_gateway import batches, completions, files, models, page
 from omlx_gateway.errors import ApiError, answer_error
@@ -62,8 +62,14 @@ def create_app(
             OmlxQueueError: answer_error,
             RedisError: answer_error,
             HTTPException: _answer_http,
+            ClientDisconnect: _answer_nobody,
         },
     )
+
+
+async def _answer_nobody(_: Request, __: Exception) -> Response:
+    """The client hung up before its request was whole."""
+    return Response(status_code=499)
 
 
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:

@@ -148,6 +148,9 @@ def _store(request: Request) -> FileStore:
 
 
 async def create(request: Request) -> JSONResponse:
+    # Browsers let pages of other sites send forms.
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise ApiError(403, "Sec-Fetch-Site: pages of other sites cannot upload files")
     content, filename = await _read_form(request)
     try:
         record = await run_in_threadpool(_store(request).add, content.file, filename)

@@ -60,6 +60,7 @@ class Intake:
         self._connection = connection
         self._files = files
         self._records = BatchRecords(connection)
+        self._broken = set[str]()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="intake")
 
@@ -76,13 +77,24 @@ class Intake:
             self._files.drop_parts()
         while not self._over.wait(LOOK_SECONDS):
             try:
-                for batch_id in self._connection.smembers(UNFINISHED_KEY):
-                    if not self._over.is_set():
-                        self._tend(str_if_bytes(batch_id))
+                for found in self._connection.smembers(UNFINISHED_KEY):
+                    batch_id = str_if_bytes(found)
+                    if not self._over.is_set() and batch_id not in self._broken:
+                        self._tend(batch_id)
             except RedisError as error:
                 log.warning("batches wait for Redis: %s", error)
 
     def _tend(self, batch_id: str) -> None:
+        """Do what there is to do for a batch. One that cannot be read holds up no others."""
+        try:
+            self._advance(batch_id)
+        except RedisError:
+            raise
+        except Exception:
+            self._broken.add(batch_id)
+            log.exception("%s: left alone until the gateway starts again", batch_id)
+
+    def _advance(self, batch_id: str) -> None:
         try:
             record, _ = self._records.settle(batch_id)
         except ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,36 @@ def test_a_wrong_upload_leaves_nothing(
     assert "\n" not in answer.json()["error"]["message"]
     assert not folder.exists()
     assert not connection.keys("omlx:file*")
+
+
+def test_a_client_that_hangs_up_while_it_sends_leaves_nothing(
+    gateway: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = int(gateway.rpartition(":")[2])
+    for path, kind in (("files", FORM["Content-Type"]), ("batches", "application/json")):
+        head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(head.encode() + b"Content-Length: 99999\r\n\r\n" + FILE)
+    for _ in range(20):
+        assert httpx2.get(f"{gateway}/v1/files").status_code == 200
+    assert not folder.exists()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_pages_of_other_sites_cannot_upload(gateway: str, folder: Path) -> None:
+    headers = FORM | {"Sec-Fetch-Site": "cross-site"}
+    body = FILE + PURPOSE + b"--b--\r\n"
+    assert httpx2.post(f"{gateway}/v1/files", headers=headers, content=body).status_code == 403
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_record_that_cannot_be_read_holds_up_no_others(client: OpenAI, connection: Redis) -> None:
+    for number in range(9):
+        key = f"batch_{number:024}"
+        connection.hset(f"omlx:http_batch:{key}", "created_at", "nonsense")
+        connection.sadd("omlx:http_batches:unfinished", key)
+    until(client, begin(client, line("a")), "in_progress")
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "..", "a\\b", "ü\u2028", "x" * 1000])
