@@ -10,31 +10,44 @@ from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from omlx_gateway import batches, completions, files, models, page
+from omlx_gateway import files
+from omlx_gateway.access import KeyCheck
 from omlx_gateway.errors import ApiError, answer_error
 from omlx_gateway.gateway import Gateway, Limits
 from omlx_gateway.intake import Intake
+from omlx_gateway.keys import KeyFile
+from omlx_gateway.routes import routes
+from omlx_gateway.senders import BodyDeadline
 from omlx_producer import AsyncProducer, OmlxQueueError
 from omlx_producer.connection import connect, connect_async, redis_url
 
 
 def create_app(
-    url: str | None = None, limits: Limits | None = None, files_dir: Path | None = None
+    url: str | None = None,
+    limits: Limits | None = None,
+    files_dir: Path | None = None,
+    keys: KeyFile | None = None,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
     Args:
         url: where Redis is; by default where the environment says.
         files_dir: the folder of uploaded files; by default in the state directory.
+        keys: who may ask; by default everybody.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
     url = redis_url(url)
     folder = files_dir or files.default_folder()
+    limits = limits or Limits()
+    middleware = [Middleware(BodyDeadline, limits.patience)]
+    if keys is not None:
+        middleware.insert(0, Middleware(KeyCheck, keys))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,7 +56,7 @@ def create_app(
             connect_async(url),
             connect(url, socket_timeout=5),
             folder,
-            limits or Limits(),
+            limits,
         )
         app.state.gateway = gateway
         intake = Intake(gateway.blocking, files.FileStore(gateway.blocking, folder))
@@ -55,8 +68,9 @@ def create_app(
             await gateway.close()
 
     return Starlette(
-        routes=[*completions.routes, *models.routes, *files.routes, *batches.routes, *page.routes],
+        routes=routes,
         lifespan=lifespan,
+        middleware=middleware,
         exception_handlers={
             ApiError: answer_error,
             OmlxQueueError: answer_error,

@@ -7,18 +7,41 @@ import ipaddress
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 
-from omlx_gateway.gateway import MAX_BODY_BYTES, MAX_QUEUED, Limits
+from omlx_gateway.gateway import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    MAX_QUEUED,
+    PATIENCE_SECONDS,
+    Limits,
+)
+from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
 from omlx_producer import connection
 from omlx_producer.errors import OmlxQueueError
+from omlx_producer.wire import PRIORITIES, Priority
 
 USAGE = 2
 
+_file_option = click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="api-keys.jsonl",
+    show_default=True,
+    help="The file of keys.",
+)
 
-@click.command()
+
+@click.group(invoke_without_command=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
 @click.option("--redis-url", help="Redis; else OMLX_QUEUE_REDIS_URL or REDIS_URL.")
+@click.option(
+    "--api-keys",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Serve only who has a key of this file.",
+)
 @click.option(
     "--max-queued",
     default=MAX_QUEUED,
@@ -39,6 +62,20 @@ USAGE = 2
     help="Uploaded files; several gateways share it.",
 )
 @click.option(
+    "--max-connections",
+    default=MAX_CONNECTIONS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Open connections; then 503.",
+)
+@click.option(
+    "--patience",
+    default=PATIENCE_SECONDS,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds for a client that sends or reads nothing.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve metrics for Prometheus there; 0: any.",
@@ -50,36 +87,46 @@ USAGE = 2
     help="The address to serve them at.",
 )
 @click.version_option(package_name="omlx-queue", prog_name="omlx-gateway")
+@click.pass_context
 def main(
+    context: click.Context,
     host: str,
     port: int,
     redis_url: str | None,
+    api_keys: Path | None,
     max_queued: int,
     max_body: int,
     files_dir: Path | None,
+    max_connections: int,
+    patience: float,
     metrics_port: int | None,
     metrics_host: str,
 ) -> None:
     """Serve OpenAI's HTTP interface from the queue."""
+    if context.invoked_subcommand is not None:
+        return
     try:
-        import uvicorn
-
         from omlx_gateway.app import create_app
         from omlx_gateway.metrics import MeasuredApp, serve_metrics
+        from omlx_gateway.server import make_server
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"{error.name} is missing; install it with pip install 'omlx-queue[gateway]'"
         ) from None
-    if not _is_loopback(host):
+    if api_keys is None and not _is_loopback(host):
         raise click.UsageError(
             f"--host: got {host!r}, which other machines reach, and there are no keys; "
-            "give 127.0.0.1, with a reverse proxy that checks who may ask"
+            "give --api-keys FILE, or 127.0.0.1"
         )
+    limits = Limits(max_body, max_queued, connections=max_connections, patience=patience)
     try:
         url = connection.redis_url(redis_url)
-        app = MeasuredApp(create_app(url, Limits(max_body, max_queued), files_dir))
+        keys = KeyFile(api_keys) if api_keys else None
+        app = MeasuredApp(create_app(url, limits, files_dir, keys))
     except OmlxQueueError as error:
         raise click.UsageError(str(error)) from None
+    except KeyFileError as error:
+        raise click.UsageError(f"--api-keys: {error}") from None
     with contextlib.ExitStack() as stack:
         if metrics_port is not None:
             try:
@@ -90,9 +137,57 @@ def main(
                     f"served there ({error.strerror or error}); give another"
                 ) from None
             click.echo(f"metrics are at http://{metrics_host}:{served}/metrics", err=True)
-        uvicorn.run(
-            app, host=host, port=port, log_level="info", access_log=False, server_header=False
-        )
+        server = make_server(app, limits, host=host, port=port)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
+
+
+@main.group()
+def keys() -> None:
+    """Make and list API keys."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "--level",
+    type=click.Choice(PRIORITIES),
+    default="high",
+    show_default=True,
+    help="The best priority of its requests.",
+)
+@click.option("--rate", metavar="N", type=click.IntRange(1), help="Requests a minute, at most.")
+@click.option("--models", metavar="A,B", help="The models that it may use; else all.")
+@_file_option
+def add(name: str, level: Priority, rate: int | None, models: str | None, file: Path) -> None:
+    """Make a key, and show it once."""
+    allowed = None if models is None else tuple(each.strip() for each in models.split(","))
+    try:
+        key = add_key(file, name, level, rate, allowed)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        remedy = {
+            "name": "NAME: got {!r}; give up to 64 letters, digits and . _ -",
+            "models": "--models: got {!r}; give names of models with commas between them",
+        }[str(problem["loc"][0])]
+        raise click.UsageError(remedy.format(problem["input"])) from None
+    except KeyFileError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(key)
+    click.echo(f"{file} has its hash alone; keep the key, which cannot be shown again", err=True)
+
+
+@keys.command("list")
+@_file_option
+def list_keys(file: Path) -> None:
+    """List the keys of a file by name."""
+    try:
+        for key in read_keys(file):
+            rate = "any rate" if key.rate is None else f"{key.rate} a minute"
+            models = "all models" if key.models is None else ", ".join(key.models)
+            click.echo(f"{key.name}  {key.level}  {rate}  {models}")
+    except KeyFileError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,10 +12,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from omlx_gateway.access import allowed_priority, key_of, require_model
 from omlx_gateway.errors import ApiError, api_error
-from omlx_gateway.gateway import Gateway, cancel, priority_of
+from omlx_gateway.gateway import Gateway, cancel, read_priority
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
+from omlx_producer.client.outcome import unknown_job
+from omlx_producer.wire import read_queue_name
 
 RESULT_SECONDS = 3600
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
@@ -43,18 +46,22 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         foreign: that of the other endpoint.
     """
     gateway = Gateway.of(request)
-    priority = priority_of(request)
+    priority = allowed_priority(request, read_priority(request))
     body = await gateway.read_body(request)
     if body.get(foreign) is not None:
         raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
     if body.get(own) is None:
         raise ApiError(400, f"{own}: missing; give {own}", param=own)
+    model = body.get("model")
+    require_model(request, model if isinstance(model, str) else None)
     streams = body.get("stream") is True
     form = JobStream(own == "messages", str(body.get("model") or ""), _include_usage(body))
     if streams and (last := request.headers.get("last-event-id")):
         return await _go_on(request, last, form)
     await gateway.require_room(body.get("model"))
     key = request.headers.get("idempotency-key")
+    if key and (caller := key_of(request)):
+        key = caller.own(key)
     job = await gateway.producer.submit(
         {**body, "stream": streams}, priority=priority, idempotency_key=key
     )
@@ -93,6 +100,10 @@ async def _go_on(request: Request, last: str, form: JobStream) -> Response:
     if found is None:
         raise ApiError(400, f"Last-Event-ID: got {last!r:.80}; give the id of an event")
     state = await gateway.producer.status(found[1])
+    queue = read_queue_name(state.queue)
+    if queue is None:
+        raise unknown_job(found[1])
+    require_model(request, queue[0])
     job = AsyncJobHandle(found[1], state.queue, gateway.producer)
     return await _stream(request, job, form, int(found[2]), keep=True)
 

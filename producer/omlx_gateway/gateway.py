@@ -23,6 +23,10 @@ from omlx_producer.wire import PRIORITIES, Priority
 MAX_BODY_BYTES = 64 * 2**20
 MAX_QUEUED = 10_000
 MAX_FILE_BYTES = 200 * 2**20
+MAX_CONNECTIONS = 1024
+PATIENCE_SECONDS = 60.0
+SLOWEST_BYTES = 16 * 2**10
+"""A second, of a body that is longer than the patience."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,15 @@ class Limits:
         body_bytes: of a request, at most.
         queued: jobs that wait for a model, at most; further requests are told to come again.
         file_bytes: of an upload, at most.
+        connections: that are open at the same time.
+        patience: seconds for a client that sends or reads nothing.
     """
 
     body_bytes: int = MAX_BODY_BYTES
     queued: int = MAX_QUEUED
     file_bytes: int = MAX_FILE_BYTES
+    connections: int = MAX_CONNECTIONS
+    patience: float = PATIENCE_SECONDS
 
 
 @dataclass
@@ -111,7 +119,9 @@ class Gateway:
             found += part
             if len(found) > self.limits.body_bytes:
                 raise ApiError(
-                    413, f"the body is longer than {self.limits.body_bytes} bytes; shorten it"
+                    413,
+                    f"the body is longer than {self.limits.body_bytes} bytes; shorten it",
+                    headers={"Connection": "close"},
                 )
         try:
             body = json.loads(found)
@@ -129,9 +139,11 @@ async def cancel(job: AsyncJobHandle) -> None:
         await job.cancel()
 
 
-def priority_of(request: Request) -> Priority:
-    """The priority that ``X-Omlx-Priority`` names; ``high`` without it."""
-    given = request.headers.get("x-omlx-priority", "high")
+def read_priority(request: Request) -> Priority | None:
+    """The priority that ``X-Omlx-Priority`` names; None without it."""
+    given = request.headers.get("x-omlx-priority")
+    if given is None:
+        return None
     for priority in get_args(Priority):
         if given == priority:
             return priority  # type: ignore[no-any-return]

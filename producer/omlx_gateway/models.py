@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from omlx_gateway.access import key_of, require_model
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer import ModelInfo
@@ -15,12 +16,16 @@ from omlx_producer import ModelInfo
 
 async def models(request: Request) -> JSONResponse:
     known = await Gateway.of(request).producer.models()
-    data = [_model(alias, info) for alias, info in known.items()]
+    key = key_of(request)
+    data = [
+        _model(alias, info) for alias, info in known.items() if key is None or key.may_use(alias)
+    ]
     return JSONResponse({"object": "list", "data": data})
 
 
 async def model(request: Request) -> JSONResponse:
     alias = request.path_params["alias"]
+    require_model(request, alias)
     known = await Gateway.of(request).producer.models()
     if alias not in known:
         raise ApiError(

@@ -44,6 +44,7 @@ NOT_TYPED = {
     "--model-alias qwen": DOWNLOAD,
     "git pull && ./scripts/setup": HERE,
     "pip install 'omlx-queue[gateway]'": "installs",
+    "omlx-gateway --api-keys api-keys.jsonl --host 0.0.0.0": "serves other machines",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",

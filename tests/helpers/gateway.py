@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from omlx_gateway.app import create_app
 from omlx_gateway.gateway import Limits
+from omlx_gateway.keys import KeyFile
+from omlx_gateway.server import make_server
 
 
 @contextlib.contextmanager
@@ -22,6 +23,7 @@ def running_gateway(
     limits: Limits | None = None,
     app: ASGIApp | None = None,
     files_dir: Path | None = None,
+    keys: KeyFile | None = None,
 ) -> Iterator[str]:
     """The gateway's URL; it ends with the block.
 
@@ -30,9 +32,15 @@ def running_gateway(
     """
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    app = app or create_app(redis_url, limits, files_dir)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    # So that a client who does not read is noticed soon.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 2**10)
+    limits = limits or Limits()
+    server = make_server(
+        app or create_app(redis_url, limits, files_dir, keys),
+        limits,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

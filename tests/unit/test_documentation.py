@@ -40,10 +40,11 @@ def test_the_readme_is_short_and_starts_with_a_clone() -> None:
 def test_the_options_of_a_printed_command_exist(command: str) -> None:
     name, *words = shlex.split(command.split(" | ")[0].removesuffix("&"))
     chosen = COMMAND_OF[name]
-    if isinstance(chosen, click.Group):
+    while isinstance(chosen, click.Group):
         context = click.Context(chosen)
         found = chosen.get_command(context, words[0]) or chosen.get_command(context, "submit")
-        assert found is not None
-        chosen = found
+        if found is None:
+            break
+        chosen, words = found, words[1:] if found.name == words[0] else words
     known = {option for each in chosen.params for option in (*each.opts, *each.secondary_opts)}
     assert {word for word in words if word.startswith("-") and word != "-"} <= known

@@ -8,9 +8,11 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import cast
 
 import openai
 import pytest
+import uvicorn
 from click.testing import CliRunner
 from openai import OpenAI
 from redis import Redis
@@ -87,15 +89,16 @@ def test_the_command_serves_metrics_beside_the_interface(
 ) -> None:
     seen: list[str] = []
 
-    def serve(app: ASGIApp, **_: object) -> None:
+    def serve(server: uvicorn.Server) -> None:
+        monkeypatch.undo()
         (port,) = re.findall(r"metrics are at http://127.0.0.1:(\d+)/", capfd.readouterr().err)
-        with running_gateway(redis_url, app=app) as url:
+        with running_gateway(redis_url, app=cast(ASGIApp, server.config.app)) as url:
             assert asked(f"{url}/health") == 200
             assert asked(f"{url}/metrics") == 404, "the interface itself serves none"
             wait_for(lambda: value(scrape(int(port)), "http_requests_total") == 2)
             seen.append(url)
 
-    monkeypatch.setattr("uvicorn.run", serve)
+    monkeypatch.setattr("uvicorn.Server.run", serve)
     main(["--redis-url", redis_url, "--metrics-port", "0"], standalone_mode=False)
     assert seen
 

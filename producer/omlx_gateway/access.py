@@ -1,0 +1,140 @@
+"""Who may ask: the key of a request, its rate, and the models and priorities that it may use."""
+
+from __future__ import annotations
+
+from redis.exceptions import RedisError
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omlx_gateway.errors import ApiError, api_error
+from omlx_gateway.gateway import Gateway
+from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
+from omlx_producer.wire import Priority
+
+OPEN_PATHS = ("/", "/health")
+"""The page asks for a key itself, and shows nothing without one."""
+MINUTE = 60
+
+
+class KeyCheck:
+    """Middleware that lets no request in without a key of the file, nor beyond its rate.
+
+    The key is in ``request.state.api_key`` from then on.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyFile) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                key = self._require_key(Headers(scope=scope))
+                await _require_rate(scope["app"].state.gateway, key)
+            except (ApiError, RedisError) as error:
+                await api_error(error).response(scope, receive, send)
+                return
+            scope.setdefault("state", {})["api_key"] = key
+        await self._app(scope, receive, send)
+
+    def _require_key(self, headers: Headers) -> ApiKey:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        given = given.strip()
+        found = None
+        if scheme.lower() == "bearer" and 0 < len(given) <= MOST_KEY_LETTERS:
+            found = self._keys.find(given)
+        if found is None:
+            raise ApiError(
+                401,
+                "the API key is missing or unknown; send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                # The body is not read.
+                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+            )
+        return found
+
+
+def key_of(request: Request) -> ApiKey | None:
+    """The key of a request; None where no keys are set."""
+    found: ApiKey | None = getattr(request.state, "api_key", None)
+    return found
+
+
+def require_model(request: Request, model: str | None) -> None:
+    """Refuse a model that the request's key may not use.
+
+    Args:
+        model: None for one that the request leaves to the gateway.
+
+    Raises:
+        ApiError: 403.
+    """
+    key = key_of(request)
+    if key is None or key.models is None or (model is not None and key.may_use(model)):
+        return
+    allowed = ", ".join(key.models) or "none"
+    given = "no model" if model is None else f"{model!r:.200}"
+    raise ApiError(
+        403,
+        f"model: got {given}; this API key may use {allowed}",
+        code="model_not_allowed",
+        param="model",
+    )
+
+
+def require_every_model(request: Request) -> None:
+    """Refuse a key of some models what shows or changes all of them.
+
+    Raises:
+        ApiError: 403.
+    """
+    key = key_of(request)
+    if key is not None and key.models is not None:
+        raise ApiError(
+            403,
+            f"{request.url.path[:200]}: this API key is for some models; use a key for all",
+            code="key_not_allowed",
+        )
+
+
+def allowed_priority(request: Request, given: Priority | None) -> Priority:
+    """The priority of a request: what it asks for, else the best that its key may have.
+
+    Raises:
+        ApiError: 403 if the key may not have it.
+    """
+    key = key_of(request)
+    if given is None:
+        return "high" if key is None else key.level
+    if key is not None and not key.may_join(given):
+        raise ApiError(
+            403,
+            f"X-Omlx-Priority: got {given!r}; this API key may use {key.level} and below",
+            code="priority_not_allowed",
+        )
+    return given
+
+
+async def _require_rate(gateway: Gateway, key: ApiKey) -> None:
+    """Count a request in Redis, for all gateways together.
+
+    Raises:
+        ApiError: 429.
+    """
+    if key.rate is None:
+        return
+    count_key = f"omlx:http:rate:{key.name}"
+    pipe = gateway.redis.pipeline()
+    pipe.set(count_key, 0, ex=MINUTE, nx=True)
+    pipe.incr(count_key)
+    pipe.ttl(count_key)
+    _, count, left = await pipe.execute()
+    if count > key.rate:
+        raise ApiError(
+            429,
+            f"this API key may send {key.rate} requests a minute; try again in {max(1, left)} s",
+            "rate_limit_error",
+            "rate_limit_exceeded",
+            headers={"Retry-After": str(max(1, left)), "Connection": "close"},
+        )

@@ -1,0 +1,90 @@
+"""The HTTP server: uvicorn with h11, and an end for clients that neither send nor read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from omlx_gateway.gateway import Limits
+
+MAX_HEADER_BYTES = 64 * 2**10
+GRACE_SECONDS = 10
+"""For open answers, after the signal to stop."""
+
+
+def make_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
+    """A server that is ready to run.
+
+    Args:
+        options: of `uvicorn.Config`.
+    """
+    config: dict[str, Any] = {
+        "log_level": "info",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "limit_concurrency": limits.connections,
+        "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
+        "http": _protocol(limits.patience),
+    }
+    return uvicorn.Server(uvicorn.Config(app, **(config | options)))
+
+
+def _protocol(patience: float) -> type[H11Protocol]:
+    """The protocol of a connection, which has a time for headers and for a reader who is away.
+
+    Args:
+        patience: in seconds, for the headers of a request, and for a client to make room for more
+            of its answer.
+    """
+
+    class PatientProtocol(H11Protocol):
+        _headers_due: asyncio.TimerHandle | None = None
+        _reader_due: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._await_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_awaiting_headers()
+            self.resume_writing()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._reader_due = self.loop.call_later(patience, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._reader_due is not None:
+                self._reader_due.cancel()
+                self._reader_due = None
+
+        def _await_headers(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._stop_awaiting_headers()
+            elif self._headers_due is None:
+                self._headers_due = self.loop.call_later(patience, self._hang_up)
+
+        def _stop_awaiting_headers(self) -> None:
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+                self._headers_due = None
+
+        def _hang_up(self) -> None:
+            self._headers_due = None
+            if self.conn.their_state is h11.IDLE:
+                self.transport.abort()
+
+    return PatientProtocol

@@ -1,0 +1,298 @@
+"""With a file of keys, a gateway serves those who have one, and each what its key allows."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from click.testing import CliRunner
+from openai import OpenAI
+from redis import Redis
+
+from omlx_gateway.cli import main
+from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
+from tests.helpers.gateway import running_gateway
+from tests.helpers.workers import ALIAS, fetch, queue, running_worker, wait_for
+
+CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "api-keys.jsonl"
+
+
+@pytest.fixture
+def add(file: Path) -> Callable[..., str]:
+    """Makes a key as the command does."""
+
+    def add_key(name: str, *options: str) -> str:
+        result = CliRunner().invoke(main, ["keys", "add", name, "--file", str(file), *options])
+        assert result.exit_code == 0, result.output
+        return result.stdout.strip()
+
+    return add_key
+
+
+@pytest.fixture
+def worker(redis_url: str, connection: Redis) -> Iterator[None]:
+    with running_worker(redis_url):
+        wait_for(lambda: connection.exists("omlx:models"))
+        yield
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
+    file: Path, add: Callable[..., str]
+) -> None:
+    first = add("ann")
+    second = add("ben", "--level", "bulk", "--rate", "60", "--models", "a,b")
+    assert first != second
+    text = file.read_text()
+    assert first not in text
+    assert json.loads(text.splitlines()[1]) == {
+        "name": "ben",
+        "sha256": hash_key(second),
+        "level": "bulk",
+        "rate": 60,
+        "models": ["a", "b"],
+    }
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(file.parent.iterdir()) == [file]
+    listed = CliRunner().invoke(main, ["keys", "list", "--file", str(file)])
+    assert listed.stdout == "ann  high  any rate  all models\nben  bulk  60 a minute  a, b\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ann"], "'ann' has a key; choose another name"),
+        (["a b"], "NAME: got 'a b'; give up to 64 letters"),
+        (["ben", "--models", "a,,b"], "--models: got ''; give names of models"),
+    ],
+)
+def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(
+    file: Path, add: Callable[..., str], arguments: list[str], sentence: str
+) -> None:
+    add("ann")
+    before = file.read_text()
+    result = CliRunner().invoke(main, ["keys", "add", *arguments, "--file", str(file)])
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert file.read_text() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_two_commands_at_the_same_time_lose_no_key(file: Path, add: Callable[..., str]) -> None:
+    add("ann")
+    other = file.with_name(file.name + ".new")
+    other.touch()
+    result = CliRunner().invoke(main, ["keys", "add", "ben", "--file", str(file)])
+    assert result.exit_code == 2
+    assert "another command writes it" in result.stderr
+    assert other.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2: the line: "),
+        ('{"name": "x", "sha256": "secret"}', "line 2: sha256: "),
+        ('{"name": "ann", "sha256": "%s"}' % ("0" * 64), "'ann' has a line already"),
+    ],
+)
+def test_a_broken_file_is_refused_by_its_line(
+    file: Path, add: Callable[..., str], line: str, sentence: str
+) -> None:
+    add("ann")
+    file.write_text(file.read_text() + line)
+    with pytest.raises(KeyFileError, match=sentence) as refused:
+        KeyFile(file)
+    assert "secret" not in str(refused.value)
+    result = CliRunner().invoke(main, ["--api-keys", str(file)])
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_other_machines_are_served_with_keys_only(
+    file: Path, add: Callable[..., str], monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    arguments = ["--host", "0.0.0.0", "--redis-url", redis_url]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "give --api-keys FILE" in result.stderr
+    served = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: served.append(server.config.host))
+    add("ann")
+    result = CliRunner().invoke(main, [*arguments, "--api-keys", str(file)])
+    assert result.exit_code == 0, result.output
+    assert served == ["0.0.0.0"]
+
+
+def test_every_path_but_health_and_the_page_needs_a_key(
+    file: Path, add: Callable[..., str], redis_url: str
+) -> None:
+    key = add("ann")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+        for path in ("/health", "/"):
+            assert httpx2.get(url + path).status_code == 200
+        for path in ("/v1/models", "/status", "/nope", "//health", "/health/", "/%2e/health"):
+            for headers in (
+                {},
+                bearer("omlx-wrong"),
+                {"Authorization": "Bearer"},
+                bearer(key[:-1]),
+                bearer("x" * 20_000),
+                {"Authorization": key},
+                {"Authorization": f"Basic {key}"},
+                {"Authorization": b"Bearer \xff\xfe"},
+            ):
+                answer = httpx2.get(url + path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert httpx2.get(url + path, headers=bearer(key)).status_code != 401
+        with (
+            OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError, match="API key"),
+        ):
+            client.chat.completions.create(model=ALIAS, messages=CHAT)
+
+
+def test_a_refused_body_is_not_read(file: Path, add: Callable[..., str], redis_url: str) -> None:
+    add("ann")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+        where = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(where, timeout=20) as client:
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+            )
+            answer = b""
+            while part := client.recv(4096):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_key_joins_its_level_and_no_better_one(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    key = add("ann", "--level", "default")
+    with (
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
+        OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        for header, level in ({}, "default"), ({"X-Omlx-Priority": "bulk"}, "bulk"):
+            answer = client.chat.completions.with_raw_response.create(
+                model=ALIAS, messages=CHAT, extra_headers=header
+            )
+            job = fetch(connection, answer.headers["x-omlx-job"])
+            assert job.origin == queue(connection, level).name
+        with pytest.raises(openai.PermissionDeniedError, match="default and below"):
+            client.chat.completions.create(
+                model=ALIAS, messages=CHAT, extra_headers={"X-Omlx-Priority": "high"}
+            )
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_key_of_some_models_sees_and_uses_no_others(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    all_models, own, other = add("all"), add("own", "--models", ALIAS), add("x", "--models", "x,y")
+    body = {"model": ALIAS, "messages": CHAT, "stream": True}
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+
+        def ask(key: str, path: str, **options: Any) -> httpx2.Response:
+            method = "POST" if "json" in options else "GET"
+            headers = bearer(key) | options.pop("headers", {})
+            return httpx2.request(method, url + path, headers=headers, **options)
+
+        for key in (all_models, own):
+            answer = ask(key, "/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            assert len(ask(key, "/v1/models").json()["data"]) == 1
+        job = answer.headers["x-omlx-job"]
+        assert ask(other, "/v1/models").json()["data"] == []
+        for refused in (
+            ask(other, "/v1/chat/completions", json=body),
+            ask(other, "/v1/chat/completions", json={"messages": CHAT}),
+            ask(other, "/v1/chat/completions", json={**body, "model": ["x"]}),
+            ask(other, f"/v1/models/{ALIAS}"),
+            ask(
+                other,
+                "/v1/chat/completions",
+                json={**body, "model": "x"},
+                headers={"Last-Event-ID": f"{job}:0"},
+            ),
+            ask(other, "/status"),
+            ask(own, "/status"),
+            ask(own, f"/status/pause/{ALIAS}", json={}, headers={"X-Omlx-Page": "1"}),
+        ):
+            assert refused.status_code == 403, refused.text
+        assert ask(all_models, "/status").status_code == 200
+    assert not connection.exists("omlx:paused")
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_same_idempotency_key_of_two_api_keys_makes_two_jobs(
+    file: Path, add: Callable[..., str], redis_url: str
+) -> None:
+    clients = [add("ann"), add("ben")]
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+        ids = []
+        for key in clients * 2:
+            with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+                answer = client.chat.completions.create(
+                    model=ALIAS, messages=CHAT, extra_headers={"Idempotency-Key": "one"}
+                )
+            ids.append(answer.id)
+    assert ids[:2] == ids[2:]
+    assert ids[0] != ids[1]
+
+
+def test_the_rate_of_a_key_is_counted_at_all_gateways_together(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    slow, free = add("slow", "--rate", "3"), add("free")
+    keys = KeyFile(file)
+    with running_gateway(redis_url, keys=keys) as one, running_gateway(redis_url, keys=keys) as two:
+        codes = [
+            httpx2.get(f"{url}/v1/models", headers=bearer(slow)).status_code
+            for url in (one, two, one)
+        ]
+        assert codes == [200, 200, 200]
+        answer = httpx2.get(f"{two}/v1/models", headers=bearer(slow))
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert httpx2.get(f"{two}/v1/models", headers=bearer(free)).status_code == 200
+        # The minute is over.
+        connection.delete("omlx:http:rate:slow")
+        assert httpx2.get(f"{two}/v1/models", headers=bearer(slow)).status_code == 200
+
+
+def test_keys_come_and_go_with_their_lines(
+    file: Path, add: Callable[..., str], redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = add("ann")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+
+        def status(key: str) -> int:
+            return httpx2.get(f"{url}/v1/models", headers=bearer(key)).status_code
+
+        second = add("ben")
+        assert [status(first), status(second)] == [200, 200]
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+        assert [status(first), status(second)] == [401, 200]
+        file.write_text("{")
+        assert [status(first), status(second)] == [401, 200]
+        assert caplog.text.count("the keys stay as they were") == 1

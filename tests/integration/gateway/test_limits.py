@@ -1,0 +1,111 @@
+"""A gateway does not wait for clients that neither send nor read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from redis import Redis
+
+from omlx_gateway.gateway import Limits
+from tests.helpers.gateway import running_gateway
+from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, started, status, wait_for
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def impatient(redis_url: str) -> Iterator[tuple[str, int]]:
+    """The address of a gateway that waits for half a second."""
+    with running_gateway(redis_url, Limits(patience=0.5)) as url:
+        yield "127.0.0.1", int(url.rpartition(":")[2])
+
+
+def read_to_end(client: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while part := client.recv(65_536):
+            answer += part
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def can_send(client: socket.socket, data: bytes) -> bool:
+    try:
+        client.sendall(data)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
+def test_headers_that_do_not_come_end_the_connection(
+    impatient: tuple[str, int], begun: bytes
+) -> None:
+    with socket.create_connection(impatient, timeout=20) as client:
+        client.sendall(begun)
+        assert read_to_end(client) == b""
+
+
+def test_headers_that_drip_end_the_connection_also_after_an_answer(
+    impatient: tuple[str, int],
+) -> None:
+    with socket.create_connection(impatient, timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        wait_for(lambda: not can_send(client, b"X: y\r\n"))
+
+
+@pytest.mark.parametrize("body", [b"", b"{"])
+def test_a_body_that_does_not_come_is_answered_408(impatient: tuple[str, int], body: bytes) -> None:
+    with socket.create_connection(impatient, timeout=20) as client:
+        client.sendall(POST + b"Content-Length: 1000\r\n\r\n" + body)
+        answer = read_to_end(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "timeout"
+
+
+def test_a_long_answer_is_awaited_longer_than_a_body(redis_url: str, connection: Redis) -> None:
+    body = {"model": ALIAS, "prompt": "x", "max_tokens": 20, "ignore_eos": True}
+    with (
+        running_worker(redis_url, step_seconds=0.05),
+        running_gateway(redis_url, Limits(patience=0.5)) as url,
+    ):
+        wait_for(lambda: connection.exists("omlx:models"))
+        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200
+
+
+def test_a_client_that_does_not_read_loses_its_connection_and_its_job(
+    impatient: tuple[str, int], redis_url: str, connection: Redis
+) -> None:
+    asked = {"model": ALIAS, "prompt": "x", "max_tokens": 9_000, "stream": True, "logprobs": 5}
+    body = json.dumps({**asked, "ignore_eos": True, "n": 4}).encode()
+    with running_worker(redis_url, step_seconds=0.001), socket.socket() as client:
+        wait_for(lambda: connection.exists("omlx:models"))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(impatient)
+        client.sendall(POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        wait_for(lambda: started(connection))
+        [key] = connection.keys("rq:job:*")
+        job_id = key.decode().removeprefix("rq:job:")
+        wait_for(lambda: is_over(fetch(connection, job_id)), 60)
+        assert status(fetch(connection, job_id)) == "stopped"
+
+
+def test_more_connections_than_the_limit_are_told_to_come_again(redis_url: str) -> None:
+    with running_gateway(redis_url, Limits(connections=3)) as url:
+        where = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with (
+            socket.create_connection(where, timeout=20) as one,
+            socket.create_connection(where, timeout=20) as two,
+        ):
+            wait_for(lambda: httpx2.get(f"{url}/health").status_code == 503)
+            one.close()
+            two.close()
+        wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
