@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-from openai.types import Completion
+from openai.types import Completion, completion_create_params
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 from redis import Redis
 
+from omlx_producer import GenerationRequest
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, fetch, running_worker, wait_for
 from tests.integration.producer.test_openai_parameters import BESIDE, CHATS
 
 CHAT = {"model": ALIAS, "messages": [{"role": "user", "content": "a"}], "max_tokens": 6}
+
+# Every parameter of OpenAI's text completions, as `CHATS`.
+TEXTS: dict[str, tuple[str, Any]] = {
+    "best_of": ("refused", 3),
+    "echo": ("refused", True),
+    "frequency_penalty": ("served", 1.5),
+    "logit_bias": ("served", {"5": 10}),
+    "logprobs": ("served", 2),
+    "max_tokens": ("served", 5),
+    "model": ("served", ALIAS),
+    "n": ("served", 2),
+    "presence_penalty": ("served", 1.5),
+    "prompt": ("served", "other"),
+    "seed": ("served", 7),
+    "stop": ("served", ["x"]),
+    "stream": ("served", True),
+    "stream_options": ("ignored", {"include_usage": True}),
+    "suffix": ("refused", "x"),
+    "temperature": ("served", 0.5),
+    "top_p": ("served", 0.5),
+    "user": ("ignored", "x"),
+}
 
 
 @pytest.fixture
@@ -76,6 +100,35 @@ def ask(gateway: str, connection: Redis, field: str) -> None:
         assert field not in request
     elif field not in ("stream", "max_tokens", "response_format"):
         assert request[field] == value
+
+
+def test_the_walk_knows_every_parameter_of_a_text_completion() -> None:
+    params = completion_create_params
+    both = params.CompletionCreateParamsStreaming, params.CompletionCreateParamsNonStreaming
+    assert set(TEXTS) == {name for kind in both for name in typing.get_type_hints(kind)}
+
+
+def test_every_field_of_a_text_completion_is_served_ignored_or_refused_by_its_name(
+    gateway: str, connection: Redis
+) -> None:
+    plain = {"model": ALIAS, "prompt": "a", "stream": False}
+    without = GenerationRequest.parse(plain).to_wire()
+    for field, (fate, value) in TEXTS.items():
+        body = {**plain, field: value}
+        answer = httpx2.post(f"{gateway}/v1/completions", json=body)
+        if fate == "refused":
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["message"].startswith(f"{field}: ")
+            continue
+        assert answer.status_code == 200, answer.text
+        request = fetch(connection, answer.headers["x-omlx-job"]).kwargs["request"]
+        assert request == GenerationRequest.parse(body).to_wire()
+        assert (request == without) == (fate == "ignored" or field == "model")
+        if field == "stream":
+            assert chunks(answer)
+        else:
+            require_whole(Completion, answer.json())
 
 
 @pytest.mark.parametrize("streams", [True, False])
