@@ -1,20 +1,40 @@
-"""What do idle workers cost their Redis, and how many of them does one submission wake?
+"""What do a thousand workers and a million rows cost their Redis?
 
-    python -m scripts.bench.fleet                    20 and 60 workers, scaled to 1,000
-    python -m scripts.bench.fleet --workers 10 40 --seconds 30
+    python -m scripts.bench.fleet                    everything, in about ten minutes
+    python -m scripts.bench.fleet --only idle --workers 400
+    python -m scripts.bench.fleet --only expiry job makespan claims
 
-The workers are real ones with an engine that does nothing, in two processes. The share of the
-server's thread is what it spends of its own CPU time. Two numbers of workers separate what each
-worker costs (it grows with their number) from what all cost by looking at all (its square).
+``idle``      the share of the server's thread that idle workers take, by command; how many of them
+              one submission wakes, with the one that looks for all, and how long the server takes
+              for the message to all and for their claims. The workers are real ones with an engine
+              that does nothing, on threads of two processes.
+``expiry``    the longest calls while the leader sweeps expired leases and expired entries.
+``job``       the memory of a finished job of 64 tokens that were streamed or not, on a server
+              with the settings of docs/fleet.md and on one without.
+``makespan``  rows of unequal length over a thousand workers, beside the least that is possible. A
+              model of the claims in Python: without Redis, which takes a tenth of a
+              millisecond for each row.
+``claims``    the time of a claim of 16 rows out of a million waiting rows in 100 batches, and out
+              of a thousand in one.
+
+The share of a thread is the server's own CPU time. The longest calls are from its SLOWLOG, which
+counts the time of a script alone; a loaded machine makes them longer.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import heapq
+import itertools
+import json
 import logging
 import multiprocessing
+import random
+import statistics
+import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,110 +45,338 @@ from rich.console import Console
 from rich.table import Table
 
 from omlx_producer import Producer
+from omlx_producer.wire import JOB_FUNCTION, PRIORITIES, queue_name
+from omlx_worker.control import lookout
+from omlx_worker.control.admission import MOST_COMING
+from omlx_worker.control.status import YOUNG_SECONDS
 from omlx_worker.queue.embedded import EmbeddedRedis
+from omlx_worker.queue.lease import GRACE_SECONDS, LeaseTable
+from omlx_worker.queue.upkeep import Upkeep
+from tests.helpers.leases import done, tokens
 from tests.helpers.workers import ALIAS, running_worker
 
-PROCESSES = 2
-SETTLE_SECONDS = 6.0
-WAKE_SECONDS = 0.15
+QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
+PROCESSES, RINGS, BELL = 2, 200, "bell"
+WAKE_SECONDS = 0.5
 SUBMISSIONS = 10
-TARGET = 1000
+LEASES, ENTRIES = 32_000, 1_000_000
+JOBS, JOB_TOKENS, TOKENS_A_STEP = 1000, 64, 4
+WORKERS, SLOTS, ROWS = 1000, 16, 1_000_000
+CLAIMS = 50
 
 
-class Idle(NamedTuple):
-    """Of idle workers: the share of the server's thread, and its parts by command."""
+@contextlib.contextmanager
+def a_server() -> Iterator[tuple[str, Redis]]:
+    with (
+        TemporaryDirectory() as folder,
+        EmbeddedRedis(Path(folder)) as server,
+        Redis.from_url(server.url) as connection,
+    ):
+        yield server.url, connection
 
-    share: float
-    by_command: dict[str, float]
-    woken: float
+
+# Calls
 
 
-def be_workers(url: str, count: int, over: Event) -> None:
+class Call(NamedTuple):
+    """A call that the server has answered; `client` is an address and a port."""
+
+    milliseconds: float
+    command: bytes
+    client: bytes
+
+
+@contextlib.contextmanager
+def all_calls(connection: Redis) -> Iterator[Callable[[], list[Call]]]:
+    """Record the calls of a block."""
+    connection.config_set("slowlog-max-len", 1_000_000)
+    connection.config_set("slowlog-log-slower-than", 0)
+    connection.slowlog_reset()
+
+    def read() -> list[Call]:
+        found: Any = connection.slowlog_get(-1)
+        return [
+            Call(entry["duration"] / 1000, entry["command"], entry["client_address"])
+            for entry in found
+        ]
+
+    yield read
+    connection.config_set("slowlog-log-slower-than", -1)
+
+
+def scripts(calls: list[Call]) -> list[Call]:
+    return [call for call in calls if call.command.startswith(b"EVAL")]
+
+
+# Idle workers
+
+
+def be_workers(url: str, count: int, quiet: Event) -> None:
+    """Run workers until this process is killed. Once `quiet`, they only look if they are rung."""
     logging.disable(logging.CRITICAL)
     with contextlib.ExitStack() as workers:
         for _ in range(count):
             workers.enter_context(running_worker(url))
-        over.wait()
+        quiet.wait()
+        lookout.LOOK_SECONDS = 3600.0
+        threading.Event().wait()
 
 
-def spent(connection: Redis) -> tuple[float, dict[str, float], int]:
-    """Seconds of CPU of the server, those by command, and the scripts that were called."""
+def spent(connection: Redis) -> tuple[float, dict[str, tuple[float, int]]]:
+    """Seconds of CPU of the server's thread; by command the seconds and the number of calls."""
     cpu: Any = connection.info("cpu")
     stats: Any = connection.info("commandstats")
-    by_command = {name.removeprefix("cmdstat_"): each["usec"] / 1e6 for name, each in stats.items()}
-    scripts = stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
-    return cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"], by_command, scripts
+    by_command = {
+        name.removeprefix("cmdstat_"): (each["usec"] / 1e6, each["calls"])
+        for name, each in stats.items()
+    }
+    return cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"], by_command
 
 
-def woken_by_one(connection: Redis, idle_rate: float) -> float:
-    """Workers that look at their queues because of one submission, on average."""
-    calls = 0.0
-    with Producer(connection) as producer:
-        for _ in range(SUBMISSIONS):
-            before = spent(connection)[2]
-            job = producer.submit(
-                model=ALIAS, prompt="x", max_completion_tokens=1, require_known_model=False
-            )
-            time.sleep(WAKE_SECONDS)
-            # A look is two scripts. The worker that takes the job also appends and commits.
-            calls += (spent(connection)[2] - before - idle_rate * WAKE_SECONDS - 2) / 2
-            job.result(timeout=10)
-            time.sleep(1)
-    return max(0.0, calls / SUBMISSIONS)
+def claiming(url: str, connection: Redis) -> tuple[int, float]:
+    """The workers that claim because of one submission, and the milliseconds of their claims."""
+    claim = LeaseTable(connection, "", QUEUES)._claim._digest.encode()
+    with Producer(url) as producer, all_calls(connection) as calls:
+        producer.submit(
+            model=ALIAS, prompt="x", max_completion_tokens=1, require_known_model=False
+        ).result(timeout=60)
+        time.sleep(WAKE_SECONDS)
+        found = [call for call in calls() if claim in call.command]
+    return len({call.client for call in found}), sum(call.milliseconds for call in found)
 
 
-def measure(count: int, seconds: float) -> Idle:
+def ring_milliseconds(listeners: int) -> float:
+    """What one message to so many subscribers costs the server."""
+    with a_server() as (url, connection), contextlib.ExitStack() as clients:
+        for _ in range(listeners):
+            client = clients.enter_context(Redis.from_url(url))
+            pubsub: Any = clients.enter_context(client.pubsub())
+            pubsub.subscribe(BELL)
+            pubsub.get_message(timeout=10)
+        before = spent(connection)[0]
+        for _ in range(RINGS):
+            connection.publish(BELL, 1)
+        connection.ping()
+        return 1000 * (spent(connection)[0] - before) / RINGS
+
+
+def idle(options: argparse.Namespace, console: Console) -> None:
     context = multiprocessing.get_context("spawn")
-    with TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
-        over = context.Event()
+    with a_server() as (url, connection):
+        quiet = context.Event()
+        each = options.workers // PROCESSES
         processes = [
-            context.Process(target=be_workers, args=(server.url, count // PROCESSES, over))
+            context.Process(target=be_workers, args=(url, each, quiet), daemon=True)
             for _ in range(PROCESSES)
         ]
         for process in processes:
             process.start()
-        with Redis.from_url(server.url) as connection:
-            while connection.hlen(f"omlx:workers:{ALIAS}") < count // PROCESSES * PROCESSES:
-                time.sleep(0.2)
-            time.sleep(SETTLE_SECONDS)
-            before, began = spent(connection), time.monotonic()
-            time.sleep(seconds)
-            after, took = spent(connection), time.monotonic() - began
-            woken = woken_by_one(connection, (after[2] - before[2]) / took)
-        over.set()
+        while connection.hlen(f"omlx:workers:{ALIAS}") < each * PROCESSES:
+            time.sleep(0.2)
+        time.sleep(YOUNG_SECONDS + 20)
+        before, began = spent(connection), time.monotonic()
+        time.sleep(options.seconds)
+        after, took = spent(connection), time.monotonic() - began
+        quiet.set()
+        time.sleep(1.5 * lookout.LOOK_SECONDS + 1)
+        looks = [claiming(url, connection) for _ in range(SUBMISSIONS)]
         for process in processes:
+            process.kill()
             process.join()
-    by_command = {name: (used - before[1].get(name, 0.0)) / took for name, used in after[1].items()}
-    return Idle((after[0] - before[0]) / took, by_command, woken)
+    share = (after[0] - before[0]) / took
+    table = Table(f"{options.workers:,} idle workers", "share of the thread", "calls a second")
+    table.add_row("all", f"{share:.1%}", "")
+    parts = []
+    for name, (seconds, count) in after[1].items():
+        old_seconds, old_count = before[1].get(name, (0.0, 0))
+        parts.append(((seconds - old_seconds) / took, (count - old_count) / took, name))
+    for part, rate, name in sorted(parts, reverse=True)[:8]:
+        table.add_row(f"  {name}", f"{part:.2%}", f"{rate:.0f}")
+    console.print(table)
+    woken = ", ".join(str(clients) for clients, _ in looks)
+    console.print(f"workers that claim, of {SUBMISSIONS} submissions: {woken}")
+    claims = statistics.median(milliseconds for _, milliseconds in looks)
+    ring = ring_milliseconds(options.workers)
+    console.print(
+        f"the server's time for one submission: ring {ring:.1f} ms, claims {claims:.1f} ms"
+    )
 
 
-def scaled(small: tuple[int, float], large: tuple[int, float]) -> float:
-    """What `TARGET` workers cost, if the cost is a * n + b * n * n with neither below zero."""
-    (n, cost), (m, more) = small, large
-    b = max(0.0, (more / m - cost / n) / (m - n))
-    a = max(0.0, more / m - b * m)
-    return a * TARGET + b * TARGET**2
+# What expires
+
+
+def expire_leases(connection: Redis) -> None:
+    """Leases of dead workers, which expire together."""
+    score = time.time() + GRACE_SECONDS - 60
+    with connection.pipeline(transaction=False) as pipe:
+        for n in range(LEASES):
+            job, execution = f"job-{n}", f"omlx-{n:032x}"
+            fields = {"status": "started", "origin": QUEUES[1], "omlx_execution": execution}
+            pipe.hset(f"rq:job:{job}", mapping=fields)
+            pipe.zadd(f"rq:wip:{QUEUES[1]}", {f"{job}:{execution}": score})
+        pipe.execute()
+
+
+def expire_entries(connection: Redis) -> None:
+    """Finished jobs that are gone and still in RQ's registry."""
+    for start in range(0, ENTRIES, 10_000):
+        entries = {f"job-{n}": 1 + n for n in range(start, start + 10_000)}
+        connection.zadd(f"rq:finished:{QUEUES[1]}", entries)
+
+
+def expiry(_: argparse.Namespace, console: Console) -> None:
+    table = Table("expire together", "calls", "longest call", "99th percentile", "all calls")
+    for name, plant in (
+        (f"{LEASES:,} leases", expire_leases),
+        (f"{ENTRIES:,} finished jobs", expire_entries),
+    ):
+        with a_server() as (_url, connection):
+            plant(connection)
+            upkeep = Upkeep(LeaseTable(connection, "leader", QUEUES))
+            with all_calls(connection) as calls:
+                for _ids in upkeep.sweep():
+                    pass
+                found = sorted(call.milliseconds for call in scripts(calls()))
+        percentile = found[int(0.99 * len(found))]
+        table.add_row(
+            name,
+            f"{len(found):,}",
+            f"{found[-1]:.1f} ms",
+            f"{percentile:.1f} ms",
+            f"{sum(found) / 1000:.2f} s",
+        )
+    console.print(table)
+
+
+# A finished job
+
+
+def finish_jobs(url: str, connection: Redis, streamed: bool) -> None:
+    leases = LeaseTable(connection, "worker", QUEUES)
+    with Producer(url) as producer:
+        for _ in range(JOBS):
+            producer.submit(model=ALIAS, prompt="hello " * 20, require_known_model=False)
+    while jobs := leases.claim(MOST_COMING):
+        for n in range(TOKENS_A_STEP, JOB_TOKENS + 1, TOKENS_A_STEP) if streamed else ():
+            leases.append([(job, tokens(job.id, n, TOKENS_A_STEP)) for job in jobs])
+        leases.commit([(job, done(job.id, JOB_TOKENS if streamed else 0)) for job in jobs])
+
+
+def memory_of_a_job(settings: dict[str, int], streamed: bool) -> float:
+    """Kilobytes of a finished job."""
+    with a_server() as (url, connection):
+        for name, value in settings.items():
+            connection.config_set(name, value)
+        before: Any = connection.info("memory")["used_memory"]
+        finish_jobs(url, connection, streamed)
+        after: Any = connection.info("memory")["used_memory"]
+    return float(after - before) / JOBS / 1000
+
+
+def job(_: argparse.Namespace, console: Console) -> None:
+    defaults = {
+        "stream-node-max-bytes": 4096,
+        "hash-max-listpack-value": 64,
+        "hash-max-listpack-entries": 512,
+    }
+    table = Table("memory of a finished job", "not streamed", "streamed")
+    for name, settings in (("as docs/fleet.md sets Redis", {}), ("as Redis comes", defaults)):
+        table.add_row(
+            name, *(f"{memory_of_a_job(settings, streamed):.1f} KB" for streamed in (False, True))
+        )
+    console.print(table)
+
+
+# Makespan
+
+
+def simulate(lengths: list[int]) -> int:
+    """Steps until the last row has ended: a worker claims as it has room, up to `MOST_COMING`.
+
+    Every worker steps once in each unit of time, however many rows it has.
+    """
+    following = iter(lengths)
+    # A worker claims once when it starts, and one row whenever one of its rows ends.
+    ends = list(itertools.islice(following, WORKERS * min(SLOTS, MOST_COMING)))
+    heapq.heapify(ends)
+    for length in following:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def makespan(_: argparse.Namespace, console: Console) -> None:
+    table = Table(f"{ROWS:,} rows, {WORKERS:,} workers", "mean", "longest", "steps", "of the least")
+    generator = random.Random(1)
+    for name, draw in (
+        ("uniform", lambda: generator.randint(1, 1000)),
+        ("lognormal", lambda: min(2048, 1 + int(generator.lognormvariate(5, 1)))),
+        ("one in twenty is long", lambda: 2000 if generator.random() < 0.05 else 100),
+    ):
+        lengths = [draw() for _ in range(ROWS)]
+        steps, longest = simulate(lengths), max(lengths)
+        least = max(sum(lengths) / (WORKERS * SLOTS), longest)
+        mean = f"{statistics.fmean(lengths):.0f}"
+        table.add_row(name, mean, f"{longest}", f"{steps:,}", f"{steps / least:.3f}")
+    console.print(table)
+
+
+# Claims
+
+
+def plant_batches(connection: Redis, rows: int, batches: int) -> None:
+    """Open batches, as docs/wire.md writes them."""
+    queue, date = QUEUES[2], "2026-01-01T00:00:00.000000Z"
+    request = {"model": ALIAS, "prompt": "hello", "max_completion_tokens": 4}
+    body = json.dumps([JOB_FUNCTION, None, [], {"request": request}])
+    for batch in range(batches):
+        run, each = f"{batch:012x}", rows // batches
+        fields = {"state": "open", "priority": "bulk", "job_timeout": 3600, "created_at": 1}
+        fields |= {"queues": queue, "rows": each, "left": each, "keep_seconds": 604_800}
+        connection.hset(f"omlx:batch:{run}", mapping=fields)
+        for start in range(1, each + 1, 1000):
+            connection.rpush(
+                f"omlx:batch:{run}:waiting:{queue}",
+                *(f'{n} {n:024x} {date} "{n}"\n{body}' for n in range(start, start + 1000)),
+            )
+        connection.zadd("omlx:batches", {run: 1})
+        connection.zadd(f"omlx:batches:{queue}", {run: 0})
+
+
+def claims(_: argparse.Namespace, console: Console) -> None:
+    table = Table("waiting rows", "batches", "median claim of 16", "longest claim")
+    for rows, batches in ((1000, 1), (ROWS, 100)):
+        with a_server() as (_url, connection):
+            plant_batches(connection, rows, batches)
+            # While the server writes its file anew, each page that it changes is copied first.
+            while connection.info("persistence")["aof_rewrite_in_progress"]:
+                time.sleep(0.1)
+            leases = LeaseTable(connection, "worker", QUEUES)
+            with all_calls(connection) as calls:
+                for _claim in range(CLAIMS):
+                    assert len(leases.claim(16) or ()) == 16
+                found = sorted(call.milliseconds for call in scripts(calls()))
+        median = statistics.median(found)
+        table.add_row(f"{rows:,}", f"{batches}", f"{median:.2f} ms", f"{found[-1]:.2f} ms")
+    console.print(table)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
+    "idle": idle,
+    "expiry": expiry,
+    "job": job,
+    "makespan": makespan,
+    "claims": claims,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workers", type=int, nargs=2, default=[20, 60])
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--workers", type=int, default=WORKERS, help="idle workers")
+    parser.add_argument("--seconds", type=float, default=30.0, help="to watch idle workers for")
     options = parser.parse_args()
-    small, large = options.workers
-    few, many = measure(small, options.seconds), measure(large, options.seconds)
-    table = Table("idle workers", str(small), str(large), f"scaled to {TARGET:,}")
-
-    def row(name: str, less: float, more: float) -> None:
-        table.add_row(
-            name, f"{less:.3%}", f"{more:.3%}", f"{scaled((small, less), (large, more)):.1%}"
-        )
-
-    row("share of the server's thread", few.share, many.share)
-    for name, more in sorted(many.by_command.items(), key=lambda item: -item[1])[:8]:
-        row(f"  {name}", few.by_command.get(name, 0.0), more)
-    table.add_row("woken by one submission", f"{few.woken:.1f}", f"{many.woken:.1f}", "")
-    Console().print(table)
+    for part in options.only:
+        PARTS[part](options, Console())
 
 
 if __name__ == "__main__":

@@ -15,10 +15,13 @@ from redis import Redis
 
 from omlx_producer.client.workers import workers_key
 
-FEW = 10
-LOOK_SECONDS = 5.0
-# For how long one worker looks for all, and how often others ask to be the next.
+# More than ten workers hear one ring in 400.
+FEW = 4
+LOOK_SECONDS = 10.0
+# For how long one worker looks for all. Others ask to be the next as often, or less often if all of
+# them together would ask more than `MOST_ASKS` times a second.
 TERM_SECONDS = 2.0
+MOST_ASKS = 50
 
 
 class Lookout:
@@ -50,7 +53,8 @@ class Lookout:
         """Whether to look now, of a worker that holds nothing and has heard no ring."""
         now = time.monotonic()
         if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
+            # Workers that started together do not look together.
+            self._look_at = now + LOOK_SECONDS * (0.5 + random())
             self._others = max(1, self._connection.hlen(workers_key(self._model)))
             return True
         if now >= self._until and now >= self._ask_at:
@@ -64,4 +68,4 @@ class Lookout:
             # The next term is taken at once, before others ask.
             self._until = self._ask_at = now + TERM_SECONDS
         else:
-            self._ask_at = now + TERM_SECONDS
+            self._ask_at = now + max(TERM_SECONDS, 2 * random() * self._others / MOST_ASKS)
