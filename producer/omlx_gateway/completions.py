@@ -18,6 +18,7 @@ from omlx_gateway.gateway import Gateway, cancel, read_priority
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import unknown_job
+from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.wire import read_queue_name
 
 RESULT_SECONDS = 3600
@@ -72,12 +73,17 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         form.model = job.queue.split(":")[1]
     if streams:
         return await _stream(request, job, form, 0, keep=detached)
-    result = await _unless_gone(request, job.result(RESULT_SECONDS))
-    if result is None:
-        if not detached:
+    over = False
+    try:
+        result = await _unless_gone(request, job.result(RESULT_SECONDS))
+        over = result is not None
+    except (JobFailed, JobCancelled):
+        over = True
+        raise
+    finally:
+        if not (over or detached):
             gateway.begin(cancel(job))
-        return Response(status_code=499)
-    return JSONResponse(result, headers=headers)
+    return JSONResponse(result, headers=headers) if over else Response(status_code=499)
 
 
 def _include_usage(body: dict[str, Any]) -> bool:

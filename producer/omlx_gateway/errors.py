@@ -26,6 +26,8 @@ from omlx_producer.errors import (
 from omlx_producer.outage import passes
 
 RETRY_SECONDS = 5
+# OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
+FINAL = {"X-Should-Retry": "false"}
 _FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?):")
 
 
@@ -76,13 +78,13 @@ def api_error(error: Exception) -> ApiError:
             found = _FIELD.match(sentence)
             return ApiError(400, sentence, param=found[1] if found else None)
         case JobCancelled():
-            return ApiError(409, sentence, "server_error", "job_cancelled")
+            return ApiError(409, sentence, "server_error", "job_cancelled", headers=FINAL)
         case JobFailed():
-            return ApiError(500, sentence, "server_error", f"job_{error.code}")
+            return ApiError(500, sentence, "server_error", f"job_{error.code}", headers=FINAL)
         case JobTimeout():
-            return ApiError(504, sentence, "server_error", "timeout")
+            return ApiError(504, sentence, "server_error", "timeout", headers=FINAL)
         case TokensLost() | MalformedResult():
-            return ApiError(500, sentence, "server_error", "tokens_lost")
+            return ApiError(500, sentence, "server_error", "tokens_lost", headers=FINAL)
         case UnsuitableRedis():
             return ApiError(503, sentence, "server_error", "unsuitable_redis")
         case RedisError() if passes(error):

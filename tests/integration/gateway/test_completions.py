@@ -15,7 +15,10 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from redis import Redis
 
+from omlx_gateway import completions
 from omlx_gateway.gateway import Limits
+from omlx_producer.client.cancel import cancel_job
+from tests.helpers.fake_engine import BREAKS_STEP
 from tests.helpers.gateway import running_gateway
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
@@ -292,6 +295,56 @@ def test_a_job_that_fails_answers_with_its_sentence(client: OpenAI) -> None:
                 model=ALIAS, prompt="x" * 9_999, max_tokens=9_999, stream=streams
             )
         assert refused.value.param == "prompt"
+
+
+def job_states(connection: Redis) -> list[str]:
+    names = [key.decode().removeprefix("rq:job:") for key in connection.keys("rq:job:*")]
+    return [status(fetch(connection, name)) for name in names]
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_client_does_not_ask_again_after_a_job_that_failed(
+    gateway: str, connection: Redis, streams: bool
+) -> None:
+    with (
+        OpenAI(base_url=f"{gateway}/v1", api_key="none") as client,
+        pytest.raises(openai.InternalServerError) as failed,
+    ):
+        client.completions.create(model=ALIAS, prompt=BREAKS_STEP, stream=streams)
+    assert failed.value.code == "job_failed"
+    assert job_states(connection) == ["failed"]
+
+
+@pytest.mark.usefixtures("slow_worker")
+async def test_the_client_does_not_ask_again_for_a_job_that_somebody_cancelled(
+    gateway: str, connection: Redis
+) -> None:
+    async with AsyncOpenAI(base_url=f"{gateway}/v1", api_key="none") as client:
+        asked = asyncio.create_task(
+            client.completions.create(model=ALIAS, prompt="x", max_tokens=9_000)
+        )
+        await asyncio.to_thread(wait_for, lambda: started(connection) == 1)
+        [key] = connection.keys("rq:job:*")
+        cancel_job(connection, key.decode().removeprefix("rq:job:"), keep_for=60)
+        with pytest.raises(openai.ConflictError) as cancelled:
+            await asked
+    assert cancelled.value.code == "job_cancelled"
+    assert job_states(connection) == ["stopped"]
+
+
+@pytest.mark.usefixtures("slow_worker")
+def test_a_job_that_takes_too_long_is_cancelled(
+    gateway: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "RESULT_SECONDS", 0.3)
+    with (
+        OpenAI(base_url=f"{gateway}/v1", api_key="none") as client,
+        pytest.raises(openai.InternalServerError) as late,
+    ):
+        client.completions.create(model=ALIAS, prompt="x", max_tokens=9_000)
+    assert (late.value.status_code, late.value.code) == (504, "timeout")
+    wait_for(lambda: job_states(connection) == ["stopped"])
 
 
 @pytest.mark.usefixtures("worker")
