@@ -68,6 +68,7 @@ for i = 4, #KEYS, 3 do
   redis.call('ZREM', KEYS[i + 2], ARGV[1])
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[3] .. ':ended', ARGV[1])
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[1] .. ':rows', KEYS[1] .. ':ended')
 """
 

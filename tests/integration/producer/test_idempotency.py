@@ -109,7 +109,7 @@ def test_many_requests_may_have_keys_and_the_same_one_twice(
     assert {handle.id for handle in handles} == set(waiting)
     producer.submit_many(requests[4:], idempotency_keys=keys[4:])
     assert queued(connection) == waiting
-    with pytest.raises(InvalidRequest, match="got 1 for 2 requests; give one for each"):
+    with pytest.raises(InvalidRequest, match="got 1; give one for each of 2 requests"):
         producer.submit_many(requests[:2], idempotency_keys=["one"])
 
 
