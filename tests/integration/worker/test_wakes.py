@@ -1,4 +1,4 @@
-"""A few idle workers look for each job, and no job waits because of that."""
+"""A few idle workers look for each job, and a busy one that has room."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from omlx_worker.control import lookout
 from omlx_worker.queue.lua import source
 from tests.helpers.workers import (
     ALIAS,
-    enqueue,
     fetch,
-    is_over,
     running_worker,
     status,
     streamed_text,
@@ -59,17 +57,6 @@ def test_one_submission_among_twenty_idle_workers_wakes_at_most_ten(
             woken += len(claiming_clients(connection))
         connection.config_set("slowlog-log-slower-than", 10_000)
     assert SUBMISSIONS <= woken <= 10 * SUBMISSIONS
-
-
-def test_a_job_that_nobody_rang_for_is_found_although_the_one_that_looks_has_died(
-    redis_url: str, connection: Redis
-) -> None:
-    with running_worker(redis_url), running_worker(redis_url):
-        wait_for(lambda: connection.hlen(workers_key(ALIAS)) == 2)
-        connection.set(f"omlx:lookout:{ALIAS}", "dead", px=3000)
-        job = enqueue(connection)
-        wait_for(lambda: is_over(job))
-    assert status(job) == "finished"
 
 
 def test_a_worker_with_free_rows_takes_a_job_that_comes_while_it_is_busy(
