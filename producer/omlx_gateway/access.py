@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -59,6 +61,22 @@ def key_of(request: Request) -> ApiKey | None:
     """The key of a request; None where no keys are set."""
     found: ApiKey | None = getattr(request.state, "api_key", None)
     return found
+
+
+def owner_of(request: Request) -> str | None:
+    """The name of a request's key, to which its files and batches belong."""
+    key = key_of(request)
+    return None if key is None else key.name
+
+
+def owner_field(owner: str | None) -> dict[str, str]:
+    """The field of a record in Redis that `is_own` reads."""
+    return {} if owner is None else {"owner": owner}
+
+
+def is_own(record: Mapping[str, str], owner: str | None) -> bool:
+    """Whether a record is this owner's; all are of a gateway without keys."""
+    return owner is None or record.get("owner") == owner
 
 
 def require_model(request: Request, model: str | None) -> None:

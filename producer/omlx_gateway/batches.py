@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from omlx_gateway.access import is_own, key_of, owner_field, owner_of
 from omlx_gateway.errors import ApiError
 from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, file_key, new_record
 from omlx_gateway.gateway import Gateway
@@ -54,9 +55,14 @@ def record_key(batch_id: str) -> str:
 
 @dataclass(frozen=True)
 class BatchRecords:
-    """The records of batches in Redis."""
+    """The records of batches in Redis.
+
+    Attributes:
+        owner: the name of the API key whose batches are found; None for all.
+    """
 
     connection: Redis
+    owner: str | None = None
 
     def find(self, batch_id: str) -> dict[str, str]:
         """The record of a batch.
@@ -66,7 +72,8 @@ class BatchRecords:
         """
         known = _ID.fullmatch(batch_id)
         found: Any = self.connection.hgetall(record_key(batch_id)) if known else {}
-        if "created_at" not in (record := _decoded(found)):
+        record = _decoded(found)
+        if "created_at" not in record or not is_own(record, self.owner):
             raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
         return record
 
@@ -142,7 +149,7 @@ class BatchRecords:
                     continue
                 return record, state
             else:
-                self._finalize(batch_id, status, batch, state)
+                self._finalize(batch_id, record, batch, state)
 
     def _end_without(self, batch_id: str, status: str) -> None:
         """End a batch that the queue does not have (any more)."""
@@ -154,7 +161,9 @@ class BatchRecords:
             changes = {"status": "failed", "failed_at": _now(), "errors": json.dumps([error])}
         self.move(batch_id, changes, over=True, status=status)
 
-    def _finalize(self, batch_id: str, status: str, batch: Batch, state: BatchState) -> None:
+    def _finalize(
+        self, batch_id: str, record: Mapping[str, str], batch: Batch, state: BatchState
+    ) -> None:
         """Make the files of a batch that is over."""
         ended, ended_at = (
             "completed" if state.state == "done" else state.state,
@@ -178,12 +187,14 @@ class BatchRecords:
                 digest = hashlib.sha256(f"{batch_id} {kind}".encode()).hexdigest()
                 changes[f"{kind}_file_id"] = file_id = f"file-{digest[:24]}"
                 files[file_id] = {
-                    **new_record(f"{batch_id}_{kind}.jsonl", size, "batch_output"),
+                    **new_record(
+                        f"{batch_id}_{kind}.jsonl", size, "batch_output", record.get("owner")
+                    ),
                     "batch": batch.id,
                     "kind": kind,
                     "expires_at": ended_at + KEEP_SECONDS,
                 }
-        self.move(batch_id, changes, files=files, over=True, status=status)
+        self.move(batch_id, changes, files=files, over=True, status=record["status"])
 
 
 def drop_upload(batch: Batch | None) -> None:
@@ -241,10 +252,11 @@ def _document(batch_id: str, record: dict[str, str], state: BatchState | None) -
 
 async def create(request: Request) -> JSONResponse:
     body = await Gateway.of(request).read_body(request)
-    return JSONResponse(await run_in_threadpool(_create, Gateway.of(request), body))
+    return JSONResponse(await run_in_threadpool(_create, request, body))
 
 
-def _create(gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
+def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    gateway, key, owner = Gateway.of(request), key_of(request), owner_of(request)
     for name in body:
         if name not in _FIELDS:
             raise ApiError(400, f"{name!a:.80}: unknown; leave it out", param=name[:80])
@@ -268,7 +280,7 @@ def _create(gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
             param="input_file_id",
         )
     try:
-        file = FileStore(gateway.blocking, gateway.files).find(file_id)
+        file = FileStore(gateway.blocking, gateway.files, owner).find(file_id)
     except ApiError as error:
         raise ApiError(400, f"input_file_id: {error.message}", param="input_file_id") from None
     if file["purpose"] != PURPOSE:
@@ -288,6 +300,9 @@ def _create(gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
     }
     if metadata is not None:
         record["metadata"] = json.dumps(metadata)
+    record |= owner_field(owner)
+    if key is not None and key.models is not None:
+        record["models"] = " ".join(key.models)
     with gateway.blocking.pipeline() as pipe:
         pipe.hset(record_key(batch_id), mapping=record)
         pipe.zadd(BATCHES_KEY, {batch_id: now})
@@ -328,13 +343,13 @@ def _is_text(text: str) -> bool:
 
 def retrieve(request: Request) -> JSONResponse:
     batch_id = request.path_params["batch_id"]
-    records = BatchRecords(Gateway.of(request).blocking)
+    records = BatchRecords(Gateway.of(request).blocking, owner_of(request))
     return JSONResponse(_document(batch_id, *records.settle(batch_id)))
 
 
 def cancel(request: Request) -> JSONResponse:
     batch_id = request.path_params["batch_id"]
-    records = BatchRecords(Gateway.of(request).blocking)
+    records = BatchRecords(Gateway.of(request).blocking, owner_of(request))
     while True:
         record, _ = records.settle(batch_id)
         status = record["status"]
@@ -348,10 +363,12 @@ def cancel(request: Request) -> JSONResponse:
 
 
 def list_all(request: Request) -> JSONResponse:
-    records = BatchRecords(Gateway.of(request).blocking)
+    records, owner = BatchRecords(Gateway.of(request).blocking), owner_of(request)
 
     def document(batch_id: str) -> dict[str, Any] | None:
         try:
+            if not is_own(records.find(batch_id), owner):
+                return {}
             return _document(batch_id, *records.settle(batch_id))
         except ApiError:
             return None

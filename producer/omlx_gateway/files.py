@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from omlx_gateway.access import is_own, owner_field, owner_of
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import output_lines
@@ -58,10 +59,12 @@ class FileStore:
 
     Attributes:
         folder: made with the first file.
+        owner: the name of the API key whose files are found and added; None for all.
     """
 
     connection: Redis
     folder: Path
+    owner: str | None = None
 
     def path(self, file_id: str) -> Path:
         return self.folder / file_id
@@ -81,7 +84,7 @@ class FileStore:
                 os.fsync(stream.fileno())
             part.rename(self.path(file_id))
             undo.callback(self.path(file_id).unlink, missing_ok=True)
-            record = new_record(filename, size, PURPOSE)
+            record = new_record(filename, size, PURPOSE, self.owner)
             with self.connection.pipeline() as pipe:
                 pipe.hset(file_key(file_id), mapping=record)
                 pipe.zadd(FILES_KEY, {file_id: time.time()})
@@ -96,9 +99,10 @@ class FileStore:
             ApiError: 404.
         """
         found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
-        if not found:
+        record = {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
+        if not record or not is_own(record, self.owner):
             raise ApiError(404, f"no file has the id {file_id!r:.80}; check the id", param="id")
-        return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
+        return record
 
     def delete(self, file_id: str) -> None:
         """Forget a file.
@@ -121,9 +125,10 @@ class FileStore:
                     part.unlink()
 
 
-def new_record(filename: str, size: int, purpose: str) -> dict[Any, Any]:
+def new_record(filename: str, size: int, purpose: str, owner: str | None) -> dict[Any, Any]:
     """The fields of a file in Redis."""
-    return {"filename": filename, "bytes": size, "purpose": purpose, "created_at": int(time.time())}
+    record = {"filename": filename, "bytes": size, "purpose": purpose}
+    return {**record, "created_at": int(time.time()), **owner_field(owner)}
 
 
 def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
 
 def _store(request: Request) -> FileStore:
     gateway = Gateway.of(request)
-    return FileStore(gateway.blocking, gateway.files)
+    return FileStore(gateway.blocking, gateway.files, owner_of(request))
 
 
 async def create(request: Request) -> JSONResponse:
@@ -200,14 +205,15 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
 
 
 def list_all(request: Request) -> JSONResponse:
-    store, purpose = _store(request), request.query_params.get("purpose")
+    gateway, owner = Gateway.of(request), owner_of(request)
+    store, purpose = FileStore(gateway.blocking, gateway.files), request.query_params.get("purpose")
 
     def document(file_id: str) -> dict[str, Any] | None:
         try:
             record = store.find(file_id)
         except ApiError:
             return None
-        if purpose is not None and record["purpose"] != purpose:
+        if purpose not in (None, record["purpose"]) or not is_own(record, owner):
             return {}
         return _document(file_id, record)
 

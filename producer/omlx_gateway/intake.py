@@ -220,6 +220,7 @@ class BatchInput:
         self._maker = RowMaker("jsonl", shape, read_models(connection))
         self._path = path
         self._endpoint = record["endpoint"]
+        self._models = record["models"].split() if "models" in record else None
         self._kept = kept
 
     @contextlib.contextmanager
@@ -235,8 +236,14 @@ class BatchInput:
         with self.rows() as rows:
             for row in itertools.islice(rows, MAX_ROWS + 1):
                 count += 1
-                if isinstance(row, BadRow) and len(errors) < MAX_ERRORS:
+                if len(errors) == MAX_ERRORS:
+                    continue
+                if isinstance(row, BadRow):
                     errors.append(_error(row.code, row.reason, row.line))
+                elif self._models is not None and row.request.model not in self._models:
+                    message = f"line {row.line}: model: got {row.request.model!r}; this API key "
+                    message += f"may use {', '.join(self._models)}"
+                    errors.append(_error("model_not_allowed", message, row.line))
         if count > MAX_ROWS:
             message = f"the input has more than {MAX_ROWS} rows; split it"
             errors.insert(0, _error("too_many_rows", message))

@@ -296,3 +296,74 @@ def test_keys_come_and_go_with_their_lines(
         file.write_text("{")
         assert [status(first), status(second)] == [401, 200]
         assert caplog.text.count("the keys stay as they were") == 1
+
+
+def upload(client: OpenAI, *models: str) -> str:
+    rows = [
+        {
+            "custom_id": f"row-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": model, "messages": CHAT, "max_tokens": 4},
+        }
+        for number, model in enumerate(models)
+    ]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return client.files.create(file=("rows.jsonl", content), purpose="batch").id
+
+
+@pytest.mark.usefixtures("worker")
+def test_files_and_batches_belong_to_their_key(
+    file: Path, add: Callable[..., str], redis_url: str, tmp_path: Path
+) -> None:
+    window: Any = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    first, second = add("ann"), add("ben")
+    with (
+        running_gateway(redis_url, keys=KeyFile(file), files_dir=tmp_path / "files") as url,
+        OpenAI(base_url=f"{url}/v1", api_key=first, max_retries=0) as ann,
+        OpenAI(base_url=f"{url}/v1", api_key=second, max_retries=0) as ben,
+    ):
+        made = upload(ann, ALIAS)
+        batch = ann.batches.create(input_file_id=made, **window)
+        wait_for(lambda: ann.batches.retrieve(batch.id).status == "completed")
+        output = ann.batches.retrieve(batch.id).output_file_id
+        assert output
+        for attempt in (
+            lambda: ben.files.retrieve(made),
+            lambda: ben.files.content(made),
+            lambda: ben.files.content(output),
+            lambda: ben.files.delete(made),
+            lambda: ben.batches.retrieve(batch.id),
+            lambda: ben.batches.cancel(batch.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                attempt()
+        with pytest.raises(openai.BadRequestError, match="no file has the id"):
+            ben.batches.create(input_file_id=made, **window)
+        assert [*ben.files.list(), *ben.batches.list()] == []
+        assert {each.id for each in ann.files.list()} == {made, output}
+        assert [each.id for each in ann.batches.list()] == [batch.id]
+        assert ann.files.content(output).text.count("\n") == 1
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_batch_with_a_row_for_a_model_that_its_key_may_not_use_fails(
+    file: Path, add: Callable[..., str], redis_url: str, tmp_path: Path, connection: Redis
+) -> None:
+    key = add("ann", "--models", ALIAS)
+    connection.hset("omlx:models", "other", connection.hget("omlx:models", ALIAS) or b"")
+    with (
+        running_gateway(redis_url, keys=KeyFile(file), files_dir=tmp_path / "files") as url,
+        OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        batch = client.batches.create(
+            input_file_id=upload(client, ALIAS, "other"),
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        wait_for(lambda: client.batches.retrieve(batch.id).status == "failed")
+        errors = client.batches.retrieve(batch.id).errors
+    assert errors
+    assert errors.data
+    [error] = errors.data
+    assert (error.code, error.line) == ("model_not_allowed", 2)
