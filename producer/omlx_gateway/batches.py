@@ -19,7 +19,6 @@ from typing import Any
 
 from redis import Redis
 from redis.exceptions import WatchError
-from redis.utils import str_if_bytes
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -27,7 +26,7 @@ from starlette.routing import Route
 
 from omlx_gateway.access import is_own, key_of, owner_field, owner_of
 from omlx_gateway.errors import ApiError
-from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, file_key, new_record
+from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, decoded, file_key, new_record
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import is_error
 from omlx_gateway.pages import page_of
@@ -72,7 +71,7 @@ class BatchRecords:
         """
         known = _ID.fullmatch(batch_id)
         found: Any = self.connection.hgetall(record_key(batch_id)) if known else {}
-        record = _decoded(found)
+        record = decoded(found)
         if "created_at" not in record or not is_own(record, self.owner):
             raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
         return record
@@ -97,7 +96,7 @@ class BatchRecords:
         with self.connection.pipeline() as pipe:
             try:
                 pipe.watch(key)  # type: ignore[no-untyped-call]
-                found = _decoded(pipe.hgetall(key))
+                found = decoded(pipe.hgetall(key))
                 if any(found.get(name, "") != value for name, value in expected.items()):
                     return False
                 pipe.multi()
@@ -205,7 +204,7 @@ def drop_upload(batch: Batch | None) -> None:
         while True:
             try:
                 pipe.watch(batch.key)  # type: ignore[no-untyped-call]
-                found = _decoded(pipe.hgetall(batch.key))
+                found = decoded(pipe.hgetall(batch.key))
                 if found.get("state") != "uploading":
                     return
                 pipe.multi()
@@ -215,10 +214,6 @@ def drop_upload(batch: Batch | None) -> None:
             except WatchError:
                 continue
             return
-
-
-def _decoded(found: Mapping[Any, Any]) -> dict[str, str]:
-    return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
 
 
 def _now() -> int:
@@ -363,15 +358,15 @@ def cancel(request: Request) -> JSONResponse:
 
 
 def list_all(request: Request) -> JSONResponse:
+    # Of all owners: what is not found is taken for expired.
     records, owner = BatchRecords(Gateway.of(request).blocking), owner_of(request)
 
     def document(batch_id: str) -> dict[str, Any] | None:
         try:
-            if not is_own(records.find(batch_id), owner):
-                return {}
-            return _document(batch_id, *records.settle(batch_id))
+            record, state = records.settle(batch_id)
         except ApiError:
             return None
+        return _document(batch_id, record, state) if is_own(record, owner) else {}
 
     page = page_of(records.connection, BATCHES_KEY, request, document, most=100, usual=20)
     return JSONResponse(page)

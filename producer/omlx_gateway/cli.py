@@ -131,11 +131,8 @@ def main(
         if metrics_port is not None:
             try:
                 served = stack.enter_context(serve_metrics(metrics_host, metrics_port, app, url))
-            except OSError as error:
-                raise click.UsageError(
-                    f"--metrics-host {metrics_host} --metrics-port {metrics_port}: nothing can be "
-                    f"served there ({error.strerror or error}); give another"
-                ) from None
+            except OmlxQueueError as error:
+                raise click.UsageError(str(error)) from None
             click.echo(f"metrics are at http://{metrics_host}:{served}/metrics", err=True)
         server = make_server(app, limits, host=host, port=port)
         with contextlib.suppress(KeyboardInterrupt):

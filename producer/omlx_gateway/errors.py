@@ -69,12 +69,9 @@ def api_error(error: Exception) -> ApiError:
             return error
         case ModelNotFound():
             return ApiError(404, sentence, code="model_not_found", param="model")
-        case InvalidRequest():
-            found = _FIELD.match(sentence)
-            return ApiError(400, sentence, param=found[1] if found else None)
         case UnknownJob():
             return ApiError(404, sentence, code="job_not_found")
-        case JobFailed() if error.code == "invalid_request":
+        case InvalidRequest() | JobFailed(code="invalid_request"):
             found = _FIELD.match(sentence)
             return ApiError(400, sentence, param=found[1] if found else None)
         case JobCancelled():

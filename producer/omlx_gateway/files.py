@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -99,7 +99,7 @@ class FileStore:
             ApiError: 404.
         """
         found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
-        record = {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
+        record = decoded(found)
         if not record or not is_own(record, self.owner):
             raise ApiError(404, f"no file has the id {file_id!r:.80}; check the id", param="id")
         return record
@@ -123,6 +123,11 @@ class FileStore:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - part.stat().st_mtime > _STALE_SECONDS:
                     part.unlink()
+
+
+def decoded(found: Mapping[Any, Any]) -> dict[str, str]:
+    """A record as Redis gives it, in texts."""
+    return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
 
 
 def new_record(filename: str, size: int, purpose: str, owner: str | None) -> dict[Any, Any]:

@@ -71,7 +71,7 @@ def serve_metrics(host: str, port: int, app: MeasuredApp, url: str) -> Iterator[
     """Serve the metrics of a gateway and of its Redis until the block ends; yields the port.
 
     Raises:
-        OSError: if nothing can be served there.
+        OmlxQueueError: if nothing can be served there.
     """
     with (
         scraping_client(url) as client,

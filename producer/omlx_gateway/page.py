@@ -20,10 +20,9 @@ from omlx_gateway.access import require_every_model
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
-from omlx_producer.cli.overview import read_overview
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import UnknownJob
-from omlx_producer.operate import pause_model, resume_model
+from omlx_producer.operate import pause_model, read_overview, resume_model
 
 PAGE_HEADER = "X-Omlx-Page"
 """Browsers let no page of another site send it, so that none presses a button."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from omlx_gateway.gateway import Gateway, cancel
 from omlx_producer import AsyncJobHandle, AsyncTokenStream, ChatChunks, TextChunks
-from omlx_producer.client.outcome import failure_code
-from omlx_producer.errors import JobCancelled, JobFailed
+from omlx_producer.client.outcome import Outcome
 from omlx_producer.wire import CancelledEvent, DoneEvent, FailedEvent, JobEvent
 
 # A comment, so that nobody between here and the client takes a waiting stream for a dead one.
@@ -66,7 +65,8 @@ async def event_stream(
                     yield PING
             event = await waiting
             over = event.type != "tokens"
-            _require_success(event)
+            if isinstance(event, FailedEvent | CancelledEvent):
+                Outcome(event.job_id, event.type, error=event.error).unwrap()
             for part in _parts(job.id, event, chunks.take(event), cursor):
                 yield part
         yield END
@@ -93,10 +93,3 @@ def _parts(
         return
     for number, body in enumerate(told, 1):
         yield JobStream.data(body, f"{job_id}:{event.n}" if number == len(told) else "")
-
-
-def _require_success(event: JobEvent) -> None:
-    if isinstance(event, FailedEvent):
-        raise JobFailed(event.job_id, event.error, failure_code(event.error))
-    if isinstance(event, CancelledEvent):
-        raise JobCancelled(event.job_id, event.error)

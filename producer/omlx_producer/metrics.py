@@ -26,6 +26,7 @@ from omlx_producer.client.models import read_models
 from omlx_producer.client.waiting import date_seconds, queued_models, read_waiting
 from omlx_producer.client.workers import living, server_time, workers_key
 from omlx_producer.connection import connect
+from omlx_producer.errors import OmlxQueueError, UnknownJob
 from omlx_producer.wire import PRIORITIES, read_queue_name
 
 STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
@@ -59,12 +60,18 @@ def metrics_server(host: str, port: int, *collectors: Collector) -> Iterator[int
         port: 0 takes a free one.
 
     Raises:
-        OSError: if nothing can be served there.
+        OmlxQueueError: if nothing can be served there.
     """
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    server, thread = start_http_server(port, host, registry)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise OmlxQueueError(
+            f"--metrics-host {host} --metrics-port {port}: nothing can be served there "
+            f"({error.strerror or error}); give another"
+        ) from None
     try:
         yield server.server_port
     finally:
@@ -158,9 +165,8 @@ class QueueCollector(Collector):
     def _state(self, run: bytes) -> BatchState | None:
         """The state of a batch; None if it has gone or is broken."""
         batch = Batch.of_run(self._connection, str_if_bytes(run))
-        with contextlib.suppress(KeyError, ValueError):
-            raw: Any = self._connection.hgetall(batch.key)
-            return BatchState.of(batch.id, {str_if_bytes(k): str_if_bytes(raw[k]) for k in raw})
+        with contextlib.suppress(UnknownJob, KeyError, ValueError):
+            return batch.read()
         return None
 
     def _rows(

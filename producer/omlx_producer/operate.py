@@ -25,11 +25,19 @@ from rq.registry import (
 from omlx_producer.bulk.batch import BATCHES_KEY, Batch, BatchState, open_key
 from omlx_producer.client.models import read_models
 from omlx_producer.client.outcome import ENDINGS, Status, fetch_job
-from omlx_producer.client.waiting import date_seconds, queue_key, queued_models
-from omlx_producer.client.workers import read_workers, server_time
+from omlx_producer.client.waiting import date_seconds, queue_key, queued_models, read_waiting
+from omlx_producer.client.workers import (
+    WorkerFigures,
+    gone,
+    living,
+    read_workers,
+    server_time,
+    workers_key,
+)
 from omlx_producer.errors import InvalidRequest, ModelNotFound, UnknownJob
 from omlx_producer.wire import (
     PRIORITIES,
+    ModelInfo,
     Priority,
     events_key,
     queue_name,
@@ -39,6 +47,7 @@ from omlx_producer.wire import (
 
 PAUSED_KEY = "omlx:paused"
 """A set: the aliases of models whose workers take no new jobs. claim.lua looks at it."""
+Overview = list[dict[str, Any]]
 STATUSES: tuple[Status, ...] = ("queued", "started", "finished", "failed", "cancelled")
 PAGE = 500
 # A ring for this many jobs is heard by every worker.
@@ -317,3 +326,45 @@ def _delete_batch(batch: Batch) -> None:
         keys += [batch.waiting_key(queue), batch.running_key(queue), open_key(queue)]
     script = batch.connection.register_script(_DELETE_BATCH)
     script(keys=keys, args=[batch.run, Job.redis_job_namespace_prefix, events_key("")])
+
+
+def read_overview(connection: redis.Redis) -> Overview:
+    """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
+
+    Those that have fallen silent lately are ``gone``. The workers of a
+    ``paused`` model take no jobs.
+
+    ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
+    has announced is there while jobs wait for it; its limits are None.
+    """
+    models: dict[str, ModelInfo | None] = {**read_models(connection)}
+    now, paused = server_time(connection), paused_models(connection)
+    overview = []
+    for alias in (*models, *sorted(queued_models(connection) - models.keys())):
+        waiting, info = read_waiting(connection, alias, now), models.get(alias)
+        if info is None and not any(waiting.counts.values()) and alias not in paused:
+            continue
+        entries = connection.hgetall(workers_key(alias))
+        overview.append(
+            {
+                "alias": alias,
+                **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
+                **waiting.counts,
+                "oldest_seconds": waiting.oldest_seconds,
+                "paused": alias in paused,
+                "workers": [worker.model_dump() for worker in living(entries, now)],
+                "gone": [_told_gone(worker, now) for worker in gone(entries, now)],
+            }
+        )
+    return overview
+
+
+def _told_gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
+    silent = now - worker.at
+    return {
+        "name": worker.name,
+        "jobs": worker.jobs,
+        "silent_seconds": round(silent, 1),
+        # Others look for expired leases four times a lease.
+        "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
+    }

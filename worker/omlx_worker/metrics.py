@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from omlx_producer.cli.common import fail
+from omlx_producer.cli.common import INVALID, fail
+from omlx_producer.errors import OmlxQueueError
 from omlx_producer.metrics import QueueCollector, metrics_server, scraping_client
 from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.worker import GenerationWorker
@@ -24,7 +25,6 @@ from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
 from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
-from omlx_worker.options import USAGE
 from omlx_worker.queue.claim import Claim
 
 log = logging.getLogger("omlx_worker")
@@ -52,9 +52,8 @@ def serve_metrics(
         server = metrics_server(host, port, metrics, QueueCollector(client))
         try:
             served = stack.enter_context(server)
-        except OSError as error:
-            where, reason = f"--metrics-host {host} --metrics-port {port}", error.strerror or error
-            fail(USAGE, f"{where}: nothing can be served there ({reason}); give another")
+        except OmlxQueueError as error:
+            fail(INVALID, str(error))
         log.info("metrics are at http://%s:%d/metrics", host, served)
         yield served
 

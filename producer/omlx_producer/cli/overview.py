@@ -19,20 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from omlx_producer.bulk.progress import duration
-from omlx_producer.client.models import read_models
-from omlx_producer.client.waiting import queued_models, read_waiting
-from omlx_producer.client.workers import WorkerFigures, gone, living, server_time, workers_key
-from omlx_producer.operate import paused_models
+from omlx_producer.client.workers import WorkerFigures
+from omlx_producer.operate import Overview, read_overview
 from omlx_producer.outage import passes, waiting_text
 from omlx_producer.terminal import counted, one_cell, write
-from omlx_producer.wire import PRIORITIES, ModelInfo
+from omlx_producer.wire import PRIORITIES
 
 MIB, GIB = 2**20, 2**30
 # Columns of a folded name, at least, and those between two columns.
 LEAST_NAME, GAP = 12, 2
 NO_MODEL = "no worker has announced a model yet; start one with omlx-worker run"
-
-Overview = list[dict[str, Any]]
 
 
 class TableConsole(Console):
@@ -40,37 +36,6 @@ class TableConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise
-
-
-def read_overview(connection: redis.Redis) -> Overview:
-    """For each model: its alias and limits, its waiting jobs by priority, and its ``workers``.
-
-    Those that have fallen silent lately are ``gone``. The workers of a
-    ``paused`` model take no jobs.
-
-    ``oldest_seconds`` is the age of the oldest job that is first in a queue. A model that no worker
-    has announced is there while jobs wait for it; its limits are None.
-    """
-    models: dict[str, ModelInfo | None] = {**read_models(connection)}
-    now, paused = server_time(connection), paused_models(connection)
-    overview = []
-    for alias in (*models, *sorted(queued_models(connection) - models.keys())):
-        waiting, info = read_waiting(connection, alias, now), models.get(alias)
-        if info is None and not any(waiting.counts.values()) and alias not in paused:
-            continue
-        entries = connection.hgetall(workers_key(alias))
-        overview.append(
-            {
-                "alias": alias,
-                **(info.model_dump() if info else dict.fromkeys(ModelInfo.model_fields)),
-                **waiting.counts,
-                "oldest_seconds": waiting.oldest_seconds,
-                "paused": alias in paused,
-                "workers": [worker.model_dump() for worker in living(entries, now)],
-                "gone": [_gone(worker, now) for worker in gone(entries, now)],
-            }
-        )
-    return overview
 
 
 def watch_overview(connection: redis.Redis, seconds: float, *, as_json: bool) -> NoReturn:
@@ -206,17 +171,6 @@ def _workers(model: dict[str, Any]) -> Fitted:
         name for name in ("cached", "accept", "wait", "depth", "memory") if name in rows[0]
     ]
     return Fitted(rows, (title,), dispensable)
-
-
-def _gone(worker: WorkerFigures, now: float) -> dict[str, Any]:
-    silent = now - worker.at
-    return {
-        "name": worker.name,
-        "jobs": worker.jobs,
-        "silent_seconds": round(silent, 1),
-        # Others look for expired leases four times a lease.
-        "jobs_go_on_in_seconds": round(max(0.0, 1.25 * worker.lease_seconds - silent), 1),
-    }
 
 
 def _chooses(worker: dict[str, Any]) -> bool:

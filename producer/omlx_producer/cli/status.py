@@ -23,14 +23,13 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.overview import (
     NO_MODEL,
-    Overview,
     TableConsole,
     draw_models,
     draw_overview,
-    read_overview,
     watch_overview,
 )
 from omlx_producer.cli.session import open_producer
+from omlx_producer.operate import Overview, read_overview
 from omlx_producer.terminal import write
 
 WATCH_SECONDS = 2.0

@@ -9,7 +9,7 @@ from fakeredis import FakeRedis
 from redis import Redis
 from rich.console import Console
 
-from omlx_producer.cli.overview import draw_overview, read_overview
+from omlx_producer.cli.overview import draw_overview
 from omlx_producer.client.models import read_models
 from omlx_producer.client.workers import (
     GONE_SECONDS,
@@ -20,6 +20,7 @@ from omlx_producer.client.workers import (
     workers_key,
     write_figures,
 )
+from omlx_producer.operate import read_overview
 from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, ModelInfo
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget

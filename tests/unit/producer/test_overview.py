@@ -14,9 +14,10 @@ from redis.exceptions import ConnectionError
 from rich.console import Console
 
 from omlx_producer.cli import overview
-from omlx_producer.cli.overview import draw_models, draw_overview, read_overview, watch_overview
+from omlx_producer.cli.overview import draw_models, draw_overview, watch_overview
 from omlx_producer.client.waiting import read_waiting
 from omlx_producer.client.workers import SILENT_SECONDS, server_time, workers_key
+from omlx_producer.operate import read_overview
 from omlx_producer.wire import MODELS_KEY, queue_name
 from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.screens import attach
@@ -210,7 +211,7 @@ class Turns:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         self._turn = 0
-        self._read = overview.read_overview
+        self._read = read_overview
         patch.setattr(overview.time, "sleep", self)
 
     def __call__(self, seconds: float) -> None:
