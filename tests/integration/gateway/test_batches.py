@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +39,10 @@ def jsonl(*lines: Any) -> bytes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "files"
-
-
-@pytest.fixture
-def gateway(redis_url: str, folder: Path) -> Iterator[str]:
-    with running_gateway(redis_url, files_dir=folder) as url:
-        yield url
-
-
-@pytest.fixture
-def client(gateway: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
 def known_model(redis_url: str, connection: Redis) -> None:
     """A model that a worker has announced, which has gone."""
     with running_worker(redis_url):
         wait_for(lambda: connection.exists("omlx:models"))
-
-
-@pytest.fixture
-def worker(redis_url: str, connection: Redis) -> Iterator[None]:
-    with running_worker(redis_url):
-        wait_for(lambda: connection.exists("omlx:models"))
-        yield
 
 
 def begin(client: OpenAI, *lines: Any, window: Any = WINDOW, **options: Any) -> Batch:

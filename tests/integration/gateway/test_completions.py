@@ -36,25 +36,6 @@ CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
 
 
 @pytest.fixture
-def gateway(redis_url: str) -> Iterator[str]:
-    with running_gateway(redis_url) as url:
-        yield url
-
-
-@pytest.fixture
-def client(gateway: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def worker(redis_url: str, connection: Redis) -> Iterator[None]:
-    with running_worker(redis_url):
-        wait_for(lambda: connection.exists("omlx:models"))
-        yield
-
-
-@pytest.fixture
 def slow_worker(redis_url: str, connection: Redis) -> Iterator[None]:
     with running_worker(redis_url, step_seconds=0.02):
         wait_for(lambda: connection.exists("omlx:models"))

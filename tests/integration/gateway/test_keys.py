@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from redis import Redis
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
 from tests.helpers.gateway import running_gateway
-from tests.helpers.workers import ALIAS, fetch, queue, running_worker, wait_for
+from tests.helpers.workers import ALIAS, fetch, queue, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
 
@@ -39,13 +39,6 @@ def add(file: Path) -> Callable[..., str]:
         return result.stdout.strip()
 
     return add_key
-
-
-@pytest.fixture
-def worker(redis_url: str, connection: Redis) -> Iterator[None]:
-    with running_worker(redis_url):
-        wait_for(lambda: connection.exists("omlx:models"))
-        yield
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -15,8 +14,7 @@ from pydantic import BaseModel
 from redis import Redis
 
 from omlx_producer import GenerationRequest
-from tests.helpers.gateway import running_gateway
-from tests.helpers.workers import ALIAS, fetch, running_worker, wait_for
+from tests.helpers.workers import ALIAS, fetch
 from tests.integration.producer.test_openai_parameters import BESIDE, CHATS
 
 CHAT = {"model": ALIAS, "messages": [{"role": "user", "content": "a"}], "max_tokens": 6}
@@ -44,11 +42,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.fixture
-def gateway(redis_url: str, connection: Redis) -> Iterator[str]:
-    with running_worker(redis_url), running_gateway(redis_url) as url:
-        wait_for(lambda: connection.exists("omlx:models"))
-        yield url
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 def require_whole(kind: type[BaseModel], body: dict[str, Any]) -> None:
