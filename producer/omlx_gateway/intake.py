@@ -85,7 +85,7 @@ class Intake:
                 log.warning("batches wait for Redis: %s", error)
 
     def _tend(self, batch_id: str) -> None:
-        """Do what there is to do for a batch. One that cannot be read holds up no others."""
+        """Advance a batch. One that cannot be read holds up no others."""
         try:
             self._advance(batch_id)
         except RedisError:

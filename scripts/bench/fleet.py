@@ -147,7 +147,7 @@ def claiming(url: str, connection: Redis) -> tuple[int, float]:
 
 
 def ring_milliseconds(listeners: int) -> float:
-    """What one message to so many subscribers costs the server."""
+    """Of the server's CPU, for one message to this many subscribers."""
     with a_server() as (url, connection), contextlib.ExitStack() as clients:
         for _ in range(listeners):
             client = clients.enter_context(Redis.from_url(url))

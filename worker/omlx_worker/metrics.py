@@ -59,7 +59,7 @@ def serve_metrics(
 
 
 class WorkerMetrics(JobObserver, Collector):
-    """The figures of one worker, and of the jobs that it is told of."""
+    """The figures of one worker, and of its jobs."""
 
     def __init__(self, worker: GenerationWorker, model: str) -> None:
         self._worker = worker
