@@ -14,12 +14,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from omlx_gateway import files
 from omlx_gateway.access import KeyCheck
 from omlx_gateway.errors import ApiError, answer_error
-from omlx_gateway.gateway import Gateway, Limits
+from omlx_gateway.gateway import Gateway, default_folder
 from omlx_gateway.intake import Intake
 from omlx_gateway.keys import KeyFile
+from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
 from omlx_gateway.senders import BodyDeadline
 from omlx_producer import AsyncProducer, OmlxQueueError
@@ -43,7 +43,7 @@ def create_app(
         InvalidRequest: if it is not the URL of a Redis server.
     """
     url = redis_url(url)
-    folder = files_dir or files.default_folder()
+    folder = files_dir or default_folder()
     limits = limits or Limits()
     middleware = [Middleware(BodyDeadline, limits.patience)]
     if keys is not None:
@@ -59,7 +59,7 @@ def create_app(
             limits,
         )
         app.state.gateway = gateway
-        intake = Intake(gateway.blocking, files.FileStore(gateway.blocking, folder))
+        intake = Intake(gateway.blocking, folder)
         intake.start()
         try:
             yield

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from omlx_gateway.gateway import (
+from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
+from omlx_gateway.limits import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     MAX_QUEUED,
     PATIENCE_SECONDS,
     Limits,
 )
-from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
 from omlx_producer import connection
 from omlx_producer.errors import OmlxQueueError
 from omlx_producer.wire import PRIORITIES, Priority

@@ -31,8 +31,6 @@ from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import output_lines
 from omlx_gateway.pages import page_of
-from omlx_producer.connection import read_settings
-from omlx_producer.environment import app_folder
 
 FILES_KEY = "omlx:files"
 """The ids of files by the time at which they were made."""
@@ -42,11 +40,6 @@ _PART_SUFFIX = ".part"
 _STALE_SECONDS = 3600.0
 _COPY_BYTES = 1 << 20
 _ID = re.compile(r"file-[0-9a-f]{24}")
-
-
-def default_folder() -> Path:
-    """``files`` in the state directory."""
-    return (read_settings().omlx_queue_state_dir or app_folder()) / "files"
 
 
 def file_key(file_id: str) -> str:

@@ -15,37 +15,13 @@ from redis import Redis
 from starlette.requests import Request
 
 from omlx_gateway.errors import ApiError
+from omlx_gateway.limits import Limits
 from omlx_producer import AsyncJobHandle, AsyncProducer
 from omlx_producer.client.waiting import queue_key
+from omlx_producer.connection import read_settings
+from omlx_producer.environment import app_folder
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import PRIORITIES, Priority
-
-MAX_BODY_BYTES = 64 * 2**20
-MAX_QUEUED = 10_000
-MAX_FILE_BYTES = 200 * 2**20
-MAX_CONNECTIONS = 1024
-PATIENCE_SECONDS = 60.0
-SLOWEST_BYTES = 16 * 2**10
-"""A second, of a body that is longer than the patience."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a gateway takes.
-
-    Attributes:
-        body_bytes: of a request, at most.
-        queued: jobs that wait for a model, at most; further requests are told to come again.
-        file_bytes: of an upload, at most.
-        connections: that are open at the same time.
-        patience: seconds for a client that sends or reads nothing.
-    """
-
-    body_bytes: int = MAX_BODY_BYTES
-    queued: int = MAX_QUEUED
-    file_bytes: int = MAX_FILE_BYTES
-    connections: int = MAX_CONNECTIONS
-    patience: float = PATIENCE_SECONDS
 
 
 @dataclass
@@ -130,6 +106,11 @@ class Gateway:
         if not isinstance(body, dict):
             raise ApiError(400, "the body is not a JSON object; give one")
         return body
+
+
+def default_folder() -> Path:
+    """Of uploads: ``files`` in the state directory."""
+    return (read_settings().omlx_queue_state_dir or app_folder()) / "files"
 
 
 async def cancel(job: AsyncJobHandle) -> None:

@@ -54,11 +54,15 @@ class Stopped(Exception):
 
 
 class Intake:
-    """The thread that uploads batches."""
+    """The thread that uploads batches.
 
-    def __init__(self, connection: Redis, files: FileStore) -> None:
+    Args:
+        folder: of the files that were uploaded.
+    """
+
+    def __init__(self, connection: Redis, folder: Path) -> None:
         self._connection = connection
-        self._files = files
+        self._files = FileStore(connection, folder)
         self._records = BatchRecords(connection)
         self._broken = set[str]()
         self._over = threading.Event()

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omlx_gateway.errors import ApiError
-from omlx_gateway.gateway import SLOWEST_BYTES
+from omlx_gateway.limits import SLOWEST_BYTES
 
 
 class BodyDeadline:

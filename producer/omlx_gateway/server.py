@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from omlx_gateway.gateway import Limits
+from omlx_gateway.limits import Limits
 
 MAX_HEADER_BYTES = 64 * 2**10
 GRACE_SECONDS = 10

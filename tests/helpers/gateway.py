@@ -12,8 +12,8 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from omlx_gateway.app import create_app
-from omlx_gateway.gateway import Limits
 from omlx_gateway.keys import KeyFile
+from omlx_gateway.limits import Limits
 from omlx_gateway.server import make_server
 
 

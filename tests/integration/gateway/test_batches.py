@@ -14,7 +14,7 @@ from openai import OpenAI
 from openai.types import Batch
 from redis import Redis
 
-from omlx_gateway.gateway import Limits
+from omlx_gateway.limits import Limits
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from redis import Redis
 
 from omlx_gateway import completions
-from omlx_gateway.gateway import Limits
+from omlx_gateway.limits import Limits
 from omlx_producer.client.cancel import cancel_job
 from tests.helpers.fake_engine import BREAKS_STEP
 from tests.helpers.gateway import running_gateway

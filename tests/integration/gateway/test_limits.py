@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 from redis import Redis
 
-from omlx_gateway.gateway import Limits
+from omlx_gateway.limits import Limits
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, started, status, wait_for
 
@@ -109,3 +111,15 @@ def test_more_connections_than_the_limit_are_told_to_come_again(redis_url: str) 
             one.close()
             two.close()
         wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
+
+
+def test_without_its_extra_the_command_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['starlette'] = None; from omlx_gateway.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "install it with pip install 'omlx-queue[gateway]'" in done.stderr
+    assert "Traceback" not in done.stderr
