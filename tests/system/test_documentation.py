@@ -26,7 +26,7 @@ from tests.helpers.redis_server import redis_server
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-FEW_ROWS = 40
+FEW_ROWS = 100
 TIMED_OUT = 124
 
 

@@ -90,6 +90,16 @@ end
 return 1
 """
 
+# Make the batch of a run. While rows of it are left, it does not expire.
+#
+# KEYS  the batch, open batches
+# ARGV  run, time, seconds to keep it, fields
+_OPEN_RUN = """
+redis.call('HSETNX', KEYS[1], 'created_at', ARGV[2])
+redis.call('HSET', KEYS[1], 'keep_seconds', ARGV[3], unpack(ARGV, 4))
+if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('EXPIRE', KEYS[1], ARGV[3], 'NX') end
+"""
+
 # Upload the rows of a run that the batch does not know.
 #
 # KEYS  the batch, open batches
@@ -139,7 +149,13 @@ end
 for _, name in ipairs(names) do redis.call('SREM', key .. ':rows', name) end
 if #names > 0 then
   redis.call('HINCRBY', key, 'rows', -#names)
-  if redis.call('HINCRBY', key, 'left', -#names) <= 0 then redis.call('ZREM', KEYS[2], ARGV[1]) end
+  if redis.call('HINCRBY', key, 'left', -#names) <= 0 then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+    local keep = redis.call('HGET', key, 'keep_seconds') or 604800
+    for _, part in ipairs({'', ':rows', ':results', ':ended'}) do
+      redis.call('EXPIRE', key .. part, keep)
+    end
+  end
 end
 return names
 """
@@ -419,15 +435,11 @@ class Batch:
 
     def open_run(self, priority: Priority, job_timeout: int) -> None:
         """Make the batch of a run, or find it."""
-        now = server_time(self.connection)
-        with self.connection.pipeline() as pipe:
-            pipe.hsetnx(self.key, "created_at", str(now))
-            settings: dict[Any, Any] = {"state": "open", "home": 1, "keep_seconds": KEEP_SECONDS}
-            settings |= {WIRE_FIELD: WIRE_VERSION}
-            settings |= {"priority": priority, "job_timeout": job_timeout}
-            pipe.hset(self.key, mapping=settings)
-            pipe.expire(self.key, KEEP_SECONDS, nx=True)
-            pipe.execute()
+        settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
+        settings |= {"priority": priority, "job_timeout": job_timeout}
+        args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS]
+        args += [part for field in settings.items() for part in field]
+        self.connection.register_script(_OPEN_RUN)(keys=[self.key, BATCHES_KEY], args=args)
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Upload rows of a run. Those that the batch knows already are left as they are."""

@@ -56,6 +56,10 @@ def finish(collector: Collector, seconds: float = 30.0) -> None:
         assert time.monotonic() < deadline, "the collector does not end"
 
 
+def keys_of_run(connection: redis.Redis) -> list[str]:
+    return sorted(key.decode() for key in connection.scan_iter(f"omlx:batch:{RUN}*"))
+
+
 def names(expected: Sequence[Row]) -> list[str]:
     return sorted(row.custom_id for row in expected)
 
@@ -195,6 +199,30 @@ def test_the_rows_that_are_done_or_edited_are_swept_away(
         collector.sweep()
     assert jobs_in_redis(connection) == 0
     assert rows_in_redis(connection) == connection.hlen(f"omlx:batch:{RUN}:results") == 0
+
+
+def test_a_run_whose_last_rows_are_withdrawn_leaves_nothing_for_ever(
+    connection: redis.Redis,
+) -> None:
+    Collector(connection, RUN, rows(10), Kept()).turn(0.01)
+    leases = table(connection)
+    for job in claim(leases, 2):
+        commit(leases, job, done(job.id))
+    again = Collector(connection, RUN, rows(0), Kept())
+    finish(again)
+    again.sweep()
+    assert {key: connection.ttl(key) > 0 for key in keys_of_run(connection)} == {
+        f"omlx:batch:{RUN}": True,
+        f"omlx:batch:{RUN}:ended": True,
+    }
+
+
+def test_a_run_that_is_begun_again_does_not_expire_while_its_rows_wait(
+    connection: redis.Redis,
+) -> None:
+    for _ in range(2):
+        Collector(connection, RUN, rows(10), Kept()).turn(0.01)
+        assert [key for key in keys_of_run(connection) if connection.ttl(key) > 0] == []
 
 
 @pytest.mark.parametrize("when", ["waiting", "running"])
