@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
-from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omlx_gateway.errors import ApiError, api_error
+from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
 from omlx_producer.wire import Priority
 
 OPEN_PATHS = ("/", "/health")
 """The page asks for a key itself, and shows nothing without one."""
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 MINUTE = 60
+_PORT = re.compile(r":\d*\Z")
+
+
+class HostCheck:
+    """Middleware that answers at known names alone.
+
+    Else any page could lead a name of its own to this machine ("DNS rebinding"), and a browser
+    would take the gateway for a part of its site.
+
+    Args:
+        hosts: names beside those of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {*LOCAL_HOSTS, *map(str.lower, hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = Headers(scope=scope).get("host", "")
+            if _PORT.sub("", given).lower() not in self._hosts:
+                raise ApiError(
+                    403,
+                    f"Host: got {given!r:.80}; use {', '.join(LOCAL_HOSTS)}, or start the gateway "
+                    "with --allow-host or --api-keys",
+                    code="host_not_allowed",
+                    headers={"Connection": "close"},
+                )
+        await self._app(scope, receive, send)
 
 
 class KeyCheck:
@@ -31,12 +61,8 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            try:
-                key = self._require_key(Headers(scope=scope))
-                await _require_rate(scope["app"].state.gateway, key)
-            except (ApiError, RedisError) as error:
-                await api_error(error).response(scope, receive, send)
-                return
+            key = self._require_key(Headers(scope=scope))
+            await _require_rate(scope["app"].state.gateway, key)
             scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, receive, send)
 
@@ -101,17 +127,18 @@ def require_model(request: Request, model: str | None) -> None:
     )
 
 
-def require_every_model(request: Request) -> None:
-    """Refuse a key of some models what shows or changes all of them.
+def require_admin(request: Request) -> None:
+    """Refuse all but admin keys what shows or changes the work of others.
 
     Raises:
         ApiError: 403.
     """
     key = key_of(request)
-    if key is not None and key.models is not None:
+    if key is not None and not key.admin:
         raise ApiError(
             403,
-            f"{request.url.path[:200]}: this API key is for some models; use a key for all",
+            f"{request.scope['path'][:200]}: needs an admin key; make one with: "
+            "omlx-gateway keys add NAME --admin",
             code="key_not_allowed",
         )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -14,15 +13,15 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from omlx_gateway.access import KeyCheck
-from omlx_gateway.errors import ApiError, answer_error
+from omlx_gateway.access import HostCheck, KeyCheck
+from omlx_gateway.errors import ApiError, ErrorAnswers
 from omlx_gateway.gateway import Gateway, default_folder
 from omlx_gateway.intake import Intake
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
 from omlx_gateway.senders import BodyDeadline
-from omlx_producer import AsyncProducer, OmlxQueueError
+from omlx_producer import AsyncProducer
 from omlx_producer.connection import connect, connect_async, redis_url
 
 
@@ -31,6 +30,7 @@ def create_app(
     limits: Limits | None = None,
     files_dir: Path | None = None,
     keys: KeyFile | None = None,
+    hosts: Collection[str] = (),
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -38,6 +38,7 @@ def create_app(
         url: where Redis is; by default where the environment says.
         files_dir: the folder of uploaded files; by default in the state directory.
         keys: who may ask; by default everybody.
+        hosts: names at which it answers everybody, beside those of this machine.
 
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
@@ -45,9 +46,11 @@ def create_app(
     url = redis_url(url)
     folder = files_dir or default_folder()
     limits = limits or Limits()
-    middleware = [Middleware(BodyDeadline, limits.patience)]
-    if keys is not None:
-        middleware.insert(0, Middleware(KeyCheck, keys))
+    middleware = [
+        Middleware(ErrorAnswers),
+        Middleware(HostCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
+        Middleware(BodyDeadline, limits.patience),
+    ]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -67,18 +70,15 @@ def create_app(
             await run_in_threadpool(intake.stop)
             await gateway.close()
 
-    return Starlette(
+    app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=middleware,
-        exception_handlers={
-            ApiError: answer_error,
-            OmlxQueueError: answer_error,
-            RedisError: answer_error,
-            HTTPException: _answer_http,
-            ClientDisconnect: _answer_nobody,
-        },
+        exception_handlers={HTTPException: _answer_http, ClientDisconnect: _answer_nobody},
     )
+    # A redirect would name the host that the request names.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
@@ -89,6 +89,6 @@ async def _answer_nobody(_: Request, __: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     """404 and 405 of the router, in OpenAI's form."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    message = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
     headers = dict(error.headers or {})
     return ApiError(error.status_code, message, headers=headers).response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from omlx_gateway.limits import (
 )
 from omlx_producer import connection
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.wire import PRIORITIES, Priority
+from omlx_producer.wire import PRIORITIES
 
 USAGE = 2
 
@@ -41,6 +42,13 @@ _file_option = click.option(
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Serve only who has a key of this file.",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Without keys, answer at this name, too.",
 )
 @click.option(
     "--max-queued",
@@ -94,6 +102,7 @@ def main(
     port: int,
     redis_url: str | None,
     api_keys: Path | None,
+    hosts: tuple[str, ...],
     max_queued: int,
     max_body: int,
     files_dir: Path | None,
@@ -122,7 +131,7 @@ def main(
     try:
         url = connection.redis_url(redis_url)
         keys = KeyFile(api_keys) if api_keys else None
-        app = MeasuredApp(create_app(url, limits, files_dir, keys))
+        app = MeasuredApp(create_app(url, limits, files_dir, keys, (_in_url(host), *hosts)))
     except OmlxQueueError as error:
         raise click.UsageError(str(error)) from None
     except KeyFileError as error:
@@ -155,12 +164,13 @@ def keys() -> None:
 )
 @click.option("--rate", metavar="N", type=click.IntRange(1), help="Requests a minute, at most.")
 @click.option("--models", metavar="A,B", help="The models that it may use; else all.")
+@click.option("--admin", is_flag=True, help="It may use the page and its buttons.")
 @_file_option
-def add(name: str, level: Priority, rate: int | None, models: str | None, file: Path) -> None:
+def add(name: str, models: str | None, file: Path, **allowed: Any) -> None:
     """Make a key, and show it once."""
-    allowed = None if models is None else tuple(each.strip() for each in models.split(","))
+    names = None if models is None else tuple(each.strip() for each in models.split(","))
     try:
-        key = add_key(file, name, level, rate, allowed)
+        key = add_key(file, name, models=names, **allowed)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         remedy = {
@@ -182,9 +192,15 @@ def list_keys(file: Path) -> None:
         for key in read_keys(file):
             rate = "any rate" if key.rate is None else f"{key.rate} a minute"
             models = "all models" if key.models is None else ", ".join(key.models)
-            click.echo(f"{key.name}  {key.level}  {rate}  {models}")
+            admin = "  admin" if key.admin else ""
+            click.echo(f"{key.name}  {key.level}  {rate}  {models}{admin}")
     except KeyFileError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _in_url(host: str) -> str:
+    """An address as the header ``Host`` has it."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_loopback(host: str) -> bool:

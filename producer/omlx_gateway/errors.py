@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
-from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omlx_producer.errors import (
     InvalidRequest,
@@ -28,6 +30,7 @@ from omlx_producer.outage import passes
 RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
 FINAL = {"X-Should-Retry": "false"}
+log = logging.getLogger("omlx_gateway")
 _FIELD = re.compile(r"([a-z_]+(?:[.\[][\w.\[\]]*)?):")
 
 
@@ -58,11 +61,7 @@ class ApiError(Exception):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What to answer instead of an exception.
-
-    Raises:
-        Exception: the error, if it is none that a request can meet.
-    """
+    """What to answer instead of an exception. One that no request should meet is logged."""
     sentence = one_line(str(error))
     match error:
         case ApiError():
@@ -94,9 +93,39 @@ def api_error(error: Exception) -> ApiError:
             )
         case RedisError() | OmlxQueueError():
             return ApiError(500, sentence, "server_error", "redis_error")
-    raise error
+    log.error("a request failed with %s", stack_of(error))
+    return ApiError(500, "the gateway failed; its log says where", "server_error", "internal_error")
 
 
-async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """Starlette's handler of an exception."""
-    return api_error(error).response
+def stack_of(error: Exception) -> str:
+    """The type of an exception and where it was raised, without its message.
+
+    The message may quote a prompt, which no log may have.
+    """
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    return f"{type(error).__name__}\n{stack}".rstrip()
+
+
+class ErrorAnswers:
+    """Middleware that answers whatever is raised. An answer that has begun is cut."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:  # noqa: BLE001 (`api_error` logs those of other kinds)
+            answer = api_error(error).response
+            if not begun:
+                await answer(scope, receive, send)

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,6 +36,7 @@ class ApiKey(BaseModel):
         level: the best priority that its requests may have, and the one that they have by default.
         rate: requests a minute at all gateways together; None for any number.
         models: that it may use; None for all.
+        admin: whether it may see and press the page, which shows and changes everybody's work.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,6 +46,7 @@ class ApiKey(BaseModel):
     level: Priority = "high"
     rate: Annotated[int, Field(ge=1)] | None = None
     models: tuple[ModelAlias, ...] | None = None
+    admin: bool = False
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -125,10 +127,11 @@ def read_keys(path: Path) -> list[ApiKey]:
     return list(keys.values())
 
 
-def add_key(
-    path: Path, name: str, level: Priority, rate: int | None, models: tuple[str, ...] | None
-) -> str:
+def add_key(path: Path, name: str, **allowed: Any) -> str:
     """Make a key and add its line to the file, which others see whole or not at all.
+
+    Args:
+        allowed: what it may do, by the attributes of `ApiKey`.
 
     Returns:
         The key, which is kept nowhere.
@@ -138,7 +141,7 @@ def add_key(
         ValidationError: if a value is wrong.
     """
     key = PREFIX + secrets.token_urlsafe(32)
-    line = ApiKey(name=name, sha256=hash_key(key), level=level, rate=rate, models=models)
+    line = ApiKey(name=name, sha256=hash_key(key), **allowed)
     fresh = path.with_name(path.name + ".new")
     try:
         # Exclusive, so that of two commands at the same time none loses its line.

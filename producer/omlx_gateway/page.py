@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
-from omlx_gateway.access import require_every_model
+from omlx_gateway.access import require_admin
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
@@ -37,7 +37,7 @@ def page(_: Request) -> HTMLResponse:
 
 def status(request: Request) -> JSONResponse:
     """One snapshot. Starlette runs this on a thread, as it does all plain functions."""
-    require_every_model(request)
+    require_admin(request)
     connection = Gateway.of(request).blocking
     found = {
         "at": server_time(connection),
@@ -92,7 +92,7 @@ def read_latest_batches(connection: redis.Redis) -> list[dict[str, Any]]:
 
 
 def _require_page(request: Request) -> None:
-    require_every_model(request)
+    require_admin(request)
     if PAGE_HEADER not in request.headers:
         raise ApiError(403, f"{PAGE_HEADER}: missing; send this header with any value")
 

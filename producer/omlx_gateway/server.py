@@ -7,9 +7,10 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from omlx_gateway.errors import RETRY_SECONDS, ApiError
 from omlx_gateway.limits import Limits
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -29,20 +30,28 @@ def make_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
         "server_header": False,
         "ws": "none",
         "timeout_graceful_shutdown": GRACE_SECONDS,
-        "limit_concurrency": limits.connections,
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
-        "http": _protocol(limits.patience),
+        "http": _protocol(limits),
     }
     return uvicorn.Server(uvicorn.Config(app, **(config | options)))
 
 
-def _protocol(patience: float) -> type[H11Protocol]:
+def _protocol(limits: Limits) -> type[H11Protocol]:
     """The protocol of a connection, which has a time for headers and for a reader who is away.
 
-    Args:
-        patience: in seconds, for the headers of a request, and for a client to make room for more
-            of its answer.
+    Its own errors have OpenAI's form: too many connections, and what is no HTTP.
     """
+    patience = limits.patience
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        error = ApiError(
+            503,
+            f"{limits.connections} connections are open; try again in {RETRY_SECONDS} s",
+            "server_error",
+            "too_many_connections",
+            headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"},
+        )
+        await error.response(scope, receive, send)
 
     class PatientProtocol(H11Protocol):
         _headers_due: asyncio.TimerHandle | None = None
@@ -53,8 +62,26 @@ def _protocol(patience: float) -> type[H11Protocol]:
             self._await_headers()
 
         def data_received(self, data: bytes) -> None:
+            full = len(self.connections) >= limits.connections
+            self.app = refuse if full else self.config.loaded_app
             super().data_received(data)
             self._await_headers()
+
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's)
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                answer = ApiError(
+                    400,
+                    "the request is not HTTP, or its headers are longer than "
+                    f"{MAX_HEADER_BYTES} bytes; send HTTP/1.1",
+                    headers={"Connection": "close"},
+                ).response
+                for event in (
+                    h11.Response(status_code=400, headers=answer.raw_headers),
+                    h11.Data(data=bytes(answer.body)),
+                    h11.EndOfMessage(),
+                ):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_awaiting_headers()

@@ -6,9 +6,11 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx2
 from starlette.types import ASGIApp
 
 from omlx_gateway.app import create_app
@@ -24,6 +26,7 @@ def running_gateway(
     app: ASGIApp | None = None,
     files_dir: Path | None = None,
     keys: KeyFile | None = None,
+    hosts: Sequence[str] = (),
 ) -> Iterator[str]:
     """The gateway's URL; it ends with the block.
 
@@ -36,7 +39,7 @@ def running_gateway(
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 2**10)
     limits = limits or Limits()
     server = make_server(
-        app or create_app(redis_url, limits, files_dir, keys),
+        app or create_app(redis_url, limits, files_dir, keys, hosts),
         limits,
         log_level="warning",
         timeout_graceful_shutdown=1,
@@ -53,3 +56,16 @@ def running_gateway(
         thread.join(10)
         listening.close()
     assert not thread.is_alive()
+
+
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
+    """The error of an answer, which must have OpenAI's form and nothing else."""
+    assert answer.is_error, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body: dict[str, Any] = answer.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    return error

@@ -242,7 +242,7 @@ def test_a_client_that_hangs_up_while_it_sends_leaves_nothing(
 ) -> None:
     port = int(gateway.rpartition(":")[2])
     for path, kind in (("files", FORM["Content-Type"]), ("batches", "application/json")):
-        head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        head = f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(head.encode() + b"Content-Length: 99999\r\n\r\n" + FILE)
     for _ in range(20):

@@ -18,6 +18,9 @@ from redis import Redis
 
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
+from omlx_producer.operate import pause_model, paused_models
+from tests.helpers import bulk_runs
+from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, fetch, queue, wait_for
 
@@ -50,6 +53,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
 ) -> None:
     first = add("ann")
     second = add("ben", "--level", "bulk", "--rate", "60", "--models", "a,b")
+    add("eve", "--admin")
     assert first != second
     text = file.read_text()
     assert first not in text
@@ -59,11 +63,16 @@ def test_a_key_is_shown_once_and_kept_as_a_hash_in_a_private_file(
         "level": "bulk",
         "rate": 60,
         "models": ["a", "b"],
+        "admin": False,
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(file.parent.iterdir()) == [file]
     listed = CliRunner().invoke(main, ["keys", "list", "--file", str(file)])
-    assert listed.stdout == "ann  high  any rate  all models\nben  bulk  60 a minute  a, b\n"
+    assert listed.stdout.splitlines() == [
+        "ann  high  any rate  all models",
+        "ben  bulk  60 a minute  a, b",
+        "eve  high  any rate  all models  admin",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -226,13 +235,34 @@ def test_a_key_of_some_models_sees_and_uses_no_others(
                 json={**body, "model": "x"},
                 headers={"Last-Event-ID": f"{job}:0"},
             ),
-            ask(other, "/status"),
-            ask(own, "/status"),
-            ask(own, f"/status/pause/{ALIAS}", json={}, headers={"X-Omlx-Page": "1"}),
         ):
             assert refused.status_code == 403, refused.text
-        assert ask(all_models, "/status").status_code == 200
-    assert not connection.exists("omlx:paused")
+
+
+def test_the_page_and_its_buttons_need_an_admin_key(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    admin, other = add("eve", "--admin"), add("ann")
+    announce(connection)
+    announce(connection, "held")
+    pause_model(connection, "held")
+    batch = bulk_runs.upload(connection)
+    buttons = ("pause/demo", "resume/held", f"cancel/{batch.id}")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+
+        def ask(key: str, method: str, path: str) -> httpx2.Response:
+            headers = {**bearer(key), "X-Omlx-Page": "1"}
+            return httpx2.request(method, f"{url}/status{path}", headers=headers)
+
+        refused = [ask(other, "POST", f"/{each}") for each in buttons]
+        for answer in (ask(other, "GET", ""), *refused):
+            assert answer.status_code == 403
+            assert "keys add NAME --admin" in answer.json()["error"]["message"]
+        assert (paused_models(connection), batch.read().state) == ({"held"}, "open")
+        assert len(ask(admin, "GET", "").json()["batches"]) == 1
+        for each in buttons:
+            assert ask(admin, "POST", f"/{each}").json() == {"changed": True}
+        assert (paused_models(connection), batch.read().state) == ({"demo"}, "cancelled")
 
 
 @pytest.mark.usefixtures("worker")

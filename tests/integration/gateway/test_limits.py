@@ -13,10 +13,10 @@ import pytest
 from redis import Redis
 
 from omlx_gateway.limits import Limits
-from tests.helpers.gateway import running_gateway
+from tests.helpers.gateway import error_of, running_gateway
 from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, started, status, wait_for
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_headers_that_drip_end_the_connection_also_after_an_answer(
     impatient: tuple[str, int],
 ) -> None:
     with socket.create_connection(impatient, timeout=20) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
         client.sendall(b"GET /health HTTP/1.1\r\n")
         wait_for(lambda: not can_send(client, b"X: y\r\n"))
@@ -107,7 +107,10 @@ def test_more_connections_than_the_limit_are_told_to_come_again(redis_url: str) 
             socket.create_connection(where, timeout=20) as one,
             socket.create_connection(where, timeout=20) as two,
         ):
-            wait_for(lambda: httpx2.get(f"{url}/health").status_code == 503)
+            answer = wait_for(lambda: found if (found := httpx2.get(url)).is_error else None)
+            assert answer.status_code == 503
+            assert error_of(answer)["code"] == "too_many_connections"
+            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "5")
             one.close()
             two.close()
         wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)

@@ -1,0 +1,139 @@
+"""Whatever goes wrong with a request, its answer is an error in OpenAI's form."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.requests import Request
+
+from omlx_gateway import files, models
+from omlx_gateway.keys import KeyFile, add_key
+from tests.helpers.gateway import error_of, running_gateway
+
+SECRET = "the text of a prompt"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+def address(gateway: str) -> tuple[str, int]:
+    return "127.0.0.1", int(gateway.rpartition(":")[2])
+
+
+def exchange(address: tuple[str, int], sent: bytes) -> bytes:
+    """All that the gateway sends before it hangs up."""
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(sent)
+        answer = b""
+        # Reset, if not all was read.
+        with contextlib.suppress(ConnectionResetError):
+            while part := client.recv(65_536):
+                answer += part
+        return answer
+
+
+MALFORMED = [
+    (b"\r\n\x16\x03\x01 hello\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nA\nB: c\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2**17, 400),
+    (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    (POST + b"Content-Length: -1\r\n\r\n", 400),
+    (POST + CHUNKED + b"nonsense\r\n", 400),
+    (POST + b"Content-Type: text/plain\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", 415),
+    (POST + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 415),
+    (b"GET / HTTP/1.0\r\n\r\n", 403),
+]
+
+
+def test_what_is_no_http_or_no_json_is_one_error(address: tuple[str, int]) -> None:
+    for sent, status in MALFORMED:
+        head, _, body = exchange(address, sent).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), sent[:80]
+        assert b"connection: close" in head.lower()
+        assert json.loads(body)["error"]["message"]
+
+
+def test_a_route_or_method_that_nobody_serves_is_one_error(gateway: str) -> None:
+    for method, path, status in (
+        ("GET", "/nowhere", 404),
+        ("GET", "/health/", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("PATCH", "/v1/files", 405),
+        ("OPTIONS", "/", 405),
+        ("BREW", "/v1/files/..%2f..%2fetc%2fpasswd", 404),
+    ):
+        answer = httpx2.request(method, gateway + path)
+        assert answer.status_code == status
+        assert path.partition("%")[0] in error_of(answer)["message"]
+        assert ("allow" in answer.headers) == (status == 405)
+
+
+BODIES = [
+    *(b"", b"{", b"[]", b"\xff", b"1" * 5000, b"[" * 100_000),
+    b'{"a":' * 400 + b"1" + b"}" * 400,
+]
+
+
+def test_a_body_that_is_no_object_of_known_fields_is_one_error(gateway: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    for path, body in itertools.product(("chat/completions", "completions", "batches"), BODIES):
+        answer = httpx2.post(f"{gateway}/v1/{path}", content=body, headers=kind)
+        assert answer.status_code == 400
+        assert error_of(answer)["type"] == "invalid_request_error"
+
+
+@pytest.fixture
+def faulty(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A gateway with a bug in a route, and in a route that runs on a thread."""
+
+    def refuse(_: Request) -> None:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(models, "key_of", refuse)
+    monkeypatch.setattr(files, "owner_of", refuse)
+    with running_gateway(redis_url) as url:
+        yield url
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/files"])
+def test_a_bug_is_a_500_whose_place_is_logged_and_whose_message_is_not(
+    faulty: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = httpx2.get(faulty + path)
+    assert answer.status_code == 500
+    assert error_of(answer)["code"] == "internal_error"
+    assert SECRET not in answer.text + caplog.text
+    assert "RuntimeError" in caplog.text
+    assert "in refuse" in caplog.text
+
+
+def test_names_of_this_machine_and_allowed_ones_are_served(redis_url: str) -> None:
+    with running_gateway(redis_url, hosts=["Mac"]) as url:
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:8000", "mac"):
+            assert httpx2.get(f"{url}/health", headers={"Host": host}).status_code == 200
+
+
+def test_a_name_that_another_site_gave_this_machine_is_refused(gateway: str) -> None:
+    hosts = ["evil.example", "127.0.0.1.evil.example:8000", "localhost@evil", "[", "localhost.", ""]
+    for host in hosts:
+        answer = httpx2.get(f"{gateway}/v1/models", headers={"Host": host})
+        assert answer.status_code == 403
+        assert error_of(answer)["code"] == "host_not_allowed"
+        assert "--allow-host" in error_of(answer)["message"]
+
+
+def test_with_keys_a_gateway_has_any_name(redis_url: str, tmp_path: Path) -> None:
+    key = add_key(path := tmp_path / "keys", "ann")
+    with running_gateway(redis_url, keys=KeyFile(path)) as url:
+        told = {"Host": "mac.example", "Authorization": f"Bearer {key}"}
+        assert httpx2.get(f"{url}/v1/models", headers=told).status_code == 200
