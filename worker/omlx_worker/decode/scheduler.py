@@ -9,11 +9,6 @@ Prompts are read in chunks with a decode step between any two, so running rows n
 than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks. Those with equally
 many tokens in their caches are read together. A row waits while another one reads a beginning that
 both prompts share, and takes it from the prefix cache then.
-
-A chunk takes some time however short it is, and all decoding rows wait for it. So bulk rows do not
-join decoding ones one by one. They gather until the places that they could have were idle for as
-long, added up, as the decoding rows would wait for a chunk without tokens. Sooner costs more in
-chunks, and later more in idle places (the economic order quantity).
 """
 
 from __future__ import annotations
@@ -41,6 +36,9 @@ PATIENCE_SECONDS = 30.0
 
 AHEAD = 4
 """Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
+
+MOST_PADDING = 32
+"""Tokens of padding that a row may add to a chunk. A forward of its own would take longer."""
 
 
 class Scheduler:
@@ -76,7 +74,6 @@ class Scheduler:
         self._arrivals = self._joins = 0
         self._rows: dict[str, DecodeRow] = {}
         self._decode_is_due = self._follows_chunk = self._hurried = False
-        self._now, self._passed, self._idle, self._granted = clock(), 0.0, 0.0, 0
 
     def get(self, row_id: str) -> DecodeRow | None:
         return self._rows.get(row_id)
@@ -163,8 +160,6 @@ class Scheduler:
         """What to do now. A row that joins, resumes or loses its cache counts as such at once."""
         decoding = self.decoding
         self._hurried = any(row.level < BULK for row in decoding)
-        before, self._now = self._now, self._clock()
-        self._passed = self._now - before
         self._follows_chunk = self._decode_is_due and bool(decoding)
         action = None if self._follows_chunk else self._admit() or self._prefill()
         self._decode_is_due = isinstance(action, Prefill)
@@ -185,8 +180,6 @@ class Scheduler:
         if best is None or not self._is_due(best, reading):
             return None
         if self._has_place_for(best):
-            if self._gathers(best):
-                return None
             return self._evict_for(best) or self._bring_in(best)
         if best.level == HIGH and (victim := self._victim()):
             victim.since = self._clock()
@@ -215,25 +208,12 @@ class Scheduler:
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if _goes_with(row, first)]
         room = self._chunks.whole(first.context, self._hurried)
-        overhead = self._chunks.overhead(first.context, self._hurried) if self._pads else 0
+        most = MOST_PADDING if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
-            # Padding must cost less than a forward of its own would.
-            if larger.computed <= room and larger.padding - chunk.padding <= overhead:
+            if larger.computed <= room and larger.padding - chunk.padding <= most:
                 chunk = larger
         return chunk
-
-    def _gathers(self, best: DecodeRow) -> bool:
-        """Whether the best row that waits, and could join, waits for more places first."""
-        bulk = best.rank[0] == BULK and not self._hurried
-        if not bulk or best.stage is Stage.PAUSED or self._granted:
-            return False
-        places = min(self.waiting, self._max_rows - self.joined)
-        self._idle += places * self._passed
-        if self._idle < len(self.decoding) * self._chunks.fixed(best.context):
-            return True
-        self._idle, self._granted = 0.0, places
-        return False
 
     def _has_place_for(self, row: DecodeRow) -> bool:
         """Whether it could join if no paused row kept its cache; alone, any row can."""
@@ -265,7 +245,6 @@ class Scheduler:
             row.stage, row.kept_bytes = Stage.DECODING, 0
             return Resume(row, room)
         row.stage = Stage.READING
-        self._granted = max(0, self._granted - 1)
         return Join(row, room)
 
     def _chunk_of(self, row: DecodeRow, left: int) -> int:
