@@ -133,6 +133,8 @@ class DecodeLoop:
         self._driver.give_way()
         self._engine.limit_prefixes(room)
         known = self._engine.add(row.resumed)
+        if known.held:
+            self._clock.interrupt()  # a prefix is copied, or read from a disk
         self.counters.cached_tokens += known.held
         self._scheduler.took(row, known)
 

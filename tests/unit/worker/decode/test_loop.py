@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import pytest
+
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -12,7 +14,7 @@ from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.decode.depth.records import Decision, RowView, StepReport
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.row import Emission, Row, Sampling
+from omlx_worker.engine.row import Emission, Known, Row, Sampling
 from tests.helpers.fake_engine import FakeEngine
 
 
@@ -137,14 +139,38 @@ def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     )
 
 
-def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
-    class Pace(ChunkSize):
-        def stepped(self, seconds: float | None, depth: int = 0) -> None:
-            told.append(seconds is not None)
+class Pace(ChunkSize):
+    """Keeps whether each step came with a time."""
 
-    told: list[bool] = []
-    driver = DepthDriver(Asked(flips=True), 1)
-    worker = decoding(FakeEngine(max_rows=1), limit=1000, driver=driver, chunks=Pace(8))
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.told: list[bool] = []
+
+    def stepped(self, seconds: float | None, depth: int = 0) -> None:
+        self.told.append(seconds is not None)
+
+
+def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
+    driver, pace = DepthDriver(Asked(flips=True), 1), Pace()
+    worker = decoding(FakeEngine(max_rows=1), limit=1000, driver=driver, chunks=pace)
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
-    act_until(worker, lambda: len(told) == 8)
-    assert told == [False, True, True, False, False, True, True, True]
+    act_until(worker, lambda: len(pace.told) == 8)
+    assert pace.told == [False, True, True, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("held", [0, 30])
+def test_what_a_kept_prefix_takes_to_load_is_not_taken_for_what_a_chunk_takes(held: int) -> None:
+    class Holding(FakeEngine):
+        def add(self, row: Row) -> Known:
+            super().add(row)
+            kept = held if row.row_id == "b" else 0
+            self.states[row.row_id].unread -= kept
+            return Known(kept)
+
+    pace = Pace()
+    worker = decoding(Holding(max_rows=2), limit=1000, chunks=pace)
+    worker.add(row("a", DEFAULT, prompt=1, tokens=40))
+    act_until(worker, lambda: len(pace.told) == 3)
+    worker.add(row("b", DEFAULT, prompt=34, tokens=10))
+    act_until(worker, lambda: len(pace.told) == 5)
+    assert pace.told == [False, True, True, not held, True]
