@@ -306,7 +306,7 @@ class Reader(_Reading):
 class AsyncReader(_Reading):
     """The form of `Reader` for one event loop: a task that ends with the last consumer."""
 
-    def __init__(self, connection: redis.asyncio.Redis) -> None:
+    def __init__(self, connection: redis.asyncio.Redis, key: tuple[int, int]) -> None:
         super().__init__(block_seconds(connection))
         pool = connection.connection_pool
         options = pool.connection_kwargs | {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
@@ -314,21 +314,23 @@ class AsyncReader(_Reading):
         self._connection = redis.asyncio.Redis(connection_pool=self._pool)
         self._waking = asyncio.Lock()
         self.client = connection
+        self._key = key
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda _: self._retire())
 
     @classmethod
     def join(cls, connection: redis.asyncio.Redis, consumer: Follow | Wait) -> AsyncReader:
         key = id(connection), id(asyncio.get_running_loop())
         reader = _ASYNC_READERS.get(key)
         if reader is None:
-            reader = _ASYNC_READERS[key] = cls(connection)
-            reader._task.add_done_callback(lambda _: _ASYNC_READERS.pop(key, None))
+            reader = _ASYNC_READERS[key] = cls(connection, key)
         reader._add(consumer)
         return reader
 
     async def leave(self, consumer: Follow | Wait) -> None:
         self._drop(consumer)
         if self.consumers == 0:
+            self._retire()
             while not self._task.done():
                 # redis-py may swallow a cancellation while it connects.
                 self._task.cancel()
@@ -343,6 +345,11 @@ class AsyncReader(_Reading):
             async with self._waking:
                 with contextlib.suppress(RedisError):
                     await self._ring(self._connection.pipeline()).execute()
+
+    def _retire(self) -> None:
+        """Have the next consumer begin another reader: one whose task ends reads nothing more."""
+        if _ASYNC_READERS.get(self._key) is self:
+            del _ASYNC_READERS[self._key]
 
     async def _run(self) -> None:
         while self.consumers:

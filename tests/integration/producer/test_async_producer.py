@@ -193,6 +193,21 @@ async def test_a_cancelled_wait_does_not_delay_the_next_one(
                 await job.result(timeout=0)
 
 
+async def test_a_wait_that_begins_while_the_last_one_leaves_is_served(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job, other = await client.submit_many([{"prompt": "x"}, {"prompt": "y"}])
+    done = started(connection, other).finish()
+    for ticks in range(1, 8):
+        leaving = asyncio.create_task(job.result())
+        await until(blocked(connection))
+        leaving.cancel()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        assert await other.result(timeout=SECONDS) == done
+        await until(leaving.done)
+
+
 async def test_closing_leaves_no_connection(redis_url: str, connection: redis.Redis) -> None:
     announce(connection)
     before = clients(connection)
