@@ -171,6 +171,8 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     finally:
         for each in (task, gone):
             each.cancel()
+        # A generator that still runs cannot be closed.
+        await asyncio.wait({task, gone})
 
 
 async def _hung_up(request: Request) -> None:

@@ -1,9 +1,12 @@
-"""A gateway on a free port of this machine, on a thread of the test."""
+"""Gateways of this machine: on a thread of the test, or as a process that can be killed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +20,7 @@ from omlx_gateway.app import create_app
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.server import make_server
+from tests.helpers.workers import wait_for
 
 
 @contextlib.contextmanager
@@ -56,6 +60,31 @@ def running_gateway(
         thread.join(10)
         listening.close()
     assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def gateway_process(url: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway as a process of its own, killed when the block ends."""
+    code = "from omlx_gateway.cli import main; main()"
+    arguments = ["--port", str(port), "--redis-url", url, *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        wait_for(lambda: is_healthy(port, process))
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def is_healthy(port: int, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the gateway has ended"
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx2.HTTPError:
+        return False
 
 
 def error_of(answer: httpx2.Response) -> dict[str, Any]:

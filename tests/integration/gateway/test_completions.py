@@ -19,6 +19,7 @@ from omlx_gateway import completions
 from omlx_gateway.limits import Limits
 from omlx_producer.client.cancel import cancel_job
 from tests.helpers.fake_engine import BREAKS_STEP
+from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
@@ -232,6 +233,19 @@ def test_hanging_up_cancels_the_job_unless_it_is_detached(
     [key] = connection.keys("rq:job:*")
     ended = status(fetch(connection, key.decode().removeprefix("rq:job:")))
     assert ended == ("finished" if detach else "stopped")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_hanging_up_in_the_queue_cancels_the_job_and_is_no_error(
+    gateway: str, connection: Redis, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(connection, ALIAS)
+    body = {"model": ALIAS, "prompt": "x", "stream": streams}
+    with contextlib.suppress(httpx2.TimeoutException):
+        httpx2.post(f"{gateway}/v1/completions", json=body, timeout=0.3)
+    [key] = connection.keys("rq:job:*")
+    wait_for(lambda: connection.hget(key, "status") == b"canceled")
+    assert caplog.text == ""
 
 
 @pytest.mark.usefixtures("slow_worker")

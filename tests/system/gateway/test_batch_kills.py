@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import redis
 from openai import OpenAI
 
+from omlx_worker.queue.embedded import free_port
+from tests.helpers.gateway import gateway_process
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import ALIAS, wait_for, worker_process
 
@@ -31,35 +29,6 @@ def write_input(path: Path) -> None:
             url = "/v1/completions"
             row = {"custom_id": f"r{number}", "method": "POST", "url": url, "body": body}
             stream.write(json.dumps(row) + "\n")
-
-
-@contextlib.contextmanager
-def gateway_process(url: str, port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A gateway as a process of its own, killed when the block ends."""
-    code = "from omlx_gateway.cli import main; main()"
-    options = ["--port", str(port), "--redis-url", url, "--files-dir", str(folder)]
-    process = subprocess.Popen([sys.executable, "-c", code, *options])
-    try:
-        wait_for(lambda: is_healthy(port, process))
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def is_healthy(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the gateway has ended"
-    try:
-        return httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
-    except httpx2.HTTPError:
-        return False
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def states(connection: redis.Redis) -> list[tuple[bytes, int]]:
@@ -83,7 +52,7 @@ def test_2000_rows_run_once_though_everything_is_killed(tmp_path: Path) -> None:
 
         worker = start_worker()
         wait_for(lambda: connection.exists("omlx:models"))
-        with gateway_process(server.url, port, folder) as gateway:
+        with gateway_process(server.url, port, f"--files-dir={folder}") as gateway:
             with source.open("rb") as stream:
                 file = client.files.create(file=stream, purpose="batch")
             batch = client.batches.create(
@@ -94,7 +63,7 @@ def test_2000_rows_run_once_though_everything_is_killed(tmp_path: Path) -> None:
         [(state, rows)] = states(connection)
         assert state == b"uploading", f"the upload was over before the kill, with {rows} rows"
 
-        stack.enter_context(gateway_process(server.url, port, folder))
+        stack.enter_context(gateway_process(server.url, port, f"--files-dir={folder}"))
 
         def completed() -> int:
             found = client.batches.retrieve(batch.id)
