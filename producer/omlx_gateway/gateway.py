@@ -64,7 +64,8 @@ class Gateway:
         Raises:
             ApiError: 429.
         """
-        if not isinstance(model, str):
+        # No other name is a model's, and the request is refused for it.
+        if not (isinstance(model, str) and model.isascii()):
             return
         pipe = self.redis.pipeline(transaction=False)
         for priority in PRIORITIES:

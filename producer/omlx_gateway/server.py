@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import h11
@@ -33,6 +34,8 @@ def make_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
         "http": _protocol(limits),
     }
+    # It quotes bytes of uploads that it cannot read.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     return uvicorn.Server(uvicorn.Config(app, **(config | options)))
 
 
@@ -81,6 +84,10 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
                     h11.EndOfMessage(),
                 ):
                     self.transport.write(self.conn.send(event) or b"")
+            if self.cycle is not None:
+                # Its application may still be at work, and has nobody to answer.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -76,7 +76,7 @@ class FakeEngine:
             else "".join(message.text for message in request.messages or ())
         )
         if text == BREAKS_PREPARE:
-            raise RuntimeError("no tokenizer")
+            raise RuntimeError(f"no tokenizer for {text}")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
         length = request.max_completion_tokens or 16
         if len(tokens) + length > CONTEXT:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 from starlette.types import ASGIApp
@@ -63,13 +63,16 @@ def running_gateway(
 
 
 @contextlib.contextmanager
-def gateway_process(url: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def gateway_process(
+    url: str, port: int, *options: str, stderr: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A gateway as a process of its own, killed when the block ends."""
     code = "from omlx_gateway.cli import main; main()"
     arguments = ["--port", str(port), "--redis-url", url, *options]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=stderr,
     )
     try:
         wait_for(lambda: is_healthy(port, process))

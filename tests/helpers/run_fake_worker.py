@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from redis import Redis  # noqa: E402
 
 from omlx_worker.control.worker import GenerationWorker  # noqa: E402
+from omlx_worker.logs import start_logging  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 
@@ -26,8 +26,10 @@ def main() -> None:
     parser.add_argument("--drain-timeout", type=float, default=20.0)
     parser.add_argument("--name")
     parser.add_argument("--alias", default="fake")
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--log-format", default="text")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
+    start_logging(options.log_level, options.log_format)
     settings = WorkerSettings(
         model_alias=options.alias,
         name=options.name,
@@ -39,7 +41,7 @@ def main() -> None:
         lambda: FakeEngine(options.max_rows, options.step_seconds),
         connection=Redis.from_url(options.url),
     )
-    worker.work(logging_level="WARNING")
+    worker.work(logging_level=options.log_level.upper())
     sys.exit(worker.exit_code)
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from click.testing import CliRunner
 from redis import Redis
@@ -175,10 +175,12 @@ def run_burst(url: str, **options: Any) -> FakeEngine:
 
 
 @contextlib.contextmanager
-def worker_process(url: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def worker_process(
+    url: str, stderr: IO[bytes] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker as a process of its own, killed when the block ends."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    process = subprocess.Popen([sys.executable, str(SCRIPT), url, *flags])
+    process = subprocess.Popen([sys.executable, str(SCRIPT), url, *flags], stderr=stderr)
     try:
         yield process
     finally:

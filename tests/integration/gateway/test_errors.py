@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,18 +49,22 @@ MALFORMED = [
     (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     (POST + b"Content-Length: -1\r\n\r\n", 400),
     (POST + CHUNKED + b"nonsense\r\n", 400),
+    (POST.replace(b"v1", b"nowhere") + CHUNKED + b"nonsense\r\n", 400),
     (POST + b"Content-Type: text/plain\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", 415),
     (POST + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 415),
     (b"GET / HTTP/1.0\r\n\r\n", 403),
 ]
 
 
-def test_what_is_no_http_or_no_json_is_one_error(address: tuple[str, int]) -> None:
+def test_what_is_no_http_or_no_json_is_one_error(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
     for sent, status in MALFORMED:
         head, _, body = exchange(address, sent).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status), sent[:80]
         assert b"connection: close" in head.lower()
         assert json.loads(body)["error"]["message"]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 def test_a_route_or_method_that_nobody_serves_is_one_error(gateway: str) -> None:
@@ -80,6 +85,7 @@ def test_a_route_or_method_that_nobody_serves_is_one_error(gateway: str) -> None
 
 BODIES = [
     *(b"", b"{", b"[]", b"\xff", b"1" * 5000, b"[" * 100_000),
+    b'{"model": "\\ud800", "prompt": "x"}',
     b'{"a":' * 400 + b"1" + b"}" * 400,
 ]
 
