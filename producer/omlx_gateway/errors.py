@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ from omlx_producer.errors import (
     UnknownJob,
     UnsuitableRedis,
     one_line,
+    unquoted,
 )
 from omlx_producer.outage import passes
 
@@ -93,17 +93,13 @@ def api_error(error: Exception) -> ApiError:
             )
         case RedisError() | OmlxQueueError():
             return ApiError(500, sentence, "server_error", "redis_error")
-    log.error("a request failed with %s", stack_of(error))
+    log_failure("a request failed", error)
     return ApiError(500, "the gateway failed; its log says where", "server_error", "internal_error")
 
 
-def stack_of(error: Exception) -> str:
-    """The type of an exception and where it was raised, without its message.
-
-    The message may quote a prompt, which no log may have.
-    """
-    stack = "".join(traceback.format_tb(error.__traceback__))
-    return f"{type(error).__name__}\n{stack}".rstrip()
+def log_failure(told: str, error: Exception) -> None:
+    """Log what no request should meet."""
+    log.error(told, exc_info=unquoted(error))
 
 
 class ErrorAnswers:

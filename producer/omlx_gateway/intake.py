@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
 from omlx_gateway.batches import UNFINISHED_KEY, BatchRecords, drop_upload
-from omlx_gateway.errors import ApiError, stack_of
+from omlx_gateway.errors import ApiError, log_failure
 from omlx_gateway.files import FileStore
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
@@ -96,9 +96,7 @@ class Intake:
             raise
         except Exception as error:  # noqa: BLE001 (logged without its message)
             self._broken.add(batch_id)
-            log.error(
-                "%s: left alone until the gateway starts again: %s", batch_id, stack_of(error)
-            )
+            log_failure(f"{batch_id}: left alone until the gateway starts again", error)
 
     def _advance(self, batch_id: str) -> None:
         try:

@@ -191,6 +191,11 @@ def one_line(text: str) -> str:
     return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
 
 
+def unquoted(error: Exception) -> Exception:
+    """An error for a log: its type and stack without its message, which may quote a prompt."""
+    return Exception(type(error).__name__).with_traceback(error.__traceback__)
+
+
 def describe(error: ValidationError, model: type[BaseModel], data: Any, whole: str) -> str:
     """The first problem of a validation error as one sentence: field, value, remedy.
 

@@ -74,10 +74,16 @@ def test_a_job_that_is_retried_says_so(
 def test_an_invalid_job_fails_without_its_prompt_in_the_log(
     redis_url: str, connection: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = enqueue(connection, prompt={"text": "secret"})
-    run_burst(redis_url)
-    [end] = said(caplog, job.id)
-    assert (end["event"], end["levelname"], end["error"]) == ("failed", "WARNING", "prompt")
+    for fields, error in (
+        ({"prompt": {"text": "secret"}}, "prompt"),
+        ({"secret": 1}, "the request"),
+        ({"secret words": 1}, "the request"),
+        ({"logit_bias": {"secret": 1}}, "logit_bias"),
+    ):
+        job = enqueue(connection, **fields)
+        run_burst(redis_url)
+        [end] = said(caplog, job.id)
+        assert (end["event"], end["levelname"], end["error"]) == ("failed", "WARNING", error)
     assert "secret" not in caplog.text
 
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from redis import Redis
 from rq.job import Job
 
-from omlx_producer.errors import one_line, shown
+from omlx_producer.errors import one_line, shown, unquoted
 from omlx_producer.wire import (
     JOB_FUNCTION,
     GenerationRequest,
@@ -94,7 +94,7 @@ class Intake:
         except InvalidRequest as error:
             return Failed(one_line(str(error)), retry=False)
         except Exception as error:
-            log.exception("job %s could not be prepared", claim.id)
+            log.error("job %s could not be prepared", claim.id, exc_info=unquoted(error))
             sentence = f"the job could not be prepared: {type(error).__name__}: {error}"
             return Failed(one_line(sentence))
         finally:
