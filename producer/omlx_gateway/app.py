@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from omlx_gateway.access import HostCheck, KeyCheck
 from omlx_gateway.errors import ApiError, ErrorAnswers
-from omlx_gateway.gateway import Gateway, default_folder
+from omlx_gateway.files import FileStore
+from omlx_gateway.gateway import Gateway
 from omlx_gateway.intake import Intake
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
 from omlx_gateway.senders import BodyDeadline
-from omlx_producer import AsyncProducer
-from omlx_producer.connection import connect, connect_async, redis_url
+from omlx_producer.connection import redis_url
 
 
 def create_app(
@@ -36,7 +36,7 @@ def create_app(
 
     Args:
         url: where Redis is; by default where the environment says.
-        files_dir: the folder of uploaded files; by default in the state directory.
+        files_dir: the folder of uploaded files; by default they are in Redis.
         keys: who may ask; by default everybody.
         hosts: names at which it answers everybody, beside those of this machine.
 
@@ -44,7 +44,6 @@ def create_app(
         InvalidRequest: if it is not the URL of a Redis server.
     """
     url = redis_url(url)
-    folder = files_dir or default_folder()
     limits = limits or Limits()
     middleware = [
         Middleware(ErrorAnswers),
@@ -54,15 +53,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        gateway = Gateway(
-            AsyncProducer(url),
-            connect_async(url),
-            connect(url, socket_timeout=5),
-            folder,
-            limits,
-        )
-        app.state.gateway = gateway
-        intake = Intake(gateway.blocking, folder)
+        gateway = app.state.gateway = Gateway.connect(url, files_dir, limits)
+        intake = Intake(gateway.blocking, FileStore(gateway.blocking, gateway.contents))
         intake.start()
         try:
             yield

@@ -275,7 +275,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
             param="input_file_id",
         )
     try:
-        file = FileStore(gateway.blocking, gateway.files, owner).find(file_id)
+        file = FileStore(gateway.blocking, gateway.contents, owner).find(file_id)
     except ApiError as error:
         raise ApiError(400, f"input_file_id: {error.message}", param="input_file_id") from None
     if file["purpose"] != PURPOSE:

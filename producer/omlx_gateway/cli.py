@@ -67,7 +67,7 @@ _file_option = click.option(
 @click.option(
     "--files-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Uploaded files; several gateways share it.",
+    help="A folder of uploads, which gateways share; else Redis.",
 )
 @click.option(
     "--max-connections",

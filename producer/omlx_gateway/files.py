@@ -1,19 +1,17 @@
-"""/v1/files: inputs of batches on disk, and what batches have written.
+"""/v1/files: inputs of batches, and what batches have written.
 
-A record of each file is in Redis. Its bytes are in a folder, under its id: several gateways share
-the folder. The files that a batch writes have no bytes of their own, see `omlx_gateway.outputs`.
+A record of each file is in Redis, its bytes are where `omlx_gateway.contents` says. The files that
+a batch writes have no bytes of their own, see `omlx_gateway.outputs`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from python_multipart.multipart import parse_options_header
@@ -23,10 +21,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from omlx_gateway.access import is_own, owner_field, owner_of
+from omlx_gateway.contents import Contents
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import output_lines
@@ -36,9 +35,7 @@ FILES_KEY = "omlx:files"
 """The ids of files by the time at which they were made."""
 PURPOSE = "batch"
 MAX_NAME_CHARACTERS = 255
-_PART_SUFFIX = ".part"
-_STALE_SECONDS = 3600.0
-_COPY_BYTES = 1 << 20
+_PART_BYTES = 2**16
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -51,35 +48,26 @@ class FileStore:
     """The files, by the records in Redis.
 
     Attributes:
-        folder: made with the first file.
         owner: the name of the API key whose files are found and added; None for all.
     """
 
     connection: Redis
-    folder: Path
+    contents: Contents
     owner: str | None = None
 
-    def path(self, file_id: str) -> Path:
-        return self.folder / file_id
-
     def add(self, content: IO[bytes], filename: str) -> dict[str, Any]:
-        """Store a new input; returns its record. Nothing is left on disk if this fails."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Store a new input; returns its record. No content is left if this fails."""
         file_id = f"file-{secrets.token_hex(12)}"
-        part = self.folder / (file_id + _PART_SUFFIX)
         with contextlib.ExitStack() as undo:
-            with part.open("xb") as stream:
-                undo.callback(part.unlink, missing_ok=True)
-                while chunk := content.read(_COPY_BYTES):
-                    stream.write(chunk)
-                size = stream.tell()
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.rename(self.path(file_id))
-            undo.callback(self.path(file_id).unlink, missing_ok=True)
+            undo.callback(self.contents.delete, file_id)
+            size = self.contents.write(file_id, content)
             record = new_record(filename, size, PURPOSE, self.owner)
             with self.connection.pipeline() as pipe:
+                if seconds := self.contents.seconds:
+                    record["expires_at"] = record["created_at"] + seconds
                 pipe.hset(file_key(file_id), mapping=record)
+                if seconds:
+                    pipe.expire(file_key(file_id), seconds)
                 pipe.zadd(FILES_KEY, {file_id: time.time()})
                 pipe.execute()
             undo.pop_all()
@@ -108,14 +96,7 @@ class FileStore:
             pipe.delete(file_key(file_id))
             pipe.zrem(FILES_KEY, file_id)
             pipe.execute()
-        self.path(file_id).unlink(missing_ok=True)
-
-    def drop_parts(self) -> None:
-        """Remove what uploads that were killed have left."""
-        for part in self.folder.glob(f"*{_PART_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - part.stat().st_mtime > _STALE_SECONDS:
-                    part.unlink()
+        self.contents.delete(file_id)
 
 
 def decoded(found: Mapping[Any, Any]) -> dict[str, str]:
@@ -147,7 +128,7 @@ def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
 
 def _store(request: Request) -> FileStore:
     gateway = Gateway.of(request)
-    return FileStore(gateway.blocking, gateway.files, owner_of(request))
+    return FileStore(gateway.blocking, gateway.contents, owner_of(request))
 
 
 async def create(request: Request) -> JSONResponse:
@@ -168,7 +149,8 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
     Raises:
         ApiError: 400 if a field is missing or wrong, 413 if it is too long.
     """
-    most = Gateway.of(request).limits.file_bytes
+    gateway = Gateway.of(request)
+    most = min(gateway.limits.file_bytes, gateway.contents.most)
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ApiError(400, "the body is not multipart/form-data; give the fields purpose and file")
@@ -204,7 +186,10 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
 
 def list_all(request: Request) -> JSONResponse:
     gateway, owner = Gateway.of(request), owner_of(request)
-    store, purpose = FileStore(gateway.blocking, gateway.files), request.query_params.get("purpose")
+    store, purpose = (
+        FileStore(gateway.blocking, gateway.contents),
+        request.query_params.get("purpose"),
+    )
 
     def document(file_id: str) -> dict[str, Any] | None:
         try:
@@ -229,13 +214,20 @@ def content(request: Request) -> Response:
     if batch_id := record.get("batch"):
         lines = output_lines(store.connection, batch_id, errors=record["kind"] == "error")
         return StreamingResponse(lines, media_type="application/jsonl")
-    if not store.path(file_id).is_file():
+    found = store.contents.open(file_id)
+    if found is None:
         raise ApiError(
             404,
-            f"the content of {file_id} is not in this gateway's --files-dir; "
-            "let all gateways share that folder",
+            f"the content of {file_id} is not where this gateway keeps files; start all gateways "
+            "without --files-dir, or with the same folder",
         )
-    return FileResponse(store.path(file_id), media_type="application/jsonl")
+    told = {"Content-Length": record["bytes"]}
+    return StreamingResponse(_parts(found), media_type="application/jsonl", headers=told)
+
+
+def _parts(content: IO[bytes]) -> Iterator[bytes]:
+    with content:
+        yield from iter(lambda: content.read(_PART_BYTES), b"")
 
 
 def delete(request: Request) -> JSONResponse:

@@ -14,12 +14,12 @@ import redis.asyncio
 from redis import Redis
 from starlette.requests import Request
 
+from omlx_gateway.contents import Contents, FolderContents, RedisContents
 from omlx_gateway.errors import ApiError
 from omlx_gateway.limits import Limits
 from omlx_producer import AsyncJobHandle, AsyncProducer
 from omlx_producer.client.waiting import queue_key
-from omlx_producer.connection import read_settings
-from omlx_producer.environment import app_folder
+from omlx_producer.connection import connect, connect_async
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import PRIORITIES, Priority
 
@@ -30,15 +30,22 @@ class Gateway:
 
     Attributes:
         blocking: a client for what runs on threads.
-        files: the folder of uploads.
+        contents: the bytes of uploads.
     """
 
     producer: AsyncProducer
     redis: redis.asyncio.Redis
     blocking: Redis
-    files: Path
+    contents: Contents
     limits: Limits = field(default_factory=Limits)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @classmethod
+    def connect(cls, url: str, files_dir: Path | None, limits: Limits) -> Gateway:
+        """A gateway with its own connections to Redis."""
+        blocking = connect(url, socket_timeout=5)
+        contents = FolderContents(files_dir) if files_dir else RedisContents(blocking)
+        return cls(AsyncProducer(url), connect_async(url), blocking, contents, limits)
 
     @classmethod
     def of(cls, request: Request) -> Gateway:
@@ -107,11 +114,6 @@ class Gateway:
         if not isinstance(body, dict):
             raise ApiError(400, "the body is not a JSON object; give one")
         return body
-
-
-def default_folder() -> Path:
-    """Of uploads: ``files`` in the state directory."""
-    return (read_settings().omlx_queue_state_dir or app_folder()) / "files"
 
 
 async def cancel(job: AsyncJobHandle) -> None:

@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -57,12 +56,12 @@ class Intake:
     """The thread that uploads batches.
 
     Args:
-        folder: of the files that were uploaded.
+        files: of all owners.
     """
 
-    def __init__(self, connection: Redis, folder: Path) -> None:
+    def __init__(self, connection: Redis, files: FileStore) -> None:
         self._connection = connection
-        self._files = FileStore(connection, folder)
+        self._files = files
         self._records = BatchRecords(connection)
         self._broken = set[str]()
         self._over = threading.Event()
@@ -78,7 +77,7 @@ class Intake:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
-            self._files.drop_parts()
+            self._files.contents.clean_up()
         while not self._over.wait(LOOK_SECONDS):
             try:
                 for found in self._connection.smembers(UNFINISHED_KEY):
@@ -104,14 +103,13 @@ class Intake:
         except ApiError:
             self._connection.srem(UNFINISHED_KEY, batch_id)
             return
-        path = self._files.path(record["input_file_id"])
         if record["status"] != "validating":
             return
         claim = Claim(self._connection, batch_id, self._over)
         if not claim.take():
             return
         try:
-            self._take_in(batch_id, record, path, claim)
+            self._take_in(batch_id, record, claim)
         except Stopped:
             log.info("%s: another gateway goes on with it", batch_id)
         except OSError as error:
@@ -119,7 +117,7 @@ class Intake:
         finally:
             claim.give_back()
 
-    def _take_in(self, batch_id: str, record: dict[str, str], path: Path, claim: Claim) -> None:
+    def _take_in(self, batch_id: str, record: dict[str, str], claim: Claim) -> None:
         """Bring a new batch into the queue, or fail it."""
         earlier = record.get("batch", "")
         if earlier:
@@ -134,11 +132,19 @@ class Intake:
             message = f"the input file {record['input_file_id']} was deleted"
             self._records.fail(batch_id, [_error("file_not_found", message)])
             return
-        if not path.is_file():
-            log.info("%s: its input is not in the --files-dir of this gateway", batch_id)
+        content = self._files.contents.open(record["input_file_id"])
+        if content is None:
+            log.info("%s: its input is not where this gateway keeps files", batch_id)
             return
+        with content:
+            self._upload(batch_id, record, content, claim)
+
+    def _upload(
+        self, batch_id: str, record: dict[str, str], content: IO[bytes], claim: Claim
+    ) -> None:
+        """Bring the rows of a new batch into the queue, or fail it."""
         try:
-            source = BatchInput(self._connection, path, record, claim.kept)
+            source = BatchInput(self._connection, content, record, claim.kept)
             if errors := source.errors():
                 self._records.fail(batch_id, errors)
                 return
@@ -147,7 +153,7 @@ class Intake:
             return
         batch = Batch.create(self._connection)
         if not self._records.move(
-            batch_id, {"batch": batch.id}, status="validating", batch=earlier
+            batch_id, {"batch": batch.id}, status="validating", batch=record.get("batch", "")
         ):
             drop_upload(batch)
             return
@@ -216,13 +222,13 @@ class BatchInput:
     def __init__(
         self,
         connection: Redis,
-        path: Path,
+        content: IO[bytes],
         record: dict[str, str],
         kept: Callable[[Iterator[Record]], Iterator[Record]],
     ) -> None:
         shape = Shape(sampling={"completion_window": record["completion_window"]})
         self._maker = RowMaker("jsonl", shape, read_models(connection))
-        self._path = path
+        self._content = content
         self._endpoint = record["endpoint"]
         self._models = record["models"].split() if "models" in record else None
         self._kept = kept
@@ -230,8 +236,9 @@ class BatchInput:
     @contextlib.contextmanager
     def rows(self) -> Iterator[Iterator[Row | BadRow]]:
         """Its rows, in order."""
-        with self._path.open("rb") as stream, contextlib.closing(RowIndex()) as index:
-            records = map(self._checked, self._kept(read_records(stream, "jsonl")))
+        self._content.seek(0)
+        with contextlib.closing(RowIndex()) as index:
+            records = map(self._checked, self._kept(read_records(self._content, "jsonl")))
             yield plan_rows(records, self._maker.make, index, Seen())
 
     def errors(self) -> list[dict[str, Any]]:

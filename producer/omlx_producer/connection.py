@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -47,7 +46,6 @@ class Settings(BaseSettings):
 
     omlx_queue_redis_url: str | None = None
     omlx_queue_allow_eviction: bool = False
-    omlx_queue_state_dir: Path | None = None
     redis_url: str = DEFAULT_REDIS_URL
 
 

@@ -16,7 +16,7 @@ DOTENV = ".env"
 
 PREFIX = "OMLX_QUEUE_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-# Producers read REDIS_URL and ALLOW_EVICTION, gateways STATE_DIR too; all are settings of workers.
+# Producers and gateways read REDIS_URL and ALLOW_EVICTION; all are settings of workers.
 KNOWN = frozenset(
     {
         "OMLX_QUEUE_ACCEPTANCE",

@@ -78,8 +78,7 @@ def serve_http(port: int, settings: WorkerSettings, url: str) -> Iterator[subpro
         reason = os.strerror(error.errno) if error.errno else error
         fail(USAGE, f"--http {port}: nothing can be served there ({reason}); give another")
     # The URL may hold a password, which other users would see among the arguments.
-    told = {f"{PREFIX}REDIS_URL": url, f"{PREFIX}STATE_DIR": str(settings.state_dir)}
-    environment = {**os.environ, **told}
+    environment = {**os.environ, f"{PREFIX}REDIS_URL": url}
     if settings.allow_eviction:
         environment[f"{PREFIX}ALLOW_EVICTION"] = "true"
     process = subprocess.Popen(

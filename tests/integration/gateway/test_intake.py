@@ -55,7 +55,10 @@ class Stuck:
     @contextlib.contextmanager
     def rows(self) -> Iterator[Iterator[Row | BadRow]]:
         record = {"completion_window": "1h", "endpoint": ENDPOINT}
-        with BatchInput(self._connection, self._away, record, iter).rows() as rows:
+        with (
+            self._away.open("rb") as content,
+            BatchInput(self._connection, content, record, iter).rows() as rows,
+        ):
             yield rows
 
     def until(self, status: str) -> dict[str, Any]:

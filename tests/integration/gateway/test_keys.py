@@ -342,7 +342,7 @@ def test_files_and_batches_belong_to_their_key(
     window: Any = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
     first, second = add("ann"), add("ben")
     with (
-        running_gateway(redis_url, keys=KeyFile(file), files_dir=tmp_path / "files") as url,
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
         OpenAI(base_url=f"{url}/v1", api_key=first, max_retries=0) as ann,
         OpenAI(base_url=f"{url}/v1", api_key=second, max_retries=0) as ben,
     ):
@@ -376,7 +376,7 @@ def test_a_batch_with_a_row_for_a_model_that_its_key_may_not_use_fails(
     key = add("ann", "--models", ALIAS)
     connection.hset("omlx:models", "other", connection.hget("omlx:models", ALIAS) or b"")
     with (
-        running_gateway(redis_url, keys=KeyFile(file), files_dir=tmp_path / "files") as url,
+        running_gateway(redis_url, keys=KeyFile(file)) as url,
         OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
     ):
         batch = client.batches.create(
