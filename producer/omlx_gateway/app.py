@@ -43,8 +43,8 @@ def create_app(
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
-    url = redis_url(url)
     limits = limits or Limits()
+    gateway = Gateway.connect(redis_url(url), files_dir, limits)
     middleware = [
         Middleware(ErrorAnswers),
         Middleware(HostCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
@@ -53,7 +53,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        gateway = app.state.gateway = Gateway.connect(url, files_dir, limits)
+        app.state.gateway = gateway
         intake = Intake(gateway.blocking, FileStore(gateway.blocking, gateway.contents))
         intake.start()
         try:

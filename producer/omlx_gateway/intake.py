@@ -79,13 +79,17 @@ class Intake:
         with contextlib.suppress(OSError):
             self._files.contents.clean_up()
         while not self._over.wait(LOOK_SECONDS):
-            try:
-                for found in self._connection.smembers(UNFINISHED_KEY):
-                    batch_id = str_if_bytes(found)
-                    if not self._over.is_set() and batch_id not in self._broken:
-                        self._tend(batch_id)
-            except RedisError as error:
-                log.warning("batches wait for Redis: %s", error)
+            self.look()
+
+    def look(self) -> None:
+        """Upload the batches that wait for it."""
+        try:
+            for found in self._connection.smembers(UNFINISHED_KEY):
+                batch_id = str_if_bytes(found)
+                if not self._over.is_set() and batch_id not in self._broken:
+                    self._tend(batch_id)
+        except RedisError as error:
+            log.warning("batches wait for Redis: %s", error)
 
     def _tend(self, batch_id: str) -> None:
         """Advance a batch. One that cannot be read holds up no others."""

@@ -39,7 +39,12 @@ def arguments(
         other = ModelInfo(model="other", context_length=10, longest_token=1)
         told = other.model_copy(update={"announced_at": server_time(producer.connection)})
         producer.connection.hset(MODELS_KEY, "another", told.model_dump_json())
-    return {"bulk": [str(prompts), str(output)], "plain_redis_consumer": [job.id]}
+    return {
+        "bulk": [str(prompts), str(output)],
+        "plain_redis_consumer": [job.id],
+        "openai_client": ["fake"],
+        "openai_async_client": ["fake"],
+    }
 
 
 def check(name: str, output: str) -> None:
@@ -55,6 +60,8 @@ def check(name: str, output: str) -> None:
         assert [line.split()[0] for line in output.splitlines()] == ["row-1", "row-2"]
     elif name == "after_each_job":
         assert re.fullmatch(r"(\d+ tokens: .+\n){3}", output)
+    elif name == "openai_client":
+        assert len(re.findall(r" \d+ tokens\n", output)) == 20
     elif name == "async_client":
         assert output.splitlines()[-1].startswith("20 jobs, ")
     else:

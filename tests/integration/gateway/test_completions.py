@@ -12,7 +12,6 @@ import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 from redis import Redis
 
 from omlx_gateway import completions
@@ -91,10 +90,6 @@ async def test_the_asynchronous_client_streams_many_at_once(gateway: str) -> Non
         texts = await asyncio.gather(*map(text, range(30)))
         assert all(texts)
         assert texts[3] == await text(3)
-
-
-class Point(BaseModel):
-    x: int
 
 
 @pytest.mark.usefixtures("worker")

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from click.testing import CliRunner
 from starlette.requests import Request
 
 from omlx_gateway import files, models
+from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, add_key
 from tests.helpers.gateway import error_of, running_gateway
 
@@ -143,3 +145,9 @@ def test_with_keys_a_gateway_has_any_name(redis_url: str, tmp_path: Path) -> Non
     with running_gateway(redis_url, keys=KeyFile(path)) as url:
         told = {"Host": "mac.example", "Authorization": f"Bearer {key}"}
         assert httpx2.get(f"{url}/v1/models", headers=told).status_code == 200
+
+
+def test_a_wrong_url_of_redis_is_one_sentence() -> None:
+    result = CliRunner().invoke(main, ["--redis-url", "http://127.0.0.1", "--port", "0"])
+    assert result.exit_code == 2
+    assert "Error: connection: not the URL of a Redis server" in result.stderr
