@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos-model-schedules", type=int, default=2, help="Random schedules of the demo model."
     )
+    group.addoption(
+        "--chaos-gateway-schedules", type=int, default=6, help="Random schedules of gateways."
+    )
     group.addoption("--chaos-seed", type=int, default=1, help="The seed of the first of them.")
 
 

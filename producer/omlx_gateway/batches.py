@@ -76,6 +76,23 @@ class BatchRecords:
             raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
         return record
 
+    def add(self, batch_id: str, record: Mapping[Any, Any], now: float) -> bool:
+        """Make a new record; returns False if there is one, which stays as it is."""
+        key = record_key(batch_id)
+        with self.connection.pipeline() as pipe:
+            try:
+                pipe.watch(key)  # type: ignore[no-untyped-call]
+                if pipe.exists(key):
+                    return False
+                pipe.multi()
+                pipe.hset(key, mapping=dict(record))
+                pipe.zadd(BATCHES_KEY, {batch_id: now})
+                pipe.sadd(UNFINISHED_KEY, batch_id)
+                pipe.execute()
+            except WatchError:
+                return False
+        return True
+
     def move(
         self,
         batch_id: str,
@@ -284,7 +301,7 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
             f"input_file_id: {file_id} has the purpose {file['purpose']}; give a file with 'batch'",
             param="input_file_id",
         )
-    batch_id, now = f"batch_{secrets.token_hex(12)}", time.time()
+    batch_id, now = _new_id(request), time.time()
     record: dict[Any, Any] = {
         "status": "validating",
         "endpoint": str(endpoint),
@@ -298,12 +315,22 @@ def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     record |= owner_field(owner)
     if key is not None and key.models is not None:
         record["models"] = " ".join(key.models)
-    with gateway.blocking.pipeline() as pipe:
-        pipe.hset(record_key(batch_id), mapping=record)
-        pipe.zadd(BATCHES_KEY, {batch_id: now})
-        pipe.sadd(UNFINISHED_KEY, batch_id)
-        pipe.execute()
+    records = BatchRecords(gateway.blocking, owner)
+    if not records.add(batch_id, record, now):
+        found, state = records.settle(batch_id)
+        if any(found.get(name) != record.get(name) for name in _FIELDS):
+            raise ApiError(400, "Idempotency-Key: was given with another request; give a new key")
+        return _document(batch_id, found, state)
     return _document(batch_id, record, None)
+
+
+def _new_id(request: Request) -> str:
+    """A batch's id, the same for the same ``Idempotency-Key`` of an API key."""
+    given = request.headers.get("idempotency-key")
+    if given is None:
+        return f"batch_{secrets.token_hex(12)}"
+    digest = hashlib.sha256(f"{owner_of(request)}:{given}".encode()).hexdigest()
+    return f"batch_{digest[:24]}"
 
 
 def _checked_metadata(given: Any) -> dict[str, str] | None:

@@ -275,6 +275,29 @@ def test_no_name_of_a_client_is_one_on_disk(client: OpenAI, folder: Path, name: 
     assert client.files.content(file.id).content == b"{}"
 
 
+@pytest.mark.usefixtures("known_model")
+def test_an_idempotency_key_makes_one_batch_of_two_requests(client: OpenAI) -> None:
+    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch").id
+
+    def create(key: str, **fields: Any) -> str:
+        made = client.batches.create(
+            input_file_id=file,
+            endpoint=ENDPOINT,
+            completion_window=WINDOW,
+            extra_headers={"Idempotency-Key": key},
+            **fields,
+        )
+        return made.id
+
+    first = create("one")
+    until(client, client.batches.retrieve(first), "in_progress")
+    assert create("one") == first
+    assert create("two") != first
+    with pytest.raises(openai.BadRequestError, match="another request"):
+        create("one", metadata={"a": "b"})
+    assert len(client.batches.list().data) == 2
+
+
 @pytest.mark.parametrize("path", ["files", "batches"])
 @pytest.mark.parametrize("name", ["..%2F..%2Fx", "%00", "file-x", "batch_" + "0" * 24, "%0d%0aX"])
 def test_an_id_that_is_none_is_not_found(gateway: str, path: str, name: str) -> None:

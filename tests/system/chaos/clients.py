@@ -1,4 +1,4 @@
-"""What client processes do: ``omlx-submit``, or submit jobs one after another."""
+"""What client processes do: ``omlx-submit``, a gateway, or submit jobs one after another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from omlx_gateway import intake, streaming
+from omlx_gateway.cli import main as gateway
 from omlx_producer import Producer
 from omlx_producer.bulk import collector
 from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
+from omlx_producer.client import reader
 from omlx_producer.outage import passes
 from tests.system.chaos.workload import submit_once
 
 SUBMIT_ALL = "submit-all"
+GATEWAY = "gateway"
 
 
 @dataclass
@@ -26,7 +30,8 @@ class ClientOrders:
     """What one client is to do.
 
     Attributes:
-        args: of ``omlx-submit``; or `SUBMIT_ALL` and a file with a job a line.
+        args: of ``omlx-submit``; or `SUBMIT_ALL` and a file with a job a line; or `GATEWAY` and a
+            port.
     """
 
     url: str
@@ -41,6 +46,8 @@ def run_client(orders: ClientOrders) -> None:
     if orders.args[0] == SUBMIT_ALL:
         submit_all(orders.url, Path(orders.args[1]))
     _hurry()
+    if orders.args[0] == GATEWAY:
+        gateway(["--port", orders.args[1], "--redis-url", orders.url])
     sys.argv = ["omlx-submit", *orders.args]
     main()
 
@@ -64,3 +71,7 @@ def _hurry() -> None:
     collector.RECONCILE_SECONDS = 1.0
     collector.WAIT_SECONDS = 0.1
     collector.LONGEST_PAUSE = 0.5
+    reader.IDLE_SECONDS = 0.5
+    intake.LOOK_SECONDS = 0.1
+    intake.CLAIM_SECONDS = 1.0
+    streaming.PING_SECONDS = 0.5

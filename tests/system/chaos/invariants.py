@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from redis import Redis
 from rq.registry import (
@@ -33,9 +34,10 @@ REGISTRIES = {
 PLACES = {"queued": "queue", "started": "wip", "stopped": "failed"}
 # What `rq info` counts for a queue, by place.
 FIGURES = ("queue", "wip", "finished", "failed")
-# What stays: RQ's lists of queues and workers, registries, and the models.
+# What stays: RQ's lists of queues and workers, registries, the models, lists of files.
 PERMANENT = re.compile(
     r"rq:queues|rq:workers(:.*)?|rq:(finished|failed|canceled):.*|omlx:models|chaos:.*"
+    r"|omlx:files|omlx:http_batches|omlx:expiring"
 )
 
 
@@ -95,10 +97,16 @@ def texts_are_those_of_an_undisturbed_run(connection: Redis, jobs: Sequence[Acce
         if status_of(connection, job.id) != "finished":
             continue
         body = fetch(connection, job.id).return_value()
-        texts = [choice["text"] for choice in body["choices"]] if body else None
+        texts = [text_of(choice) for choice in body["choices"]] if body else None
         if texts != job.texts:
             problems.append(f"job {job.id} has the texts {texts}, not {job.texts}")
     return problems
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """The text of a choice of a completion, or of a chat."""
+    found = choice["message"]["content"] if "message" in choice else choice["text"]
+    return str(found)
 
 
 def streams_are_whole(connection: Redis, jobs: Sequence[Accepted]) -> list[str]:

@@ -80,6 +80,10 @@ class World:
         self.errands.append(Errand(self._nursery, args=args, **orders))
         self.errands[-1].tend()
 
+    def start_client(self, **orders: Any) -> ChaosWorker:
+        """A client process that nobody starts again."""
+        return self._nursery.spawn_client(url=self.server.url, **orders)
+
     def attend(self, consumers: list[Consumer]) -> None:
         self.consumers += consumers
         for consumer in consumers:
