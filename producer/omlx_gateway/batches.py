@@ -80,18 +80,20 @@ class BatchRecords:
         """Make a new record; returns False if there is one, which stays as it is."""
         key = record_key(batch_id)
         with self.connection.pipeline() as pipe:
-            try:
-                pipe.watch(key)  # type: ignore[no-untyped-call]
-                if pipe.exists(key):
-                    return False
-                pipe.multi()
-                pipe.hset(key, mapping=dict(record))
-                pipe.zadd(BATCHES_KEY, {batch_id: now})
-                pipe.sadd(UNFINISHED_KEY, batch_id)
-                pipe.execute()
-            except WatchError:
-                return False
-        return True
+            while True:
+                try:
+                    pipe.watch(key)  # type: ignore[no-untyped-call]
+                    if pipe.exists(key):
+                        return False
+                    pipe.multi()
+                    pipe.hset(key, mapping=dict(record))
+                    pipe.zadd(BATCHES_KEY, {batch_id: now})
+                    pipe.sadd(UNFINISHED_KEY, batch_id)
+                    pipe.execute()
+                except WatchError:
+                    # Also if the connection has broken, with or without a record.
+                    continue
+                return True
 
     def move(
         self,

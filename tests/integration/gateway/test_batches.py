@@ -13,6 +13,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import WatchError
 
 from omlx_gateway.limits import Limits
 from tests.helpers.gateway import running_gateway
@@ -273,6 +275,31 @@ def test_no_name_of_a_client_is_one_on_disk(client: OpenAI, folder: Path, name: 
     assert [each.name for each in folder.iterdir()] == [file.id]
     assert len(file.filename) <= 255
     assert client.files.content(file.id).content == b"{}"
+
+
+@pytest.mark.usefixtures("known_model")
+@pytest.mark.parametrize("done", [False, True])
+def test_a_batch_is_made_once_though_the_connection_breaks_meanwhile(
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    """Before Redis has made its record, or before it has said so."""
+    execute, broken = Pipeline.execute, list[bool]()
+
+    def break_once(pipe: Pipeline[Any], *args: Any) -> Any:
+        if not pipe.watching or broken:
+            return execute(pipe, *args)
+        broken.append(True)
+        if done:
+            execute(pipe, *args)
+            raise WatchError
+        connection.client_kill_filter(_type="normal", skipme=True)
+        return execute(pipe, *args)
+
+    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch").id
+    monkeypatch.setattr(Pipeline, "execute", break_once)
+    batch = client.batches.create(input_file_id=file, endpoint=ENDPOINT, completion_window=WINDOW)
+    assert broken
+    assert [each.id for each in client.batches.list()] == [batch.id]
 
 
 @pytest.mark.usefixtures("known_model")
