@@ -13,53 +13,61 @@ from typing import Any, Self
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
 from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Known, Row
+from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.row import Known, Row, Sampling
 
 
 class PromptCaches:
-    """mlx-lm's caches of all tokens of a prompt but the last: the network's layers, the head's."""
+    """What layers hold of all tokens of a prompt but the last: the network's, then the head's."""
 
     def __init__(self, network: nn.Module) -> None:
-        model = as_ragged(network)
-        self._model = model
-        self._layers = len(network.layers)
-        self._caches: dict[tuple[int, ...], list[Any]] = {}
+        self._network = network
+        self._model = as_ragged(network)
+        self._prompts: dict[tuple[int, ...], Layers] = {}
 
     def read(self, prompts: Sequence[list[int]]) -> None:
         """Forget other prompts and read these."""
-        self._caches.clear()
+        self._prompts.clear()
         for prompt in prompts:
-            caches = self._model.new_prompt_cache()
-            for begin in range(0, len(prompt) - 1, LONGEST_CHUNK):
-                end = min(begin + LONGEST_CHUNK, len(prompt) - 1)
-                following = mx.array(prompt[begin + 1 : end + 1])[None]
-                self._model.prefill(mx.array(prompt[begin:end])[None], following, caches)
-                mx.eval([cache.state for cache in caches])
-            self._caches[tuple(prompt)] = caches
+            reading = Reading(Row("", prompt, 1, Sampling()), prompt)
+            while reading.left:
+                read(self._model, [reading], [min(LONGEST_CHUNK, reading.left)])
+            self._prompts[tuple(prompt)] = reading.layers
 
-    def of(self, prompt: Sequence[int], *, head: bool = False) -> list[Any]:
-        """The caches of one prompt, the head's left out unless asked for."""
-        caches = self._caches[tuple(prompt)]
-        return caches if head else caches[: self._layers]
+    def layers_of(self, prompt: Sequence[int], *, head: bool = False) -> Layers:
+        """Those of one prompt, the head's left out unless asked for."""
+        layers = self._prompts[tuple(prompt)]
+        return layers if head else layers[: len(self._network.layers)]
+
+    def of(self, prompt: Sequence[int]) -> list[Any]:
+        """mlx-lm's caches of one prompt."""
+        caches: list[Any] = make_prompt_cache(self._network)
+        for cache, arrays in zip(caches, self.layers_of(prompt), strict=True):
+            if isinstance(cache, KVCache):
+                cache.state = arrays
+            else:
+                cache.cache = list(arrays)
+        return caches
 
     def bytes_after(self, prompt: Sequence[int], decoded: float, *, head: bool) -> float:
-        """What the caches of a prompt hold when ``decoded`` more tokens are in them."""
-        read = len(prompt) - 1
-        total = 0.0
-        for cache in self.of(prompt, head=head):
-            if isinstance(cache, KVCache):
-                held = sum(array.nbytes for array in cache.keys_and_values())
-                total += held * (read + decoded) / read
-            else:
-                total += sum(array.nbytes for array in cache.cache)
+        """What the layers hold of a prompt when ``decoded`` more tokens are in them."""
+        read, total = len(prompt) - 1, 0.0
+        for cache, arrays in zip(
+            self._model.new_caches(1, 1), self.layers_of(prompt, head=head), strict=False
+        ):
+            held = sum(array.nbytes for array in arrays)
+            grows = isinstance(cache, AttentionCache)
+            total += held * (read + decoded) / read if grows else held
         return total
 
 
@@ -100,8 +108,7 @@ class GivenDecoder(RaggedDecoder):
         self._given = caches
 
     def add(self, row: Row) -> Known:
-        caches = self._given.of(row.prompt, head=self._model.drafts)
-        self.join([(row, self._model.prompt_arrays(caches))])
+        self.join([(row, self._given.layers_of(row.prompt, head=self._model.drafts))])
         return Known()
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002

@@ -29,7 +29,9 @@ from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.device import Kernels, for_device
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.ragged.layout import capacity_for
+from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.ragged.window import TAIL, Window
+from omlx_worker.engine.row import Row, Sampling
 
 SLOTS, KEY_HEADS, HEADS, DK, DV, HIDDEN = 4, 16, 32, 128, 128, 512
 ACCEPTED = mx.array([0, 1, 2, 3])
@@ -170,9 +172,10 @@ def model(device: Kernels, plain: Kernels, dtype: mx.Dtype) -> Iterator[Comparis
 
 
 def _decoded(ragged: RaggedQwen35, tokens: mx.array) -> list[mx.array]:
-    prompt = ragged.new_prompt_cache()
-    ragged.prefill(tokens[:1, :20], tokens[:1, 1:21], prompt)
-    found = [array for arrays in ragged.prompt_arrays(prompt) for array in arrays]
+    prompt = [*tokens[0, :21].tolist()]  # type: ignore[misc]
+    reading = Reading(Row("", prompt, 1, Sampling()), prompt)
+    read(ragged, [reading], [reading.left])
+    found = [array for arrays in reading.layers for array in arrays]
     caches, cursors = ragged.new_caches(SLOTS, 256), mx.zeros((SLOTS,), mx.int32)
     lengths, accepted = cursors, cursors
     for width in (4, 3, 1):

@@ -29,6 +29,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import layout
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
 from omlx_worker.engine.ragged.window import TAIL
 from omlx_worker.engine.row import Row, Sampling
 
@@ -86,16 +87,19 @@ class Contender:
             self.peak = max(self.peak, mx.get_peak_memory() - before)
 
 
-def made_up(model: RaggedModel, length: int) -> list[list[mx.array]]:
-    """What a prefill of so many tokens leaves, by its shapes."""
-    caches = model.new_prompt_cache()
-    model.prefill(mx.array([[1, 2]]), mx.array([[2, 3]]), caches)
+def made_up(model: RaggedModel, length: int) -> Layers:
+    """What the layers hold of so many tokens, by its shapes."""
     return [
-        [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], length, part.shape[3])) for part in pair]
-        if pair[0].ndim == 4
-        else list(pair)
-        for pair in model.prompt_arrays(caches)
+        [mx.broadcast_to(mx.ones((), form.dtype), _shape(form, length)) for form in forms]
+        for forms in Forms.of(model).layers
     ]
+
+
+def _shape(form: Form, length: int) -> list[int]:
+    shape = list(form.shape)
+    if form.window != 0:
+        shape[2] = min(length, form.window or length)
+    return shape
 
 
 def parse() -> argparse.Namespace:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from hypothesis import strategies as st
 
 from omlx_worker.engine.ragged.prefix import PrefixCache, _held
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.ragged.prefix_file import farthest
 from tests.helpers.readers import Reader, read_all, read_on, read_through
@@ -73,7 +73,7 @@ def play(
     """Read prompts, drop nodes, restart: every row is and stays what it is if read cold."""
     cache = start()
     asked: list[list[int]] = []
-    rows: list[list[Any]] = []
+    rows: list[Layers] = []
     for act, what, chunk in script:
         if act == "restart":
             cache = start()
@@ -88,17 +88,17 @@ def play(
                 rows.append(read_through(cache, reader, asked[-1], chunk))
         check_tree(cache)
     cold = {tuple(prompt): read_all(reader, prompt) for prompt in asked}
-    for prompt, caches in zip(asked, rows, strict=True):
+    for prompt, layers in zip(asked, rows, strict=True):
         wanted = reader.arrays(cold[tuple(prompt)])
-        assert equal(reader.arrays(caches), wanted, tolerance), prompt
+        assert equal(reader.arrays(layers), wanted, tolerance), prompt
     # Rows write to their caches in place, which must not reach the tree.
-    for prompt, caches in zip(asked, rows, strict=True):
-        read_on(reader, [*prompt, 0, 1], len(prompt), caches, 1)
+    for prompt, layers in zip(asked, rows, strict=True):
+        read_on(reader, [*prompt, 0, 1], len(prompt), layers, 1)
     for prompt in asked:
-        caches = reader.caches()
-        if length := cache.take(prompt, caches):
+        length, layers = cache.take(prompt)
+        if length:
             wanted = reader.arrays(read_all(reader, prompt[:length]))
-            assert equal(reader.arrays(caches), wanted, tolerance), prompt[:length]
+            assert equal(reader.arrays(layers), wanted, tolerance), prompt[:length]
 
 
 def check_tree(cache: PrefixCache) -> None:
@@ -145,9 +145,9 @@ class Starts:
         reader: Reader | None = None,
     ) -> PrefixCache:
         self.end()
-        forms = Forms.of(read_all(reader or self.reader, [0]))
+        forms = (reader or self.reader).forms
         self._disk = PrefixDisk(self.folder, identity, limit, forms)
-        return PrefixCache(memory, self._disk)
+        return PrefixCache(forms, memory, self._disk)
 
     def end(self) -> None:
         if self._disk:

@@ -1,59 +1,69 @@
-"""Read prompts into mlx-lm's caches: with a tiny network, or with a stand-in that costs nothing."""
+"""Read prompts: with a tiny network, or with a stand-in that costs nothing."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from omlx_worker.engine.models.any_family import _arrays_of
 from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.ragged.attention_cache import spans_of
+from omlx_worker.engine.ragged.layout import capacity_for
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
+from omlx_worker.engine.ragged.reading import Reading, read
+from omlx_worker.engine.ragged.window import Window
+from tests.helpers.decoding import row
 
 
 class Reader(Protocol):
-    def caches(self) -> list[Any]:
-        """Fresh ones."""
+    forms: Forms
+
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+        """Read the tokens of a prompt from one position to another.
+
+        Args:
+            layers: what is known of the tokens before the first; nothing at 0.
+        """
         ...
 
-    def read(self, tokens: Sequence[int], first: int, last: int, caches: list[Any]) -> None:
-        """Read the tokens of a prompt from one position to another."""
-        ...
-
-    def arrays(self, caches: list[Any]) -> list[mx.array]:
+    def arrays(self, layers: Layers) -> list[mx.array]:
         """What a row gets of its prompt."""
         ...
 
 
 class Network:
-    """A model, which reads as the decoder does. Its head's cache is left out of `arrays`."""
+    """A model, which reads as the decoder does. What its head holds is left out of `arrays`."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._model = as_ragged(network)
-        self._layers = len(make_prompt_cache(network))
+        self.model = as_ragged(network)
+        self.forms = Forms.of(self.model)
+        backbone = as_ragged(network, drafts=False, checks=False)
+        self._layers = len(backbone.new_caches(1, 1))
 
-    def caches(self) -> list[Any]:
-        return self._model.new_prompt_cache()
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+        history = [*tokens, 0]
+        reading = Reading(row("", history, 1), history)
+        if first:
+            reading.take(self.model, first, layers)
+        read(self.model, [reading], [last - first])
+        return reading.layers
 
-    def read(self, tokens: Sequence[int], first: int, last: int, caches: list[Any]) -> None:
-        following = [*tokens, 0][first + 1 : last + 1]
-        chunk = mx.array([list(tokens[first:last])])
-        self._model.prefill(chunk, mx.array([following]), caches)
-        mx.eval([cache.state for cache in caches])
+    def arrays(self, layers: Layers) -> list[mx.array]:
+        return [array for part in layers[: self._layers] for array in part]
 
-    def arrays(self, caches: list[Any]) -> list[mx.array]:
-        parts = self._model.prompt_arrays(caches)[: self._layers]
-        return [array for part in parts for array in part]
-
-    def logits(self, token: int, caches: list[Any]) -> mx.array:
-        """Read one token more; ``[1, 1, V]``."""
-        logits: mx.array = self._network(mx.array([[token]]), cache=caches[: self._layers])
-        return logits
+    def logits(self, token: int, done: int, layers: Layers) -> mx.array:
+        """What follows one token more; ``[1, 1, V]``."""
+        caches = self.model.new_caches(1, capacity_for(done))
+        for cache, part in zip(caches, layers, strict=True):
+            cache.write(0, part)
+        at = mx.array([done], mx.int32)
+        window = Window.at(at, at, 1, spans_of(caches))
+        tokens, none = mx.array([[token]], mx.int32), mx.zeros_like(at)
+        return self.model.logits(self.model.forward(tokens, caches, window, none))
 
 
 class StandIn:
@@ -68,23 +78,40 @@ class StandIn:
 
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
+        windows = {"all": None, "sliding": self.WINDOW, "recurrent": 0}
+        self.forms = Forms(
+            [
+                [Form(array.shape, array.dtype, windows[kind]) for array in arrays]
+                for kind, arrays in zip(kinds, self.read([0], 0, 1, []), strict=True)
+            ]
+        )
 
-    def caches(self) -> list[Any]:
-        make = {"all": KVCache, "sliding": lambda: RotatingKVCache(self.WINDOW)}
-        return [make.get(kind, lambda: ArraysCache(2))() for kind in self._kinds]
+    def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+        known = layers or [[] for _ in self._kinds]
+        made = [
+            self._read(layer, tokens, first, last, arrays) for layer, arrays in enumerate(known)
+        ]
+        mx.eval(made)
+        return made
 
-    def read(self, tokens: Sequence[int], first: int, last: int, caches: list[Any]) -> None:
-        for layer, cache in enumerate(caches):
-            digests = [digest(layer, tokens[: end + 1]) for end in range(first, last)]
-            if isinstance(cache, ArraysCache):
-                cache[0], cache[1] = mx.array([[digests[-1]]]), mx.array([[[-digests[-1]]]])
-                continue
-            keys = mx.array(digests)[None, None, :, None]
-            cache.update_and_fetch(keys, mx.broadcast_to(-keys, (1, 1, last - first, 2)))
-        mx.eval([cache.state for cache in caches])
+    def _read(
+        self, layer: int, tokens: Sequence[int], first: int, last: int, arrays: list[mx.array]
+    ) -> list[mx.array]:
+        digests = [digest(layer, tokens[: end + 1]) for end in range(first, last)]
+        if self._kinds[layer] == "recurrent":
+            return [mx.array([[digests[-1]]]), mx.array([[[-digests[-1]]]])]
+        before: list[float] = arrays[0].reshape(-1).tolist() if arrays else []  # type: ignore[assignment]
+        if self._kinds[layer] == "all":
+            held = [*before, *digests]
+        else:
+            held = [*before, *[0.0] * (min(last, self.WINDOW) - len(before))]
+            for position, value in zip(range(first, last), digests, strict=True):
+                held[position % self.WINDOW] = value
+        keys = mx.array(held)[None, None, :, None]
+        return [keys, mx.broadcast_to(-keys, (1, 1, len(held), 2))]
 
-    def arrays(self, caches: list[Any]) -> list[mx.array]:
-        return [array for cache in caches for array in _arrays_of(cache)]
+    def arrays(self, layers: Layers) -> list[mx.array]:
+        return [array for part in layers for array in part]
 
 
 def digest(layer: int, tokens: Sequence[int]) -> float:
@@ -94,37 +121,36 @@ def digest(layer: int, tokens: Sequence[int]) -> float:
 
 def read_all(
     reader: Reader, tokens: Sequence[int], chunk: int = 1 << 20, stops: Sequence[int] = ()
-) -> list[Any]:
-    """The caches of a prompt that is read cold, in chunks that end at ``stops`` too."""
-    return read_on(reader, tokens, 0, reader.caches(), chunk, stops)
+) -> Layers:
+    """What the layers hold of a prompt that is read cold, in chunks that end at ``stops`` too."""
+    return read_on(reader, tokens, 0, [], chunk, stops)
 
 
 def read_on(
     reader: Reader,
     tokens: Sequence[int],
     done: int,
-    caches: list[Any],
+    layers: Layers,
     chunk: int = 1 << 20,
     stops: Sequence[int] = (),
-) -> list[Any]:
+) -> Layers:
     while done < len(tokens):
         ends = [done + chunk, len(tokens), *(stop for stop in stops if stop > done)]
-        reader.read(tokens, done, min(ends), caches)
+        layers = reader.read(tokens, done, min(ends), layers)
         done = min(ends)
-    return caches
+    return layers
 
 
 def read_through(
     cache: PrefixCache, reader: Reader, tokens: Sequence[int], chunk: int = 1 << 20
-) -> list[Any]:
+) -> Layers:
     """Read a prompt as a decoder does: take, read, put where the tree branches, and at the end."""
-    caches = reader.caches()
-    done = cache.take(tokens, caches)
+    done, layers = cache.take(tokens)
     branch = cache.shared(tokens)
     if branch > done:
-        read_on(reader, tokens[:branch], done, caches, chunk)
-        cache.put(tokens[:branch], caches)
+        layers = read_on(reader, tokens[:branch], done, layers, chunk)
+        cache.put(tokens[:branch], layers)
         done = branch
-    read_on(reader, tokens, done, caches, chunk)
-    cache.put(tokens, caches)
-    return caches
+    layers = read_on(reader, tokens, done, layers, chunk)
+    cache.put(tokens, layers)
+    return layers

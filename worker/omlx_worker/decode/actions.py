@@ -24,7 +24,7 @@ class Prefill:
     """Read more of some rows' prompts in one forward, then tell `Scheduler.read`.
 
     Attributes:
-        tokens: how many of each row. All these rows have equally many in their caches.
+        tokens: how many of each row.
     """
 
     tokens: dict[DecodeRow, int]

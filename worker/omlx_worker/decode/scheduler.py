@@ -6,9 +6,9 @@ again, so no row waits for ever. When the batch is full and a row of the best le
 youngest row of the lowest level is paused and takes its turn again later.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
-than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks. Those with equally
-many tokens in their caches are read together. A row waits while another one reads a beginning that
-both prompts share, and takes it from the prefix cache then.
+than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks, and are read
+together. A row waits while another one reads a beginning that both prompts share, and takes it from
+the prefix cache then.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Scheduler:
             return None
         first, *others = reading
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
-        alike = [row for row in others if _goes_with(row, first)]
+        alike = [row for row in others if row.rank[0] == first.rank[0]]
         room = self._chunks.whole(first.context, self._hurried)
         most = MOST_PADDING if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
@@ -266,11 +266,6 @@ class Scheduler:
         for row in self._rows.values():
             if not row.in_batch and now - row.since >= self._patience:
                 row.aged = True
-
-
-def _goes_with(row: DecodeRow, first: DecodeRow) -> bool:
-    """Whether two rows can be read together: as urgent, with equally many tokens read."""
-    return row.context == first.context and row.rank[0] == first.rank[0]
 
 
 def _rank(row: DecodeRow) -> tuple[int, int]:

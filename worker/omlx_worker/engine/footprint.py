@@ -17,15 +17,12 @@ from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.buffers import history_length
-from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
-from omlx_worker.engine.ragged.reading import MOST_POSITIONS
+from omlx_worker.engine.ragged.layout import Layout, capacity_for, positions_of, slots_of
+from omlx_worker.engine.ragged.reading import SPREAD
 from omlx_worker.engine.ragged.window import TAIL, Window
 
 IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
-
-_PAGE = 512
-"""Positions by which mlx-lm's cache of a prompt may exceed the prompt."""
 
 _SEARCHED = 3
 """Arrays ``[S, ring + history]`` int32 that a search for drafts holds at once. Measured: 2.3, or 13
@@ -153,24 +150,22 @@ class Footprint:
         return 4 * slots * (IN_FLIGHT * length + _SEARCHED * (self._lookup.ring + length))
 
     def of_prompts(self, lengths: Sequence[int]) -> int:
-        """Bytes of prompts' own caches while they are read, and of those put side by side.
+        """Bytes of prompts while they are read, with the room that rows have which meet.
 
         Args:
             lengths: in tokens; those that are 0 are not read.
         """
-        caches = [self._of_prompt(length) for length in lengths if length]
-        if len(caches) < 2:
-            return sum(caches)
-        most = MOST_POSITIONS * sum(size for size, _ in self._layers)
-        return sum(caches) + min(sum(caches), most + len(caches) * self._prompt)
+        rows = [self._of_prompt(length) for length in lengths if length]
+        return int(sum(rows) * (SPREAD if len(rows) > 1 else 1))
 
     def _of_prompt(self, tokens: int) -> int:
-        # The cache of a sliding window holds the ring and the last chunk.
+        # Bodies, and one layer's old body and its window beside them.
+        positions = capacity_for(tokens)
         layers = [
-            size * ((min(tokens, ring + LONGEST_CHUNK) if ring else tokens) + _PAGE)
-            for size, ring in self._layers
+            size * (min(positions, ring) if ring else positions) for size, ring in self._layers
         ]
-        return sum(layers) + max(layers, default=0) + self._prompt
+        chunk = min(tokens, LONGEST_CHUNK) * max((size for size, _ in self._layers), default=0)
+        return sum(layers) + max(layers, default=0) + chunk + self._prompt
 
 
 def _bytes(arrays: Iterable[mx.array]) -> int:

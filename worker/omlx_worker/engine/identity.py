@@ -6,10 +6,7 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
-import mlx.core as mx
-
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.ragged.window import TAIL
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
@@ -41,13 +38,6 @@ def identity_of(paths: list[Path], model: RaggedModel, head: Path | None = None)
         weights += f" head {hashed.hexdigest()[:16]}"
     software = " ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "omlx-queue"))
     return f"weights {weights}, layers {layers}, {software}"
-
-
-def forms_of(model: RaggedModel) -> Forms:
-    """The shapes and types of what is kept of a prompt."""
-    caches, token = model.new_prompt_cache(), mx.zeros((1, 1), mx.int32)
-    model.prefill(token, token, caches)  # never evaluated: only the shapes are wanted
-    return Forms.of(caches)
 
 
 def digest_of(path: Path) -> str:

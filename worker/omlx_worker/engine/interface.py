@@ -47,7 +47,7 @@ class Rows(Protocol):
 
     @property
     def pads(self) -> bool:
-        """Whether prompts of different lengths are read in one forward, padded."""
+        """Whether as many tokens of each row are computed as of the longest, padded."""
         ...
 
     def add(self, row: Row) -> Known:
@@ -63,8 +63,7 @@ class Rows(Protocol):
         """Read more of some rows' prompts, and of what they have generated, together.
 
         Args:
-            tokens: the most to read of each row, at most `LONGEST_CHUNK`. All these rows have
-                equally many in their caches.
+            tokens: the most to read of each row, at most `LONGEST_CHUNK`.
             keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
 
         Returns:

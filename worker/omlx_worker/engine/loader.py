@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,17 @@ from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
-from omlx_worker.engine.identity import fingerprint_of, forms_of, identity_of
+from omlx_worker.engine.identity import fingerprint_of
 from omlx_worker.engine.interface import PREPARED_AT_ONCE, ModelError
 from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.models.self_check import CannotGenerate, check_batched
+from omlx_worker.engine.prefixes import Prefixes as Prefixes
 from omlx_worker.engine.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
 from omlx_worker.engine.row import Sampling
 from omlx_worker.engine.tokens import same_ids, same_vocabulary
 
@@ -48,40 +47,6 @@ CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "model_max_length"),
     *("max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prefixes:
-    """How beginnings of prompts are kept for other prompts.
-
-    Attributes:
-        size: bytes of memory, at most.
-        folder: where they are kept for the next start; None for nowhere.
-        folder_limit: bytes of files, at most.
-    """
-
-    size: int
-    folder: Path | None = None
-    folder_limit: int = 0
-
-    def cache(self, model: RaggedModel, paths: list[Path], head: Path | None = None) -> PrefixCache:
-        """The cache of a model from these checkpoints, and of a head from a file of its own.
-
-        Raises:
-            ModelError: if the folder cannot be used.
-        """
-        if self.folder is None:
-            return PrefixCache(self.size)
-        try:
-            identity = identity_of(paths, model, head)
-            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms_of(model))
-        except NotPrivate as reason:
-            raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None
-        except OSError as error:
-            raise ModelError(
-                f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
-            ) from None
-        return PrefixCache(self.size, disk)
 
 
 def load_engine(

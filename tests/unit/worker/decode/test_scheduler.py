@@ -23,7 +23,7 @@ def test_rows_are_coming_whose_prompts_take_one_more_chunk_at_most() -> None:
     for name, tokens in {"a": 4, "b": 4, "long": 20, "d": 4, "e": 4}.items():
         rows.add(name, tokens)
     coming = [rows.scheduler.coming for _ in range(14) if rows.told() == ["decode"]]
-    assert coming == [0, 0, 2, 1, 0], "none while two pieces of a prompt are left, or no place"
+    assert coming == [0, 0, 2, 0, 0, 0], "none while two pieces of a prompt are left, or no place"
 
 
 def test_rows_of_one_level_with_prompts_of_like_length_are_read_together() -> None:
@@ -64,7 +64,7 @@ def test_a_row_that_begins_as_another_waits_until_that_beginning_is_kept() -> No
         "join other",
         "read 70 of first",
         "join second",
-        "read 29 of first, 19 of second",
+        "read 29 of first, 19 of second, 5 of other",
     ]
     assert rows.rows["second"].cached == 70
 

@@ -24,6 +24,7 @@ from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.row import Row, Sampling
+from scripts.bench.mixed_lengths import made_up
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 from tests.helpers.families import tiny
@@ -83,15 +84,7 @@ def joined(
     sampling: Sampling = GREEDY,
 ) -> None:
     """Let a row in as if its prompt had been read, its caches' contents made up."""
-    caches = model.new_prompt_cache()
-    model.prefill(mx.array([[1, 2]]), mx.array([[2, 3]]), caches)
-    prompt = [
-        [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], length, part.shape[3])) for part in pair]
-        if pair[0].ndim == 4
-        else pair
-        for pair in model.prompt_arrays(caches)
-    ]
-    batch.join([(Row(name, [1] * (length + 1), tokens, sampling), prompt)])
+    batch.join([(Row(name, [1] * (length + 1), tokens, sampling), made_up(model, length))])
 
 
 @pytest.mark.slow
@@ -163,8 +156,7 @@ def test_a_sliding_window_takes_a_ring_and_a_chunk_of_a_prompt(
 def test_prompts_that_are_read_together_take_what_was_projected(
     attentive: Loaded, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    for module in (reading, memory):
-        monkeypatch.setattr(module, "MOST_POSITIONS", most)
+    monkeypatch.setattr(reading, "MOST_POSITIONS", most)
     decoder = attentive.decoder(depth=2)
     names, length = list("abcdef"), 700
     before = settled()
@@ -173,9 +165,10 @@ def test_prompts_that_are_read_together_take_what_was_projected(
 
     for name in names:
         decoder.add(row(name, [1] * length, 50))
-    decoder.prefill(dict.fromkeys(names, length - 20))
+    for name in names:
+        decoder.prefill({name: length - 20})
     mx.reset_peak_memory()
-    # A short chunk has small results: what is taken in passing is the caches side by side.
+    # A short chunk has small results: what is taken in passing is the rows' first meeting.
     decoder.prefill(dict.fromkeys(names, 8))
 
     taken = mx.get_peak_memory() - before

@@ -35,24 +35,12 @@ class WithDraftModel:
             raise Unsupported("a draft model must keep keys and values alone")
         self._target = target
         self._draft = draft
-        self._layers = len(target.new_prompt_cache())
+        self._layers = len(target.new_caches(1, TAIL))
         self.dtype: mx.Dtype = target.dtype
         self.vocabulary: int = target.vocabulary
         self.weight_bytes: int = target.weight_bytes + draft.weight_bytes
         self.logits = target.logits
         self.pads = target.pads
-
-    def new_prompt_cache(self) -> list[Any]:
-        return [*self._target.new_prompt_cache(), *self._draft.new_prompt_cache()]
-
-    def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        own, others = self._apart(caches)
-        self._target.prefill(tokens, following, own)
-        self._draft.prefill(self._known(tokens), following, others)
-
-    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]:
-        own, others = self._apart(caches)
-        return [*self._target.prompt_arrays(own), *self._draft.prompt_arrays(others)]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [
@@ -68,6 +56,11 @@ class WithDraftModel:
         self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
     ) -> mx.array:
         return self._target.forward(tokens, self._apart(caches)[0], window, accepted)
+
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+        own, others = self._apart(caches)
+        self._target.prefill(tokens, own, window)
+        self._draft.prefill(self._known(tokens), others, window)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

@@ -27,7 +27,6 @@ from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.prompt_cache import in_order, in_window
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.window import Window
 
@@ -83,7 +82,6 @@ class AnyFamily:
     """
 
     drafts = False
-    pads = True
 
     def __init__(self, model: nn.Module, attention: Attention) -> None:
         self._model = model
@@ -102,24 +100,11 @@ class AnyFamily:
         self.dtype: mx.Dtype = [*attending, *self._shapes][0].dtype
         self.vocabulary: int = logits.shape[-1]
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
+        # Other recurrent layers may run on over padding.
+        self.pads = len(attending) == len(self._shapes)
         serve_views(model)
         if len(attending) < len(self._shapes):
             serve_recurrent_views(model)
-
-    def new_prompt_cache(self) -> list[Any]:
-        return list(_flat(make_prompt_cache(self._model)))
-
-    def prefill(
-        self,
-        tokens: mx.array,
-        following: mx.array,  # noqa: ARG002
-        caches: Sequence[Any],
-    ) -> None:
-        # Nothing takes the logits, so they are not computed.
-        self._model(tokens, cache=self._nested(caches))
-
-    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]:
-        return [[] if cache.empty() else _arrays_of(cache) for cache in caches]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [shape.empty(slots, capacity) for shape in self._shapes]
@@ -138,11 +123,15 @@ class AnyFamily:
         views = [
             LayerView(cache, window)
             if isinstance(cache, AttentionCache)
-            else RecurrentView(cache, accepted)
+            else RecurrentView(cache, accepted if window.lengths is None else None)
             for cache in caches
         ]
         logits: mx.array = self._model(tokens, cache=self._nested(views))
         return logits
+
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+        # Nothing takes the logits, so they are not computed.
+        self.forward(tokens[:, :-1], caches, window, window.body_lengths)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
@@ -183,17 +172,3 @@ def _shape(cache: Any, attention: Attention) -> _Attention | _Recurrent:
         ring = cache.max_size
     dims = cache.keys.shape[3], cache.values.shape[3]
     return _Attention(cache.keys.shape[1], dims, cache.keys.dtype, ring, attention)
-
-
-def _arrays_of(cache: Any) -> list[mx.array]:
-    """What a layer's `write` takes of a prompt that has been read."""
-    if isinstance(cache, ArraysCache):
-        return list(cache.cache)
-    return _ring_of(cache) if isinstance(cache, RotatingKVCache) else in_order(cache)
-
-
-def _ring_of(cache: RotatingKVCache) -> list[mx.array]:
-    """Keys and values of a prompt, ``[1, H, L, D]``, each position at its index in the ring."""
-    ring = cache.max_size
-    first = max(0, cache.offset - ring)
-    return [mx.roll(array, first % ring, 2) for array in in_window(cache)]

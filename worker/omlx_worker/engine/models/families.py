@@ -12,7 +12,7 @@ from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.models.self_check import check, holds_over_padding
+from omlx_worker.engine.models.self_check import check
 
 
 def as_ragged(
@@ -39,7 +39,6 @@ def as_ragged(
     else:
         ragged = AnyFamily(network, kernels.attention if kernels else attention_for_device())
     if checks:
-        near = check(network, ragged)
-        ragged.pads = holds_over_padding(ragged, near)
+        check(network, ragged)
     choose_forms(network, ragged.dtype)
     return ragged

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from omlx_worker.engine.kernels.delta_rule import Kept
 from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.metal.net_inputs import Projected
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
@@ -40,7 +39,7 @@ class Layer:
 
         Args:
             accepted: ``[S]`` int32, drafts accepted of each row's last window; only a gated
-                delta net reads it.
+                delta net reads it, in a step.
         """
         normed = self.module.input_layernorm(x)
         if isinstance(self._mixer, Attention):
@@ -49,15 +48,7 @@ class Layer:
         else:
             assert isinstance(cache, RecurrentCache)
             assert accepted is not None
-            x = self._mixer(normed, cache, accepted, x)
-        return self._mlp(self.module.post_attention_layernorm(x), x)
-
-    def read(self, x: mx.array, cache: Any) -> mx.array:
-        """Read a stretch of prompts, ``[B, T, hidden]`` in and out, into mlx-lm's cache."""
-        if isinstance(self._mixer, Attention):
-            out: mx.array = self.module(x, mask=create_attention_mask(x, cache), cache=cache)
-            return out
-        x = self._mixer.read(self.module.input_layernorm(x), cache, x)
+            x = self._mixer(normed, cache, window, accepted, x)
         return self._mlp(self.module.post_attention_layernorm(x), x)
 
 
@@ -120,49 +111,46 @@ class DeltaNet:
         self._out = kernels.product(module.out_proj)
 
     def __call__(
-        self, x: mx.array, cache: RecurrentCache, accepted: mx.array, added: mx.array
+        self,
+        x: mx.array,
+        cache: RecurrentCache,
+        window: Window,
+        accepted: mx.array,
+        added: mx.array,
     ) -> mx.array:
-        """Run one window, ``[S, W, hidden]`` in and out, added to the residual stream ``added``.
-
-        First the accepted drafts of the last window are replayed from their kept inputs, together
-        with this window's first token, which is committed whatever becomes of the rest; the cache
-        keeps the state after it. Then the rest of the window runs from there, and the state that
-        it reaches is dropped.
-        """
+        """Run one window, ``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
         projected = self._inputs.project(x)
+        if window.lengths is None:
+            out = self._step(projected, cache, accepted)
+        else:
+            out = self._read(projected, cache, window.lengths)
+        return self._out(self._inputs.gated(out, projected), added)
+
+    def _step(self, projected: Projected, cache: RecurrentCache, accepted: mx.array) -> mx.array:
+        """First the accepted drafts of the last window are replayed from their kept inputs,
+        together with this window's first token, which is committed whatever becomes of the rest;
+        the cache keeps the state after it. Then the rest of the window runs from there, and the
+        state that it reaches is dropped.
+        """
         past, kept = (cache.kept[0], Kept(*cache.kept[1:])) if cache.kept else (None, None)
         conv, state = cache.states
         window, conv = self._inputs.prepare(projected, conv, past, accepted)
         out, state = self._rule.replay_and_run(window, kept, accepted, state)
         cache.states = [conv, state]
         cache.kept = [projected[0], *window.kept]
-        return self._out(self._inputs.gated(out, projected), added)
+        return out
 
-    def read(self, x: mx.array, cache: ArraysCache, added: mx.array) -> mx.array:
-        """Read a stretch of prompts, ``[B, T, hidden]`` in and out.
-
-        Args:
-            cache: mlx-lm's: conv inputs ``[B, taps, channels]`` and the state ``[B, H, Dv, Dk]``
-                float32, both None before the first stretch. Its ``lengths`` ``[B]``, if any, are
-                each row's tokens in this stretch: the rest is padding.
-        """
-        net, conv, state = self._module, cache[0], cache[1]
-        if conv is None:
-            rows = x.shape[0]
-            conv = mx.zeros((rows, net.conv_kernel_size - 1, net.conv_dim), x.dtype)
-            state = mx.zeros((rows, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
-        projected = self._inputs.project(x)
-        prompt, cache[0] = self._inputs.prepare(projected, conv, None, None)
-        log_decay = self._inputs.log_decay(projected)
-        if cache.lengths is not None:
-            cache[0] = _inputs_until(cache.lengths, conv, projected[0])
-            runs = (mx.arange(x.shape[1]) < cache.lengths[:, None])[..., None]
-            # Padding neither decays nor changes the state.
-            log_decay = mx.where(runs, log_decay, 0)
-            decay, beta = mx.where(runs, prompt.decay, 1), mx.where(runs, prompt.beta, 0)
-            prompt = prompt._replace(decay=decay, beta=beta)
-        out, cache[1] = self._rule.read(prompt, log_decay, state)
-        return self._out(self._inputs.gated(out, projected), added)
+    def _read(self, projected: Projected, cache: RecurrentCache, lengths: mx.array) -> mx.array:
+        """All tokens are committed. Padding neither decays nor changes a state."""
+        conv, state = cache.states
+        prompt, _ = self._inputs.prepare(projected, conv, None, None)
+        runs = (mx.arange(prompt.keys.shape[1]) < lengths[:, None])[..., None]
+        log_decay = mx.where(runs, self._inputs.log_decay(projected), 0)
+        decay, beta = mx.where(runs, prompt.decay, 1), mx.where(runs, prompt.beta, 0)
+        prompt = prompt._replace(decay=decay, beta=beta)
+        out, state = self._rule.read(prompt, log_decay, state)
+        cache.states = [_inputs_until(lengths, conv, projected[0]), state]
+        return out
 
 
 def _inputs_until(lengths: mx.array, conv: mx.array, inputs: mx.array) -> mx.array:

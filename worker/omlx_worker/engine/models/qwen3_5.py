@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.models.cache import ArraysCache, KVCache
 
 from omlx_worker.engine.drafts.mtp import text_model
 from omlx_worker.engine.kernels.device import Kernels, for_device
@@ -61,43 +60,8 @@ class RaggedQwen35:
 
     pads = True
 
-    # Prefill: mlx-lm's own caches.
-
-    def new_prompt_cache(self) -> list[KVCache | ArraysCache]:
-        caches: list[KVCache | ArraysCache] = self._text.make_cache()
-        return caches + [KVCache() for _ in self._head_layers]
-
-    def prefill(
-        self, tokens: mx.array, following: mx.array, caches: Sequence[KVCache | ArraysCache]
-    ) -> None:
-        """Read ``[B, T]`` tokens of prompts, ``following`` each its next, into their caches.
-
-        Rows have read equally many tokens before. Of a padded row the recurrent layers' caches have
-        its tokens' number as their ``lengths``.
-        """
-        x = self._text.model.embed_tokens(tokens)
-        for layer, cache in zip(self._layers, caches, strict=False):
-            x = layer.read(x, cache)
-        if self._head is not None:
-            hidden = self._text.model.norm(x)
-            # Nothing takes the output, so only the head's keys and values are computed.
-            behind = len(self._layers)
-            self._head(self._text.model.embed_tokens(following), hidden, caches[behind:])
-
-    def prompt_arrays(self, caches: Sequence[KVCache | ArraysCache]) -> list[list[mx.array]]:
-        """A prompt's caches in the form that each layer's `write` takes."""
-        return [
-            []
-            if cache.empty()
-            else list(cache.keys_and_values())
-            if isinstance(cache, KVCache)
-            else [cache[0], cache[1]]
-            for cache in caches
-        ]
-
-    # Decoding: many rows, this project's caches, the head's after the backbone's.
-
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
+        """Caches of free slots, the head's after the backbone's."""
         layers = [*self._layers, *self._head_layers]
         return [self._new_cache(layer.module, slots, capacity) for layer in layers]
 
@@ -136,13 +100,25 @@ class RaggedQwen35:
         """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, normed.
 
         Args:
-            accepted: ``[S]`` int32, drafts accepted of each row's last window.
+            accepted: ``[S]`` int32, drafts accepted of each row's last window; of no use to a
+                window of prompts.
         """
         hidden = self._text.model.embed_tokens(tokens)
         for layer, cache in zip(self._layers, caches, strict=False):
             hidden = layer(hidden, cache, window, accepted)
         normed: mx.array = self._text.model.norm(hidden)
         return normed
+
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+        """Read a window of prompts into the caches.
+
+        Args:
+            tokens: ``[S, W + 1]``, the window and the token after each row's part of it.
+        """
+        hidden = self.forward(tokens[:, :-1], caches, window, window.body_lengths)
+        if self._head is not None:
+            # Nothing takes the output, so only the head's keys and values are computed.
+            self.draft(tokens, hidden, caches, window)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -15,7 +15,7 @@ LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):
-    """Prefills rows, decodes windows of many. `RaggedQwen35` documents the methods."""
+    """Runs windows of many rows. `RaggedQwen35` documents the methods."""
 
     dtype: mx.Dtype
     vocabulary: int
@@ -28,14 +28,8 @@ class RaggedModel(Protocol):
 
     @property
     def pads(self) -> bool:
-        """Whether `prefill` may read rows of different lengths, padded on the right."""
+        """Whether recurrent layers hold their states over padding on the right, in `prefill`."""
         ...
-
-    def new_prompt_cache(self) -> list[Any]: ...
-
-    def prefill(self, tokens: mx.array, following: mx.array, caches: Sequence[Any]) -> None: ...
-
-    def prompt_arrays(self, caches: Sequence[Any]) -> list[list[mx.array]]: ...
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]: ...
 
@@ -44,6 +38,8 @@ class RaggedModel(Protocol):
     def forward(
         self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
     ) -> mx.array: ...
+
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None: ...
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

@@ -30,10 +30,11 @@ class RecurrentView:
     """One layer's cache, for one window.
 
     Args:
-        accepted: ``[S]`` int32, drafts accepted of each row's last window.
+        accepted: ``[S]`` int32, drafts accepted of each row's last window; None for a window of
+            prompts, all of whose tokens are committed.
     """
 
-    def __init__(self, cache: RecurrentCache, accepted: mx.array) -> None:
+    def __init__(self, cache: RecurrentCache, accepted: mx.array | None) -> None:
         self._cache = cache
         self._accepted = accepted
         self._past = iter(cache.kept)
@@ -45,14 +46,17 @@ class RecurrentView:
     def run(self, layer: Layer, inputs: Sequence[mx.array]) -> Any:
         """Run a window, the accepted drafts of the last one first.
 
-        The cache keeps the states after the window's first token, which is committed whatever
-        becomes of the rest, and the inputs. A layer may run several modules, each with states of
-        its own.
+        Of a step the cache keeps the states after the window's first token, which is committed
+        whatever becomes of the rest, and the inputs. A layer may run several modules, each with
+        states of its own.
 
         Args:
             inputs: ``[S, W, ...]`` each.
         """
-        cache = self._cache
+        cache, width = self._cache, inputs[0].shape[1]
+        if self._accepted is None:
+            out, cache.states = _run(layer, inputs, 0, width, cache.states)
+            return out
         past = list(islice(self._past, len(inputs)))
         for token in range(1, past[0].shape[1] if past else 1):
             _, after = _run(layer, past, token, token + 1, cache.states)
@@ -62,7 +66,6 @@ class RecurrentView:
                 for new, old in zip(after, cache.states, strict=True)
             ]
         out, cache.states = _run(layer, inputs, 0, 1, cache.states)
-        width = inputs[0].shape[1]
         if width > 1:
             rest, _ = _run(layer, inputs, 1, width, cache.states)
             out = tree_map(lambda *parts: mx.concatenate(parts, axis=1), out, rest)

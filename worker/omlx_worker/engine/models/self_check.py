@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _PROMPTS = (3, 11)
 _BATCHED, _FOLLOWED = (3, 11, 6), 8  # tokens of `BatchGenerator`'s prompts, and of each text
-_PADDED = (2, 4, 11)  # tokens of prompts that are read together
+_STRETCHES = ((1, 4), (2, 7))  # tokens of the prompts that are read together
 _WINDOWS = ((4, (1, 3)), (1, (1, 1)), (4, (4, 1)), (2, (2, 2)))
 """Widths, and how many tokens of each row's window are committed.
 
@@ -49,11 +48,8 @@ _ODD_SHARE = 0.25
 """Share of positions that may differ more: where experts' scores tie, rounding chooses."""
 
 
-def check(model: nn.Module, ragged: RaggedModel) -> float:
+def check(model: nn.Module, ragged: RaggedModel) -> None:
     """Compare a ragged form with the model's own forward.
-
-    Returns:
-        The largest difference that rounding explains on these weights.
 
     Raises:
         Unsupported: if they disagree, or if the model's modules cannot run a ragged window.
@@ -73,22 +69,19 @@ def check(model: nn.Module, ragged: RaggedModel) -> float:
             f"a ragged window differs from a plain forward by {found:.0%}, and rounding explains"
             f" {near:.0%}"
         )
-    return near
 
 
 def difference(model: nn.Module, ragged: RaggedModel) -> float:
     """How far the logits of ragged windows are from those of a plain forward.
 
-    Two prompts are read, then windows of 1 to 4 tokens run at different cursors, with different
-    numbers of tokens committed.
+    Two prompts are read together, in two stretches, then windows of 1 to 4 tokens run at different
+    cursors, with different numbers of tokens committed.
 
     Returns:
         The distance at the upper quartile of positions, as a share of the logits' own spread.
     """
     prompts = [_tokens(ragged.vocabulary, n, seed) for seed, n in enumerate(_PROMPTS)]
-    caches = ragged.new_caches(len(prompts), TAIL)
-    for slot, prompt in enumerate(prompts):
-        _read(ragged, caches, slot, prompt)
+    caches = _read(ragged, prompts)
     lengths = mx.array(_PROMPTS, mx.int32)
     cursors, distances = lengths, []
     accepted = mx.zeros_like(lengths)
@@ -137,44 +130,6 @@ def _nudged(embed: Callable[..., mx.array], step: float) -> Callable[..., mx.arr
         return x * mx.where(larger, 1 + step, 1 - step).astype(x.dtype)
 
     return nudged
-
-
-def holds_over_padding(ragged: RaggedModel, near: float) -> bool:
-    """Whether prompts of different lengths leave the same caches together as alone.
-
-    Args:
-        near: the largest difference that rounding explains.
-    """
-    apart, together = ([_reading(ragged, n) for n in _PADDED] for _ in range(2))
-    counts = [reading.left for reading in apart]
-    try:
-        with unfused():
-            for reading, count in zip(apart, counts, strict=True):
-                read(ragged, [reading], [count])
-            read(ragged, together, counts)
-    except Exception:  # a family's own code may raise anything
-        log.debug("prompts of different lengths cannot be read together", exc_info=True)
-        return False
-    for one, other in zip(apart, together, strict=True):
-        arrays = (chain(*ragged.prompt_arrays(reading.caches)) for reading in (one, other))
-        for wanted, got in zip(*arrays, strict=True):
-            if not _alike(got, wanted, near):
-                return False
-    return True
-
-
-def _reading(ragged: RaggedModel, length: int) -> Reading:
-    history = _listed(ragged.vocabulary, length, length)
-    row = Row(str(length), history, 1, Sampling())
-    return Reading(row, history, ragged.new_prompt_cache())
-
-
-def _alike(got: mx.array, wanted: mx.array, near: float) -> bool:
-    if got.shape != wanted.shape:
-        return False
-    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
-    apart = mx.sqrt(mx.mean((got - wanted) ** 2)) / (mx.std(wanted) + 1e-9)
-    return float(apart.item()) <= near  # type: ignore[arg-type]
 
 
 class CannotGenerate(Exception):
@@ -292,12 +247,19 @@ def _trace(ragged: RaggedModel) -> None:
     mx.compile(forward)(mx.zeros((1, 2), mx.int32), none, arrays)
 
 
-def _read(ragged: RaggedModel, caches: list[LayerCache], slot: int, prompt: mx.array) -> None:
-    reading = ragged.new_prompt_cache()
-    following = mx.concatenate([prompt[1:], prompt[:1]])
-    ragged.prefill(prompt[None], following[None], reading)
-    for cache, part in zip(caches, ragged.prompt_arrays(reading), strict=True):
-        cache.write(slot, part)
+def _read(ragged: RaggedModel, prompts: Sequence[mx.array]) -> list[LayerCache]:
+    """Caches with a slot for each of these prompts."""
+    readings = []
+    for prompt in prompts:
+        history = [*prompt.tolist(), 0]  # type: ignore[misc]
+        readings.append(Reading(Row("", history, 1, Sampling()), history))
+    for counts in _STRETCHES:
+        read(ragged, readings, counts)
+    caches = ragged.new_caches(len(prompts), TAIL)
+    for slot, reading in enumerate(readings):
+        for cache, part in zip(caches, reading.layers, strict=True):
+            cache.write(slot, part)
+    return caches
 
 
 def _tokens(vocabulary: int, count: int, seed: int) -> mx.array:

@@ -96,25 +96,42 @@ class AttentionCache:
         if self._attention.sums_masked:
             # A rejected draft must not spoil the tokens before it.
             keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
-        self.tails = self._attention.put(self.tails, keys, values, window)
+        if window.lengths is not None:
+            self.tails = keys, values
+        else:
+            self.tails = self._attention.put(self.tails, keys, values, window)
 
     def attend(self, queries: mx.array, window: Window, scale: float, **options: Any) -> mx.array:
         """Attend to body and tail; see `omlx_worker.engine.kernels.attention.Attention`."""
-        return self._attention.attend(
+        attention = self._attention if window.lengths is None else PlainAttention()
+        return attention.attend(
             queries, self.bodies, self.tails, window, scale, ring=self.ring, **options
         )
 
-    def write(self, slot: int, prompt: Sequence[mx.array]) -> None:
-        """Write a prefilled prompt to a slot's body.
+    def write(self, slot: int, history: Sequence[mx.array]) -> None:
+        """Write a history to the body of a slot.
 
         Args:
-            prompt: keys and values ``[1, H, L, D]``, each position at its index in the body.
+            history: keys and values ``[1, H, L, D]``, each position at its index in the body. What
+                the body has no room for is padding.
         """
         self.clear(slot)
         body, row = self._place(slot)
-        for array, part in zip(body, prompt, strict=True):
+        for array, part in zip(body, history, strict=True):
+            length = min(array.shape[2], part.shape[2])
             # An index instead of the slice would copy the part once more.
-            array[row : row + 1, :, : part.shape[2]] = part
+            array[row : row + 1, :, :length] = part[:, :, :length]
+
+    def held(self, slot: int, length: int) -> list[mx.array]:
+        """Keys and values ``[1, H, L, D]`` of a slot whose first ``length`` positions are in its
+        body."""
+        body, row = self._place(slot)
+        return [array[row : row + 1, :, :length] for array in body]
+
+    def drop_tails(self) -> None:
+        """Forget the tails, which have moved to the bodies."""
+        keys, values = self.tails
+        self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
 
     def clear(self, slot: int) -> None:
         """Forget a slot's history, if what is masked reaches sums: 0 * NaN is NaN."""

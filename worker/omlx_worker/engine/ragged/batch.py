@@ -28,7 +28,7 @@ from omlx_worker.engine.ragged.lookups import Looks, Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.slots import Slot, Slots
-from omlx_worker.engine.ragged.step import Cut, RowStep, Verdict, cut, fit
+from omlx_worker.engine.ragged.step import Arrays, Cut, RowStep, Verdict, cut, fit
 from omlx_worker.engine.ragged.steps import Steps
 from omlx_worker.engine.ragged.window import TAIL
 from omlx_worker.engine.row import Row, Sampling
@@ -104,16 +104,15 @@ class Batch:
         """How many times the pipeline was drained to join, fold, rearrange or suspend."""
         return self._slots.drains
 
-    def join(self, rows: Sequence[tuple[Row, Sequence[Sequence[mx.array]]]]) -> None:
+    def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
         """Add rows. Their histories but for the last tokens are prefilled.
 
         Args:
-            rows: each with its prompt: for every layer what its cache's `write` takes; empty for a
-                one-token history.
+            rows: each with what the layers hold of it; nothing for a one-token history.
         """
         self._enter([self._joining(row, prompt) for row, prompt in rows])
 
-    def _joining(self, row: Row, prompt: Sequence[Sequence[mx.array]]) -> tuple[Slot, Snapshot]:
+    def _joining(self, row: Row, layers: Arrays) -> tuple[Slot, Snapshot]:
         history = row.history
         length = len(history) - 1
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
@@ -123,10 +122,10 @@ class Batch:
             state |= self._lookups.begin(history)
         if row.sampling.penalises:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
-        slot = Slot(row, length, length, row.max_tokens - len(row.generated))
+        slot = Slot(row, history, length, length, row.max_tokens - len(row.generated))
         if row.grammar is not None:
             slot.matcher = Matcher(row.grammar, row.generated)
-        return slot, Snapshot([list(part) for part in prompt], state)
+        return slot, Snapshot(layers, state)
 
     def suspend(self, row_id: str) -> bool:
         """Take a row out of its slot until `resume`; False if it has none.
@@ -163,6 +162,20 @@ class Batch:
                 text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
                 self._lookups.remember(text, slot.row.salt)
             self._slots.free(index).left = True
+
+    def text_so_far(self, row_id: str) -> tuple[list[int], Arrays]:
+        """The tokens of a row whose states are known, and what the layers hold of them.
+
+        They are the committed ones and the first of the step in flight, whose samples nobody wants
+        any more; or, without one, those up to the first of the last window.
+        """
+        index = self._slots.find(row_id)
+        assert index is not None
+        slot = self._slots.at(index)
+        in_flight = self._width_in_flight(slot)
+        length = slot.cursor - in_flight + 1 if in_flight else slot.cursor - slot.accepted
+        self._slots.drain()
+        return slot.tokens[:length], self._buffers.beginning(index, slot.body_length, length)
 
     def remember(self, text: mx.array) -> None:
         """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
@@ -258,6 +271,8 @@ class Batch:
             step = verdict.at(slot.row, index)
             slot.cursor -= flight.width - len(step.tokens)
             slot.remaining -= step.accepted
+            slot.accepted = step.accepted
+            slot.tokens += [sampled.token for sampled in step.tokens]
             if slot.matcher:
                 slot.matcher.commit([sampled.token for sampled in step.tokens])
             if self._lookups:

@@ -178,13 +178,13 @@ class Buffers:
         return snapshot, cursor
 
     def beginning(self, slot: int, body_length: int, length: int) -> Arrays:
-        """Copies of what a row's layers hold of its first ``length`` tokens.
+        """Copies of what the layers hold of a row's first ``length`` tokens.
 
         The last of them is the first of the window that was read last, where recurrent states are.
         """
         row = mx.array([slot])
         return [
-            cache.read(slot, body_length, length)
+            [array[:, :, :length] for array in cache.read(slot, body_length, length)]
             if isinstance(cache, AttentionCache)
             else [state[row] for state in cache.states]
             for cache in self.caches

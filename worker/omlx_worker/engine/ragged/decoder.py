@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-import mlx.core as mx
-
-from omlx_worker.engine.drafts.lookup import LEAD, Lookup
+from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import fill_from_slot
 from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.row import Known, Row
 
@@ -51,13 +47,14 @@ class RaggedDecoder(Batch):
         return self._model.pads
 
     def add(self, row: Row) -> Known:
-        reading = Reading(row, row.history, self._model.new_prompt_cache())
-        self._reading[row.row_id] = reading
+        reading = self._reading[row.row_id] = Reading(row, row.history)
         if not (self._prefixes and row.cache):
             return Known()
         unread = reading.history[:-1]
-        reading.done = self._prefixes.take(unread, reading.caches, row.salt)
-        return Known(reading.done, self._prefixes.shared(unread, row.salt))
+        held, layers = self._prefixes.take(unread, row.salt)
+        if held:
+            reading.take(self._model, held, layers)
+        return Known(held, self._prefixes.shared(unread, row.salt))
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
@@ -68,7 +65,7 @@ class RaggedDecoder(Batch):
             self._keep(self._reading[row_id])
         finished = [reading for reading in readings if not reading.left]
         if finished:
-            self.join([(r.row, self._prompt_of(r)) for r in finished])
+            self.join([(reading.row, reading.layers) for reading in finished])
         for reading in finished:
             del self._reading[reading.row.row_id]
         # The last token of a history, which the row's first step reads, is left too.
@@ -88,34 +85,17 @@ class RaggedDecoder(Batch):
         self.leave(row_id)
 
     def finish(self, row_id: str) -> None:
-        if self._prefixes and (kept := self._text_so_far(row_id)):
-            self._prefixes.put(*kept)
+        if self._prefixes and (row := self._row_that_goes_on(row_id)):
+            tokens, layers = self.text_so_far(row_id)
+            self._prefixes.put(tokens, layers, row.salt)
         self.remove(row_id)
 
-    def _text_so_far(self, row_id: str) -> tuple[list[int], list[Any], str | None] | None:
-        """The tokens of a row that may go on, caches with all of them, its salt; None if unknown.
-
-        The step in flight has read the last of them, whose samples nobody wants any more.
-        """
+    def _row_that_goes_on(self, row_id: str) -> Row | None:
         index = self._slots.find(row_id)
-        slot = None if index is None else self._slots.at(index)
-        if index is None or slot is None or not (slot.row.cache and slot.row.goes_on):
-            return None
-        state = self._buffers.state
-        if "history" not in state or not self._width_in_flight(slot):
-            return None
-        self._slots.drain()
-        length = self._committed(slot) + 1
-        tokens: list[int] = state["history"][index, LEAD : LEAD + length].tolist()  # type: ignore[assignment]
-        layers = self._buffers.beginning(index, slot.body_length, length)
-        caches = self._model.new_prompt_cache()
-        fill_from_slot(caches, layers, length)
-        return tokens, caches, slot.row.salt
+        row = None if index is None else self._slots.at(index).row
+        return row if row and row.cache and row.goes_on else None
 
     def _keep(self, reading: Reading) -> None:
         if self._prefixes and reading.row.cache and reading.done:
             tokens = reading.history[: reading.done]
-            self._prefixes.put(tokens, reading.caches, reading.row.salt)
-
-    def _prompt_of(self, reading: Reading) -> list[list[mx.array]]:
-        return self._model.prompt_arrays(reading.caches) if reading.done else []
+            self._prefixes.put(tokens, reading.layers, reading.row.salt)

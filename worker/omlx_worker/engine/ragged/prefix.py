@@ -15,18 +15,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.prefix_arrays import (
-    copies,
-    fill,
-    halves,
-    pieces_of,
-    size_of,
-    states_of,
-)
+from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers, copies, halves, size_of
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
 from omlx_worker.engine.ragged.prefix_file import Tokens, farthest
 from omlx_worker.engine.tokens import in_common
@@ -65,6 +57,7 @@ class PrefixCache:
     """What rows have read, for rows that begin alike. It belongs to the decode thread.
 
     Args:
+        forms: of what the model's layers keep.
         most: bytes; 0 keeps nothing. The least recently used are dropped.
         disk: where beginnings that were used twice are written.
 
@@ -73,7 +66,8 @@ class PrefixCache:
         nbytes: of all arrays kept.
     """
 
-    def __init__(self, most: int, disk: PrefixDisk | None = None) -> None:
+    def __init__(self, forms: Forms, most: int, disk: PrefixDisk | None = None) -> None:
+        self._forms = forms
         self._most = self.limit = most
         self.nbytes = 0
         self._disk = disk
@@ -89,15 +83,14 @@ class PrefixCache:
         """
         return self._match(array("I", tokens), salt)[1]
 
-    def take(self, tokens: Sequence[int], caches: Sequence[Any], salt: str | None = None) -> int:
-        """Fill a prompt's caches with its longest known beginning.
+    def take(self, tokens: Sequence[int], salt: str | None = None) -> tuple[int, Layers]:
+        """The longest known beginning of a prompt.
 
         Args:
-            caches: fresh ones, a layer each. They are left alone if nothing is known.
             salt: only what was put with the same one is known.
 
         Returns:
-            The tokens of that beginning.
+            Its tokens, and what the layers keep of them; 0 and nothing if none is known.
         """
         prompt = array("I", tokens)
         if self._disk:
@@ -105,26 +98,27 @@ class PrefixCache:
         path, covered = self._match(prompt, salt)
         length, depth = _held(path, covered)
         if not length:
-            return 0
+            return 0, []
         path = path[:depth]
-        fill(caches, [node.pieces for node in path], path[-1].states or [], length)
+        layers = self._forms.join([node.pieces for node in path], path[-1].states or [], length)
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
         self._count_use(path if whole else path[:-1], salt)
-        return length
+        return length, layers
 
-    def put(self, tokens: Sequence[int], caches: Sequence[Any], salt: str | None = None) -> None:
-        """Keep what a prompt's caches hold after exactly these tokens.
+    def put(self, tokens: Sequence[int], layers: Layers, salt: str | None = None) -> None:
+        """Keep what the layers hold after exactly these tokens.
 
         Raises:
-            ValueError: if the caches have read another number of tokens.
+            ValueError: if they hold another number of tokens.
         """
         prompt = array("I", tokens)
         if not prompt or not self.limit:
             return
-        if any(getattr(cache, "offset", len(prompt)) != len(prompt) for cache in caches):
-            raise ValueError(f"the caches did not read {len(prompt)} tokens")
-        self._add(prompt, salt, 0, pieces_of(caches), states_of(caches))
+        pieces, states = self._forms.split(layers)
+        if any(piece.shape[2] != len(prompt) for piece in pieces):
+            raise ValueError(f"the layers do not hold {len(prompt)} tokens")
+        self._add(prompt, salt, 0, pieces, states)
 
     def limit_to(self, room: int) -> None:
         """Take no more than ``room`` bytes: others need the rest."""

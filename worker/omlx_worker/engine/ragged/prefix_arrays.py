@@ -1,4 +1,4 @@
-"""Takes arrays out of a prompt's caches, and fills caches with them again.
+"""What layers keep of a prompt, in two kinds of arrays.
 
 Layers that keep the keys and values of every token can be cut: their arrays are pieces, and
 neighbouring pieces join. All other layers have states, which are valid at one position alone.
@@ -9,31 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from omlx_worker.engine.ragged.prompt_cache import in_order, in_window, refill
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.attention_cache import AttentionCache
 
 AT_ONCE = 64 << 20
 """Bytes that are copied before the device is waited for."""
 
-
-def pieces_of(caches: Sequence[Any]) -> list[mx.array]:
-    """Keys and values, ``[1, H, T, D]``, of every layer that can be cut."""
-    return [array for cache in caches if isinstance(cache, KVCache) for array in in_order(cache)]
-
-
-def states_of(caches: Sequence[Any]) -> list[mx.array]:
-    """The arrays of all other layers; those of a sliding window in the order of positions."""
-    states: list[mx.array] = []
-    for cache in caches:
-        if isinstance(cache, RotatingKVCache):
-            states += in_window(cache)
-        elif not isinstance(cache, KVCache):
-            states += cache.cache
-    return states
+Layers = list[list[mx.array]]
+"""What each layer keeps of a row: keys and values ``[1, H, L, D]``, each position at its index in a
+body, or states ``[1, ...]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,78 +48,62 @@ class Form:
         return list(array.shape) == shape and array.dtype == self.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forms:
-    """The forms of a model's pieces and states."""
+    """The forms of a model's arrays, a list for each layer."""
 
-    pieces: list[Form]
-    states: list[Form]
+    layers: list[list[Form]]
 
     @classmethod
-    def of(cls, caches: Sequence[Any]) -> Forms:
-        """From caches that have read one token. Nothing is evaluated."""
-        pieces = [Form(array.shape, array.dtype, None) for array in pieces_of(caches)]
-        states = [
-            Form(array.shape, array.dtype, getattr(cache, "max_size", 0))
-            for cache in caches
-            for array in states_of([cache])
+    def of(cls, model: RaggedModel) -> Self:
+        layers = []
+        for cache in model.new_caches(1, 1):  # never evaluated: only the shapes are wanted
+            if isinstance(cache, AttentionCache):
+                arrays, window = [*cache.bodies[0]], cache.ring or None
+            else:
+                arrays, window = cache.states, 0
+            layers.append([Form(array.shape, array.dtype, window) for array in arrays])
+        return cls(layers)
+
+    @property
+    def pieces(self) -> list[Form]:
+        return [form for layer in self.layers for form in layer if form.window is None]
+
+    @property
+    def states(self) -> list[Form]:
+        return [form for layer in self.layers for form in layer if form.window is not None]
+
+    def split(self, layers: Layers) -> tuple[list[mx.array], list[mx.array]]:
+        """The pieces and the states of a row."""
+        pieces: list[mx.array] = []
+        states: list[mx.array] = []
+        for forms, arrays in zip(self.layers, layers, strict=True):
+            (pieces if forms[0].window is None else states).extend(arrays)
+        return pieces, states
+
+    def join(
+        self, pieces: Sequence[Sequence[mx.array]], states: Sequence[mx.array], length: int
+    ) -> Layers:
+        """What the layers keep of ``length`` tokens.
+
+        Args:
+            pieces: one or more in a row; the last may be longer than needed.
+            states: after these tokens.
+        """
+        columns, rest = zip(*pieces, strict=True), iter(states)
+        return [
+            [
+                _joined(next(columns), length) if f.window is None else copy(next(rest))
+                for f in layer
+            ]
+            for layer in self.layers
         ]
-        return cls(pieces, states)
-
-
-def fill(
-    caches: Sequence[Any],
-    pieces: Sequence[Sequence[mx.array]],
-    states: Sequence[mx.array],
-    length: int,
-) -> None:
-    """Fill fresh caches as if they had read a prompt of ``length`` tokens.
-
-    Args:
-        pieces: one or more in a row; the last may be longer than needed.
-        states: after these tokens.
-    """
-    columns = zip(*pieces, strict=True)
-    # mlx-lm writes to a cache's arrays in place, so each cache gets objects of its own.
-    copied = map(copy, states)
-    for cache in caches:
-        if isinstance(cache, KVCache):
-            refill(cache, _joined(next(columns), length), _joined(next(columns), length), length)
-        elif isinstance(cache, RotatingKVCache):
-            refill(cache, next(copied), next(copied), length)
-        else:
-            cache.cache = [next(copied) for _ in cache.cache]
-
-
-def fill_from_slot(
-    caches: Sequence[Any], layers: Sequence[Sequence[mx.array]], length: int
-) -> None:
-    """Make fresh caches those of ``length`` tokens, from what ragged caches hold of a row.
-
-    Args:
-        layers: for each cache keys and values ``[1, H, L, D]``, each position at its index in a
-            body or ring; or a recurrent layer's states.
-    """
-    for cache, arrays in zip(caches, layers, strict=True):
-        if isinstance(cache, RotatingKVCache):
-            latest = min(length, cache.max_size)
-            first = (length - latest) % latest
-            keys, values = (mx.roll(array[..., :latest, :], -first, 2) for array in arrays)
-            refill(cache, keys, values, length)
-        elif isinstance(cache, KVCache):
-            keys, values = (array[..., :length, :] for array in arrays)
-            refill(cache, keys, values, length)
-        else:
-            cache.cache = list(arrays)
 
 
 def _joined(pieces: Sequence[mx.array], length: int) -> mx.array:
-    """The first ``length`` positions, and the room that mlx-lm leaves for more."""
     *whole, last = pieces
-    heads, dims = last.shape[1], last.shape[3]
     last = last[..., : length - sum(piece.shape[2] for piece in whole), :]
-    room = KVCache.step - length % KVCache.step
-    return mx.concatenate([*whole, last, mx.zeros((1, heads, room, dims), last.dtype)], axis=2)
+    return mx.concatenate([*whole, last], axis=2) if whole else last
 
 
 def copies(arrays: Iterable[mx.array]) -> list[mx.array]:

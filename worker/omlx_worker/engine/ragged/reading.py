@@ -1,27 +1,31 @@
-"""Reads prompts: several rows in one forward, each into caches of its own.
+"""Reads prompts: windows that commit all of their tokens, of several rows in one forward.
 
-Rows with equally many tokens in their caches are read together. Their caches are put side by side,
-a chunk of each runs in one forward, padded on the right, and the caches are taken apart again.
-Attention needs no mask for that: padding comes after everything that a row's own tokens see.
-Recurrent layers hold their states from the end of a row's tokens on. If a model cannot do that,
-rows of different lengths are read in forwards of their own.
+A row that is read is a slot of a small batch, without tails, and a cursor. Rows with different
+numbers of tokens behind them are read together. Windows are padded on the right: attention needs no
+mask for that, since padding comes after everything that a row's own tokens see, and recurrent
+layers hold their states from the end of a row's tokens on. Where they cannot, all rows read as many
+tokens as the shortest, again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.prompt_cache import in_order, refill
+from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, moves_of, spans_of
+from omlx_worker.engine.ragged.layout import FIRST_LIMIT, Group, capacity_for
+from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.window import Window
 from omlx_worker.engine.row import Row
 
 MOST_POSITIONS = 1 << 16
-"""Most positions of caches put side by side. Both the originals and the copy are in memory."""
+"""Most positions of rows that are read together."""
+
+SPREAD = 1.5
+"""How much more room than they need themselves rows have that are read together, at most."""
 
 
 @dataclass(slots=True)
@@ -29,109 +33,106 @@ class Reading:
     """A row whose history is being read. The first step reads the last token.
 
     Attributes:
-        caches: mlx-lm's, of one row, with the first ``done`` tokens.
+        done: the tokens that are read.
+        caches: of all rows that were read with it last, one a layer; none before its first token.
+        slot: its own.
     """
 
     row: Row
     history: list[int]
-    caches: list[Any]
     done: int = 0
+    caches: list[LayerCache] = field(default_factory=list)
+    slot: int = 0
 
     @property
     def left(self) -> int:
         return len(self.history) - 1 - self.done
 
+    @property
+    def layers(self) -> Layers:
+        """What the layers hold of it."""
+        return [cache.held(self.slot, self.done) for cache in self.caches]
+
+    def take(self, model: RaggedModel, done: int, layers: Layers) -> None:
+        """Take what the layers hold of its first ``done`` tokens."""
+        self.caches = model.new_caches(1, capacity_for(done))
+        for cache, part in zip(self.caches, layers, strict=True):
+            cache.write(0, part)
+        self.done = done
+
 
 def read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]) -> None:
-    """Read ``counts`` more tokens of rows with equally many in their caches.
+    """Read ``counts`` more tokens of rows. Waits for the device, so that the caller can time it."""
+    due = {id(reading): count for reading, count in zip(readings, counts, strict=True)}
+    while rows := [reading for reading in readings if due[id(reading)]]:
+        together = _together(rows, due)
+        widths = [due[id(reading)] for reading in together]
+        if not model.pads:
+            widths = [min(widths)] * len(widths)
+        _read(model, together, widths)
+        for reading, width in zip(together, widths, strict=True):
+            due[id(reading)] -= width
 
-    One forward reads all of them if the model holds its states over padding and the caches are not
-    too long together. Waits for the device, so that the caller can time it.
 
-    Raises:
-        ValueError: if the caches hold different numbers of tokens.
+def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
+    """The longest of these rows, and those that may be read with it.
+
+    All of them get its capacity.
     """
-    if len({reading.done for reading in readings}) > 1:
-        raise ValueError(
-            "rows whose caches hold different numbers of tokens cannot be read together"
-        )
-    due = [pair for pair in zip(readings, counts, strict=True) if pair[1]]
-    due.sort(key=lambda pair: pair[1])
-    while due:
-        together = [due.pop()]
-        longest = together[0][0].done + together[0][1]
-        while due and (len(together) + 1) * longest <= MOST_POSITIONS:
-            if not model.pads and due[-1][1] < together[0][1]:
-                break
-            together.append(due.pop())
-        _read(model, *zip(*together, strict=True))
+    needs = {id(row): capacity_for(row.done + due[id(row)]) for row in rows}
+    first, *others = sorted(rows, key=lambda row: -needs[id(row)])
+    together, capacity = [first], needs[id(first)]
+    own = capacity
+    for row in others:
+        own += needs[id(row)]
+        positions = (len(together) + 1) * capacity
+        if positions > min(MOST_POSITIONS, SPREAD * own):
+            break
+        together.append(row)
+    return together
 
 
 def _read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]) -> None:
-    """`read`, in one forward."""
+    """Read in one forward."""
     width = max(counts)
-    stretches = [
-        reading.history[reading.done : reading.done + count + 1]
-        for reading, count in zip(readings, counts, strict=True)
+    done = [reading.done for reading in readings]
+    ends = [start + count for start, count in zip(done, counts, strict=True)]
+    caches = _batch_of(model, readings, capacity_for(max(ends)))
+    tokens = [
+        reading.history[start : end + 1] + [0] * (width - count)
+        for reading, start, end, count in zip(readings, done, ends, counts, strict=True)
     ]
-    tokens = _padded([stretch[:-1] for stretch in stretches], width)
-    following = _padded([stretch[1:] for stretch in stretches], width)
-    caches = [reading.caches for reading in readings]
-    if len(readings) == 1:
-        model.prefill(tokens, following, caches[0])
-    else:
-        together = [_together(layer) for layer in zip(*caches, strict=True)]
-        if min(counts) < width:
-            for cache in together:
-                if isinstance(cache, ArraysCache):
-                    cache.lengths = mx.array(list(counts), mx.int32)
-        model.prefill(tokens, following, together)
-        for place, (reading, count) in enumerate(zip(readings, counts, strict=True)):
-            reading.caches = [_apart(cache, place, width - count) for cache in together]
-    mx.eval([cache.state for reading in readings for cache in reading.caches])
-    for reading, count in zip(readings, counts, strict=True):
-        reading.done += count
+    window = Window.of_prompts(done, counts, width, spans_of(caches))
+    model.prefill(mx.array(tokens, mx.int32), caches, window)
+    tails = list(zip(range(len(done)), done, ends, strict=True))
+    for cache in caches:
+        if isinstance(cache, AttentionCache):
+            cache.fold(moves_of(tails, cache.spans, cache.ring))
+            cache.drop_tails()
+    # Arrays that only these rows held before are freed as they are read for the last time.
+    for slot, (reading, end) in enumerate(zip(readings, ends, strict=True)):
+        reading.caches, reading.slot, reading.done = caches, slot, end
+    mx.eval([cache.arrays for cache in caches])
 
 
-def _padded(rows: Sequence[list[int]], width: int) -> mx.array:
-    """``[B, width]`` int32, zeros after each row's tokens."""
-    return mx.array([[*row, *[0] * (width - len(row))] for row in rows], mx.int32)
+def _batch_of(model: RaggedModel, readings: Sequence[Reading], capacity: int) -> list[LayerCache]:
+    """Caches with a slot for each of these rows, in order."""
+    slots = range(len(readings))
+    caches = readings[0].caches
+    same = all(reading.caches is caches for reading in readings)
+    if caches and same and [reading.slot for reading in readings] == [*slots] == [*_slots(caches)]:
+        layout = (Group(len(slots), capacity, max(FIRST_LIMIT, capacity)),)
+        for cache in caches:
+            if isinstance(cache, AttentionCache):
+                cache.arrange(slots, layout)
+        return caches
+    caches = model.new_caches(len(slots), capacity)
+    for slot, reading in enumerate(readings):
+        for cache, part in zip(caches, reading.layers, strict=False):
+            cache.write(slot, part)
+        reading.caches = []
+    return caches
 
 
-def _together(caches: Sequence[Any]) -> Any:
-    """One layer's caches of several rows as one cache of a batch."""
-    first = caches[0]
-    if first.empty():
-        return first
-    if isinstance(first, ArraysCache):
-        merged = ArraysCache(len(first.cache))
-        states = zip(*(cache.cache for cache in caches), strict=True)
-        merged.cache = [mx.concatenate(list(parts)) for parts in states]
-        return merged
-    parts = [in_order(cache) for cache in caches]
-    # Rings with equally many tokens read may differ in length, as their last chunks did.
-    length = min(keys.shape[2] for keys, _ in parts)
-    keys, values = (
-        mx.concatenate([array[..., -length:, :] for array in arrays])
-        for arrays in zip(*parts, strict=True)
-    )
-    return _cache_of(first, keys, values, first.offset)
-
-
-def _apart(cache: Any, row: int, unread: int) -> Any:
-    """The cache of one row, less ``unread`` positions of padding at its end."""
-    if isinstance(cache, ArraysCache):
-        alone = ArraysCache(len(cache.cache))
-        alone.cache = [state[row : row + 1] for state in cache.cache]
-        return alone
-    keys, values = (array[row : row + 1] for array in in_order(cache))
-    end = keys.shape[2] - unread
-    return _cache_of(cache, keys[:, :, :end], values[:, :, :end], cache.offset - unread)
-
-
-def _cache_of(like: Any, keys: mx.array, values: mx.array, offset: int) -> Any:
-    """A cache of the same kind; see `refill`."""
-    sliding = isinstance(like, RotatingKVCache)
-    made = RotatingKVCache(like.max_size, like.keep) if sliding else KVCache()
-    refill(made, keys, values, offset)
-    return made
+def _slots(caches: Sequence[LayerCache]) -> range:
+    return range(caches[0].arrays[0].shape[0])

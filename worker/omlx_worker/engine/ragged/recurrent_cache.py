@@ -60,6 +60,10 @@ class RecurrentCache:
         for array, part in zip(self.kept, kept, strict=True):
             array[slot, :width] = part[0]
 
+    def held(self, slot: int, length: int) -> list[mx.array]:  # noqa: ARG002
+        """The states ``[1, ...]`` of a slot, which no draft is to be replayed into."""
+        return [state[slot : slot + 1] for state in self.states]
+
     def fit(self, width: int, widest: int) -> None:
         """Pad kept inputs to ``width``; if already wider, to ``widest``."""
         kept = self.kept[0].shape[1] if self.kept else 1

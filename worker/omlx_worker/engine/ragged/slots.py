@@ -26,15 +26,19 @@ class Slot:
     """A row in the batch, as far as the host knows it.
 
     Attributes:
+        tokens: its history, as far as the host has read it.
         cursor: tokens in the cache, at most; exact once every dispatched step is read.
         remaining: tokens still wanted, at most; likewise.
+        accepted: drafts of the last step that was read.
         matcher: of a constrained row; knows the tokens that the host has read.
     """
 
     row: Row
+    tokens: list[int]
     body_length: int
     cursor: int
     remaining: int
+    accepted: int = 0
     left: bool = False
     matcher: Matcher | None = None
 

@@ -1,8 +1,13 @@
-"""The window of tokens that a step runs for each row: where they go, and what they may see."""
+"""The window of tokens that a forward runs for each row: where they go, and what they may see.
+
+A step's window commits its first token and the drafts that are accepted; its keys and values go to
+the tail. A window of prompts commits all of its tokens; it is its own tail, and goes to the body.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Self
 
@@ -20,7 +25,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Window:
-    """Where the tokens of one step go; shared by all attention layers of the step.
+    """Where the tokens of one forward go; shared by all of its attention layers.
 
     Attributes:
         cursors: ``[S]`` int32, filled positions of each row's cache, which is the position of
@@ -29,6 +34,11 @@ class Window:
         spans: of the layers' bodies; ``S_g`` and ``C_g`` below are those of one body.
         index: ``[S, 1, W, 1]``, tail positions of the window's keys and values.
         places: ``[S, 3]`` int32, body lengths, cursors and the positions between, for kernels.
+        tail: positions of a tail.
+        lengths: of prompts, ``[S]`` int32, each row's tokens; the rest of its window is padding.
+            None for a step.
+        longest: of prompts, the longest body length.
+        even: of prompts, whether all body lengths are equal.
     """
 
     cursors: mx.array
@@ -36,6 +46,10 @@ class Window:
     spans: Spans
     index: mx.array
     places: mx.array
+    tail: int = TAIL
+    lengths: mx.array | None = None
+    longest: int = 0
+    even: bool = False
     _masks: dict[tuple[int, int], tuple[list[mx.array], mx.array]] = field(default_factory=dict)
 
     @classmethod
@@ -46,6 +60,17 @@ class Window:
         places = mx.stack([body_lengths, cursors, cursors - body_lengths], axis=1)
         return cls(cursors, body_lengths, spans, offsets[:, None, :, None], places)
 
+    @classmethod
+    def of_prompts(
+        cls, done: Sequence[int], counts: Sequence[int], width: int, spans: Spans
+    ) -> Self:
+        """The window of ``counts`` tokens of each row, after those that are ``done``."""
+        cursors = mx.array(list(done), mx.int32)
+        window = cls.at(cursors, cursors, width, spans)
+        lengths = mx.array(list(counts), mx.int32)
+        even, longest = len(set(done)) == 1, max(done)
+        return replace(window, tail=width, lengths=lengths, longest=longest, even=even)
+
     def masks(self, sliding: int = 0, ring: int = 0) -> tuple[list[mx.array], mx.array]:
         """What each query may see of the bodies and of the tail; made once for all layers.
 
@@ -54,19 +79,20 @@ class Window:
             ring: positions of a layer's bodies, at most; 0 for all.
 
         Returns:
-            For each body ``[S_g, 1, W or 1, C_g]`` bool, and ``[S, 1, W, TAIL]`` bool.
+            For each body ``[S_g, 1, W or 1, C_g]`` bool, and ``[S, 1, W, tail]`` bool.
         """
         if (sliding, ring) not in self._masks:
             self._masks[sliding, ring] = self._masked(sliding, ring)
         return self._masks[sliding, ring]
 
     def _masked(self, sliding: int, ring: int) -> tuple[list[mx.array], mx.array]:
-        tail = mx.arange(TAIL) <= self.index
+        places = mx.arange(self.tail)
+        tail = places <= self.index
         lengths = self.body_lengths[:, None, None, None]
         # The first tail index that each query sees; below 0 it sees some of the body too.
         first = self.index - (sliding - 1)
         if sliding:
-            tail = tail & (mx.arange(TAIL) >= first)
+            tail = tail & (places >= first)
         bodies = []
         for (_, size), length, start in zip(
             self.spans,

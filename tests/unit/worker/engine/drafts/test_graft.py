@@ -18,7 +18,8 @@ from omlx_worker import cli
 from omlx_worker.engine.checkpoint import DEMO, resolve
 from omlx_worker.engine.drafts.graft import Graft
 from omlx_worker.engine.interface import ModelError
-from omlx_worker.engine.loader import Prefixes, load, load_engine
+from omlx_worker.engine.loader import load, load_engine
+from omlx_worker.engine.prefixes import Prefixes
 from tests.helpers.acceptance import first_draft_acceptance
 from tests.helpers.checkpoints import (
     convert_without_head,

@@ -21,7 +21,7 @@ from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.self_check import difference
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.window import TAIL
+from omlx_worker.engine.ragged.window import TAIL, Window
 from omlx_worker.engine.row import Sampling
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
@@ -33,6 +33,8 @@ PARAMETERS = [
 ]
 SEEDED_TOO = ("llama", "gpt_oss", "lfm2", "mamba2", "falcon_h1", "deepseek_v3")
 EXACT = 1e-5
+
+write = AttentionCache.put
 
 
 def greedy(model: nn.Module, prompt: list[int], tokens: int) -> list[int]:
@@ -143,8 +145,12 @@ def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
     assert lengths == [SLIDING, 1024, SLIDING, 1024]
 
 
+def put_no_keys(cache: AttentionCache, keys: mx.array, values: mx.array, window: Window) -> None:
+    write(cache, mx.zeros_like(keys), values, window)
+
+
 def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reason() -> None:
-    broken = patch.object(AttentionCache, "put", lambda *_: None)
+    broken = patch.object(AttentionCache, "put", put_no_keys)
 
     with broken, pytest.raises(Unsupported, match="differs from a plain forward"):
         as_ragged(tiny("llama"))
@@ -153,7 +159,7 @@ def test_a_model_whose_windows_differ_from_its_forward_is_refused_with_the_reaso
 def test_a_model_without_a_ragged_form_runs_on_batch_generator_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = patch.object(AttentionCache, "put", lambda *_: None)
+    broken = patch.object(AttentionCache, "put", put_no_keys)
 
     with broken, caplog.at_level(logging.WARNING):
         decoder = decoder_of(tiny("llama"), max_rows=1, depth=0)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache
 
 from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.reading import Reading, read
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
 from omlx_worker.engine.row import Row
 from tests.helpers.decoding import GREEDY, Loaded, small_classes
@@ -131,33 +132,26 @@ class Driver:
             self._compare(index, slot.row, history, cursor, state["accepted"][index])
             self.checked += 1
 
+    def _read(self, row: Row, history: list[int]) -> Layers:
+        reading = Reading(row, history)
+        read(self.decoder._model, [reading], [reading.left])
+        return reading.layers
+
     def _compare(
         self, index: int, row: Row, history: list[int], cursor: int, accepted: int
     ) -> None:
-        """Hold each layer against a fresh run of mlx-lm's own caches over the same tokens."""
-        model = self.decoder._model
+        """Hold each layer against a fresh reading of the same tokens."""
         body = self.decoder._slots.at(index).body_length
-        fresh = model.new_prompt_cache()
-        recurrent = model.new_prompt_cache()
         # Recurrent layers have yet to replay the drafts accepted last.
-        for tokens, caches in (
-            (history[:cursor], fresh),
-            (history[: cursor - accepted], recurrent),
-        ):
-            if tokens:
-                model.prefill(
-                    mx.array(tokens)[None], mx.array(history[1 : len(tokens) + 1])[None], caches
-                )
-        layers = list(zip(self.decoder._buffers.caches, fresh, recurrent, strict=True))
-        for cache, whole, behind in layers:
+        fresh, recurrent = (
+            self._read(row, history[: length + 1]) for length in (cursor, cursor - accepted)
+        )
+        for layer, cache in enumerate(self.decoder._buffers.caches):
             if isinstance(cache, AttentionCache):
-                assert isinstance(whole, KVCache)
                 if not cursor:
                     continue
                 arrays, place = cache._place(index)
-                for held, tails, wanted in zip(
-                    arrays, cache.tails, whole.keys_and_values(), strict=True
-                ):
+                for held, tails, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
                     got = mx.concatenate(
                         [held[place, :, :body], tails[index, :, : cursor - body]], axis=1
                     )
@@ -165,7 +159,7 @@ class Driver:
             else:
                 assert isinstance(cache, RecurrentCache)
                 if cursor - accepted:
-                    conv, state = behind[0], behind[1]
+                    conv, state = recurrent[layer]
                     assert mx.allclose(cache.states[0][index], conv[0], rtol=1e-3, atol=1e-3).item()
                     assert mx.allclose(
                         cache.states[1][index], state[0], rtol=1e-3, atol=1e-3

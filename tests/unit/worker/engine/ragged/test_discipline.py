@@ -12,6 +12,7 @@ from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.window import TAIL
 from omlx_worker.engine.row import Row, Sampling
+from scripts.bench.mixed_lengths import made_up
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 LONG = 9_300
@@ -25,15 +26,7 @@ def long_batch(loaded: Loaded, depth: int) -> Batch:
     rng = random.Random(1)
     for index in range(ROWS):
         prompt = [rng.randrange(256) for _ in range(LONG + 1)]
-        caches = model.new_prompt_cache()
-        model.prefill(mx.array(prompt[:4])[None], mx.array(prompt[1:5])[None], caches)
-        arrays = [
-            [mx.broadcast_to(part[:, :, :1], (*part.shape[:2], LONG, part.shape[3])) for part in a]
-            if a[0].ndim == 4 and a[1].ndim == 4 and a[0].shape == a[1].shape
-            else a
-            for a in model.prompt_arrays(caches)
-        ]
-        batch.join([(Row(str(index), prompt, 10_000, GREEDY), arrays)])
+        batch.join([(Row(str(index), prompt, 10_000, GREEDY), made_up(model, LONG))])
     return batch
 
 

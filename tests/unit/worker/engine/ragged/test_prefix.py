@@ -10,10 +10,9 @@ import mlx.core as mx
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Form, Forms
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import SLIDING, tiny
 from tests.helpers.prefixes import (
@@ -53,7 +52,8 @@ def network(request: pytest.FixtureRequest) -> Network:
 def test_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
-    play(StandIn(*kinds), script, lambda: PrefixCache(limit))
+    reader = StandIn(*kinds)
+    play(reader, script, lambda: PrefixCache(reader.forms, limit))
 
 
 @pytest.mark.slow
@@ -63,20 +63,21 @@ def test_rows_are_exact_whatever_is_kept_and_dropped(
 def test_many_rows_are_exact_whatever_is_kept_and_dropped(
     kinds: tuple[str, ...], script: list[Any], limit: int
 ) -> None:
-    play(StandIn(*kinds), script, lambda: PrefixCache(limit))
+    reader = StandIn(*kinds)
+    play(reader, script, lambda: PrefixCache(reader.forms, limit))
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=8))
 def test_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: PrefixCache(100_000), ROUNDING)
+    play(network, script, lambda: PrefixCache(network.forms, 100_000), ROUNDING)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(script=st.lists(ACTS, min_size=6, max_size=20))
 def test_many_rows_of_a_network_are_exact_too(network: Network, script: list[Any]) -> None:
-    play(network, script, lambda: PrefixCache(200_000), ROUNDING)
+    play(network, script, lambda: PrefixCache(network.forms, 200_000), ROUNDING)
 
 
 @pytest.mark.parametrize("length", [SLIDING - 1, SLIDING, SLIDING + 1, 70])
@@ -86,43 +87,40 @@ def test_reading_on_from_a_beginning_changes_no_bit(
 ) -> None:
     rng = random.Random(length)
     prompt = [rng.randrange(256) for _ in range(length + 9)]
-    cache = PrefixCache(AMPLE)
+    cache = PrefixCache(network.forms, AMPLE)
     cold = read_all(network, prompt[:length], 16)
     cache.put(prompt[:length], cold)
-    read_on(network, prompt, length, cold, chunk)
-    taken = network.caches()
+    cold = read_on(network, prompt, length, cold, chunk)
 
-    assert findable(cache, prompt) == cache.take(prompt, taken) == length
-    read_on(network, prompt, length, taken, chunk)
+    found, taken = cache.take(prompt)
+    assert findable(cache, prompt) == found == length
+    taken = read_on(network, prompt, length, taken, chunk)
 
     assert equal(network.arrays(taken), network.arrays(cold))
-    for token in (3, 1, 4):
-        assert equal([network.logits(token, taken)], [network.logits(token, cold)])
+    one, other = (network.logits(3, len(prompt), layers) for layers in (taken, cold))
+    assert equal([one], [other])
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-def test_no_row_sees_what_becomes_of_nodes_and_of_other_rows(kinds: tuple[str, ...]) -> None:
-    reader, cache = StandIn(*kinds), PrefixCache(AMPLE)
+def test_no_row_sees_what_becomes_of_nodes_and_of_who_put_them(kinds: tuple[str, ...]) -> None:
+    reader = StandIn(*kinds)
+    cache = PrefixCache(reader.forms, AMPLE)
     cold = read_all(reader, PROMPT)
     cache.put(PROMPT, cold)
-    one, other, last = (reader.caches() for _ in range(3))
-    for caches in (one, other):
-        cache.take(PROMPT, caches)
     wanted = [mx.array(part.tolist()) for part in reader.arrays(cold)]
 
-    for _, part in tree_flatten([layer.state for layer in (*cold, *one)]):
-        if isinstance(part, mx.array):
-            part[...] = mx.nan
-    cache.take(PROMPT, last)
+    for part in reader.arrays(cold):
+        part[...] = mx.nan
+    _, taken = cache.take(PROMPT)
     with poisoning(cache):
         give_up(cache, cache.nbytes)
 
-    assert equal(reader.arrays(other), wanted)
-    assert equal(reader.arrays(last), wanted)
+    assert equal(reader.arrays(taken), wanted)
 
 
 def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
-    reader, cache = StandIn("all", "all"), PrefixCache(AMPLE)
+    reader = StandIn("all", "all")
+    cache = PrefixCache(reader.forms, AMPLE)
     cache.put([1, 2, 3, 4], read_all(reader, [1, 2, 3, 4]))
 
     assert findable(cache, [1, 2, 3, 7]) == 3
@@ -132,7 +130,8 @@ def test_layers_that_can_be_cut_are_taken_up_anywhere() -> None:
 
 @pytest.mark.parametrize("kind", ["sliding", "recurrent"])
 def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
-    reader, cache = StandIn("all", kind), PrefixCache(AMPLE)
+    reader = StandIn("all", kind)
+    cache = PrefixCache(reader.forms, AMPLE)
     prompt = [1, 2, 3, 4, 5]
     cache.put(prompt, read_all(reader, prompt))
 
@@ -145,7 +144,8 @@ def test_other_layers_are_taken_up_where_they_were_put(kind: str) -> None:
 
 
 def test_what_beginnings_share_is_kept_once() -> None:
-    reader, cache = StandIn("all"), PrefixCache(AMPLE)
+    reader = StandIn("all")
+    cache = PrefixCache(reader.forms, AMPLE)
     for last in range(5):
         prompt = [*range(100), last]
         cache.put(prompt, read_all(reader, prompt))
@@ -156,15 +156,19 @@ def test_what_beginnings_share_is_kept_once() -> None:
 
 def test_nothing_is_kept_beyond_what_is_counted() -> None:
     def put(tokens: list[int]) -> None:
-        caches = [KVCache(), RotatingKVCache(300), ArraysCache(1)]
-        for layer in caches[:2]:
-            layer.update_and_fetch(*mx.random.normal((2, 1, 4, len(tokens), 64)))
-        caches[2][0] = mx.random.normal((1, 4000, 64))[:, -500:]
-        cache.put(tokens, caches)
+        layers = [
+            list(mx.random.normal((2, 1, 4, len(tokens), 64))),
+            list(mx.random.normal((2, 1, 4, len(tokens), 64))[..., :300, :]),
+            [mx.random.normal((1, 4000, 64))[:, -500:]],
+        ]
+        cache.put(tokens, layers)
 
     gc.collect()
     mx.synchronize()
-    cache, before = PrefixCache(AMPLE), mx.get_active_memory()
+    shape, states = (1, 4, 1, 64), (1, 500, 64)
+    windows = ((shape, None), (shape, None)), ((shape, 300), (shape, 300)), ((states, 0),)
+    forms = [[Form(form, mx.float32, window) for form, window in layer] for layer in windows]
+    cache, before = PrefixCache(Forms(forms), AMPLE), mx.get_active_memory()
     put([0] * 2000)
     put([0] * 1000 + [1] * 500)
     assert len(cache._nodes) == 3
@@ -181,11 +185,11 @@ def test_nothing_is_kept_beyond_what_is_counted() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(3 * (3 * 4 * 2 + 8))
+    cache = PrefixCache(reader.forms, 3 * (3 * 4 * 2 + 8))
     for first in (1, 2, 3):
         cache.put([first, 0], read_all(reader, [first, 0]))
     assert cache.nbytes == cache.limit
-    cache.take([1, 0], reader.caches())
+    cache.take([1, 0])[0]
 
     cache.put([4, 0], read_all(reader, [4, 0]))
 
@@ -193,7 +197,8 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_a_beginning_outlives_what_follows_it() -> None:
-    reader, cache = StandIn("all", "recurrent"), PrefixCache(AMPLE)
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(reader.forms, AMPLE)
     for prompt in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
         cache.put(prompt, read_all(reader, prompt))
 
@@ -203,7 +208,8 @@ def test_a_beginning_outlives_what_follows_it() -> None:
 
 
 def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
-    reader, cache = StandIn("all", "recurrent"), PrefixCache(AMPLE)
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(reader.forms, AMPLE)
     for prompt in ([1, 2, 3], [1, 2, 4]):
         cache.put(prompt, read_all(reader, prompt))
     assert cache.shared([1, 2]) == 2
@@ -217,7 +223,8 @@ def test_a_branch_that_leads_nowhere_goes_with_what_followed_it() -> None:
 
 
 def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
-    reader, cache = StandIn("all"), PrefixCache(120)
+    reader = StandIn("all")
+    cache = PrefixCache(reader.forms, 120)
     cache.put([1, 2], read_all(reader, [1, 2]))
 
     cache.put([5] * 11, read_all(reader, [5] * 11))
@@ -227,49 +234,33 @@ def test_what_does_not_fit_costs_nothing_else_its_place() -> None:
 
 
 def test_a_limit_of_zero_keeps_nothing() -> None:
-    reader, cache = StandIn("all", "recurrent"), PrefixCache(0)
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(reader.forms, 0)
     cache.put([1, 2], read_all(reader, [1, 2]))
 
-    assert findable(cache, [1, 2]) == cache.take([1, 2], reader.caches()) == cache.nbytes == 0
+    assert findable(cache, [1, 2]) == cache.take([1, 2])[0] == cache.nbytes == 0
     assert give_up(cache, 10) == 0
-
-
-def test_fresh_caches_stay_fresh_where_nothing_is_found() -> None:
-    caches = StandIn("all", "sliding", "recurrent").caches()
-
-    assert PrefixCache(AMPLE).take([1, 2], caches) == 0
-
-    assert all(cache.empty() for cache in caches)
 
 
 def test_caches_that_read_something_else_are_refused() -> None:
     reader = StandIn("all")
-    with pytest.raises(ValueError, match="did not read 2 tokens"):
-        PrefixCache(AMPLE).put([1, 2], read_all(reader, [1, 2, 3]))
-
-
-def test_a_taken_cache_has_room_to_read_on() -> None:
-    reader, cache = StandIn("all"), PrefixCache(AMPLE)
-    cache.put([1] * 300, read_all(reader, [1] * 300))
-    caches = reader.caches()
-    cache.take([1] * 300, caches)
-
-    assert isinstance(caches[0], KVCache)
-    assert caches[0].keys.shape[2] == 512
+    with pytest.raises(ValueError, match="do not hold 2 tokens"):
+        PrefixCache(reader.forms, AMPLE).put([1, 2], read_all(reader, [1, 2, 3]))
 
 
 def test_a_prompt_of_another_salt_finds_nothing() -> None:
-    cache, reader = PrefixCache(AMPLE), StandIn("all", "recurrent")
+    reader = StandIn("all", "recurrent")
+    cache = PrefixCache(reader.forms, AMPLE)
     cache.put(PROMPT, read_all(reader, PROMPT), "theirs")
 
     for salt, length in (("ours", 0), (None, 0), ("", 0), ("theirs", 20)):
         assert cache.shared(PROMPT, salt) == length
-        assert cache.take(PROMPT, reader.caches(), salt) == length
+        assert cache.take(PROMPT, salt)[0] == length
 
 
 def test_salts_take_the_room_of_others_and_leave_nothing_behind() -> None:
     reader = StandIn("all", "recurrent")
-    cache = PrefixCache(AMPLE)
+    cache = PrefixCache(reader.forms, AMPLE)
     cache.put(PROMPT, read_all(reader, PROMPT), "first")
     size = cache.nbytes
     cache.limit_to(2 * size)

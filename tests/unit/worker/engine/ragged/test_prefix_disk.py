@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.engine.identity import forms_of
 from omlx_worker.engine.ragged import prefix_disk
 from omlx_worker.engine.ragged.prefix import PrefixCache
-from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers
 from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, NotPrivate, PrefixDisk
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
@@ -79,9 +78,9 @@ def test_rows_are_exact_across_many_restarts(
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 def test_a_beginning_used_twice_is_found_after_a_restart(start: Starts, dtype: mx.Dtype) -> None:
     class Narrow(StandIn):
-        def read(self, tokens: Sequence[int], first: int, last: int, caches: list[Any]) -> None:
-            super().read(tokens, first, last, caches)
-            caches[0].keys = caches[0].keys.astype(dtype)
+        def read(self, tokens: Sequence[int], first: int, last: int, layers: Layers) -> Layers:
+            [keys, values], *others = super().read(tokens, first, last, layers)
+            return [[keys.astype(dtype), values], *others]
 
     reader = start.reader = Narrow("all", "recurrent", "sliding")
     caches = read_all(reader, PROMPT)
@@ -89,11 +88,11 @@ def test_a_beginning_used_twice_is_found_after_a_restart(start: Starts, dtype: m
     cache.put(PROMPT, caches)
     cache.put(PROMPT, caches)
     cache = start()
-    taken = reader.caches()
 
-    assert findable(cache, [*PROMPT, 1]) == cache.take([*PROMPT, 1], taken) == 20
+    found, taken = cache.take([*PROMPT, 1])
+    assert findable(cache, [*PROMPT, 1]) == found == 20
 
-    assert taken[0].keys.dtype == dtype
+    assert taken[0][0].dtype == dtype
     assert equal(reader.arrays(taken), reader.arrays(caches))
 
 
@@ -105,7 +104,7 @@ def test_a_beginning_used_once_is_not_written(start: Starts, reader: Reader) -> 
 def test_taking_up_is_a_use(start: Starts, reader: Reader) -> None:
     cache = start()
     put(cache, reader, PROMPT, times=1)
-    cache.take(PROMPT, reader.caches())
+    cache.take(PROMPT)
     assert len(start.files) == 1
 
 
@@ -113,13 +112,13 @@ def test_a_conversation_is_written_once_and_read_in_turns(start: Starts, reader:
     cache = start()
     for end in (8, 14, 20):
         put(cache, reader, PROMPT[:end])
-    cache.take(PROMPT, reader.caches())
+    cache.take(PROMPT)
     spans = sorted(path.name.rsplit("-", 2)[0] for path in start.files)
     assert spans == ["0-8", "14-20", "8-14"]
 
     cache = start()
-    taken = reader.caches()
-    assert findable(cache, PROMPT) == cache.take(PROMPT, taken) == 20
+    found, taken = cache.take(PROMPT)
+    assert findable(cache, PROMPT) == found == 20
     assert equal(reader.arrays(taken), reader.arrays(read_all(reader, PROMPT)))
 
 
@@ -131,7 +130,7 @@ def test_a_turn_is_of_no_use_without_those_before_it(start: Starts, reader: Read
     middle.unlink()
 
     cache = start()
-    assert findable(cache, PROMPT) == cache.take(PROMPT, reader.caches()) == 8
+    assert findable(cache, PROMPT) == cache.take(PROMPT)[0] == 8
 
 
 def test_a_branch_without_its_states_goes_into_the_files_below_it(
@@ -143,7 +142,7 @@ def test_a_branch_without_its_states_goes_into_the_files_below_it(
     [file] = start.files
     assert file.name.startswith("0-21-")
 
-    assert start().take([*PROMPT, 1], reader.caches()) == 21
+    assert start().take([*PROMPT, 1])[0] == 21
 
 
 def test_files_and_tree_complete_each_other(start: Starts, reader: Reader) -> None:
@@ -156,9 +155,9 @@ def test_files_and_tree_complete_each_other(start: Starts, reader: Reader) -> No
     cache = start()
     assert findable(cache, PROMPT) == 0
     put(cache, reader, PROMPT[:12], times=1)
-    taken = reader.caches()
 
-    assert cache.take(PROMPT, taken) == 20
+    found, taken = cache.take(PROMPT)
+    assert found == 20
 
     assert equal(reader.arrays(taken), reader.arrays(read_all(reader, PROMPT)))
 
@@ -178,7 +177,7 @@ def test_the_least_recently_used_file_goes_first(start: Starts, reader: Reader) 
     put(cache, reader, [2, 2])
     size = max(path.stat().st_size for path in start.files)
     cache = start(limit=3 * size)
-    cache.take([1, 1], reader.caches())
+    cache.take([1, 1])
 
     put(cache, reader, [3, 3])
     assert [findable(start(), [n, n]) for n in (1, 2, 3)] == [2, 2, 2]
@@ -208,7 +207,7 @@ def test_a_beginning_larger_than_the_limit_is_not_written(start: Starts, reader:
 
 
 def test_arrays_of_a_file_that_is_not_written_are_not_computed(tmp_path: Path) -> None:
-    disk = PrefixDisk(tmp_path, "identity", 1000, Forms([], []))
+    disk = PrefixDisk(tmp_path, "identity", 1000, Forms([]))
     keys = mx.arange(10_000.0).reshape(1, 1, 10, 1000)
     before = mx.get_active_memory()
 
@@ -270,7 +269,7 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
 def test_a_file_that_is_removed_while_it_is_written_does_not_end_the_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = PrefixDisk(tmp_path, "identity", AMPLE, Forms([], []))
+    disk = PrefixDisk(tmp_path, "identity", AMPLE, Forms([]))
     first, second = array("I", range(10)), array("I", range(20, 30))
     keys = [mx.ones((1, 1, 10, 4))]
     save, removed = PrefixDisk._save, threading.Event()
@@ -305,18 +304,18 @@ def test_files_of_a_model_fit_the_forms_that_are_found_at_load(
     tmp_path: Path, qwen: Loaded, family: str
 ) -> None:
     reader = Network(qwen.network if family == "qwen3_5" else tiny(family))
-    identity, forms = "a model", forms_of(reader._model)
+    identity, forms = "a model", reader.forms
     prompts = [PROMPT[:1], PROMPT[:7], [*PROMPT, *PROMPT]]
     disk = PrefixDisk(tmp_path, identity, AMPLE, forms)
     for prompt in prompts:
-        put(PrefixCache(AMPLE, disk), reader, prompt)
+        put(PrefixCache(forms, AMPLE, disk), reader, prompt)
     disk.close()
 
     disk = PrefixDisk(tmp_path, identity, AMPLE, forms)
     for prompt in prompts:
-        caches = reader.caches()
-        assert PrefixCache(AMPLE, disk).take(prompt, caches) == len(prompt)
-        assert equal(reader.arrays(caches), reader.arrays(read_all(reader, prompt)), 1e-3)
+        found, layers = PrefixCache(forms, AMPLE, disk).take(prompt)
+        assert found == len(prompt)
+        assert equal(reader.arrays(layers), reader.arrays(read_all(reader, prompt)), 1e-3)
     disk.close()
 
 
@@ -386,7 +385,7 @@ def test_a_file_that_another_worker_has_removed_is_read_again_without_a_word(
     put(theirs(limit=size), reader, PROMPT[::-1])
     theirs.end()
 
-    assert ours.take(PROMPT, reader.caches()) == 0
+    assert ours.take(PROMPT)[0] == 0
     put(ours, reader, PROMPT)
 
     assert caplog.records == []
@@ -397,10 +396,10 @@ def test_rows_of_another_salt_find_no_file(start: Starts, reader: Reader) -> Non
     put(start(), reader, PROMPT, salt="theirs")
 
     for salt, length in (("theirs", 20), ("ours", 0), ("", 0), (None, 0)):
-        assert start().take(PROMPT, reader.caches(), salt) == length
+        assert start().take(PROMPT, salt)[0] == length
     put(start(), reader, PROMPT, salt="ours")
     assert len(start.files) == 2
-    assert start().take(PROMPT, reader.caches(), "ours") == 20
+    assert start().take(PROMPT, "ours")[0] == 20
 
 
 def settle(cache: PrefixCache) -> None:

@@ -44,11 +44,7 @@ def test_a_damaged_file_is_never_used(
     put(start(), reader, PROMPT)
     damage(start.files[0])
     cache = start()
-    caches = reader.caches()
-
-    assert cache.take(PROMPT, caches) == 0
-
-    assert all(cache.empty() for cache in caches)
+    assert cache.take(PROMPT) == (0, [])
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "it is damaged" in caplog.text
     assert findable(cache, PROMPT) == 0
@@ -61,7 +57,7 @@ def test_a_file_that_is_gone_is_not_used(start: Starts, reader: Reader) -> None:
     cache = start()
     file.unlink()
 
-    assert cache.take(PROMPT, reader.caches()) == 0
+    assert cache.take(PROMPT)[0] == 0
     put(cache, reader, PROMPT)
     assert len(start.files) == 1
 
@@ -76,7 +72,7 @@ def test_a_file_of_another_identity_is_never_used(
     shutil.copy(theirs, ours)
     cache = start("ours")
 
-    assert cache.take(PROMPT, reader.caches()) == 0
+    assert cache.take(PROMPT)[0] == 0
 
     assert "belongs to another model or version" in caplog.text
     assert theirs.exists()
@@ -89,7 +85,7 @@ def test_a_file_of_another_format_is_never_used(
         put(start(), reader, PROMPT)
         start.end()
 
-    assert start().take(PROMPT, reader.caches()) == 0
+    assert start().take(PROMPT)[0] == 0
     assert "belongs to another model or version" in caplog.text
 
 
@@ -104,7 +100,7 @@ def test_a_file_under_the_name_of_other_tokens_is_never_used(
     one.rename(one.with_name("-".join([*names[1][:3], names[0][3]])))
     other.unlink()
 
-    assert start().take(PROMPT[::-1], reader.caches()) == 0
+    assert start().take(PROMPT[::-1])[0] == 0
     assert "it holds other tokens" in caplog.text
 
 
@@ -115,7 +111,7 @@ def test_a_file_of_other_layers_is_never_used(
 
     with_a_head = StandIn("all", "recurrent", "sliding", "all")
     cache = start(reader=with_a_head)
-    assert cache.take(PROMPT, with_a_head.caches()) == 0
+    assert cache.take(PROMPT)[0] == 0
     assert "it belongs to other layers" in caplog.text
 
 
@@ -154,7 +150,7 @@ def test_a_file_with_other_shapes_is_deleted_and_named_once(
     cache = start()
 
     for _ in range(3):
-        assert cache.take(PROMPT, reader.caches()) == 0
+        assert cache.take(PROMPT)[0] == 0
 
     assert not bad.exists()
     [record] = caplog.records
@@ -172,7 +168,7 @@ def test_a_file_of_another_user_is_never_used(
     elsewhere = file.replace(start.folder / "elsewhere")
     file.symlink_to(elsewhere)
 
-    assert cache.take(PROMPT, reader.caches()) == 0
+    assert cache.take(PROMPT)[0] == 0
 
     assert "it is another user's" in caplog.text
     assert elsewhere.exists()
@@ -227,8 +223,8 @@ def test_a_worker_killed_while_it_keeps_a_beginning_leaves_whole_files(
 
     cache = start()
     for prompt, wanted in (PROMPT, 20), (PROMPT[::-1], 20 if point == "renamed" else 0):
-        taken = reader.caches()
-        assert cache.take(prompt, taken) == wanted
+        found, taken = cache.take(prompt)
+        assert found == wanted
         if wanted:
             assert equal(reader.arrays(taken), reader.arrays(read_all(reader, prompt)))
     assert caplog.records == []

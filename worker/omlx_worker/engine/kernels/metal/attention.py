@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Pair
-from omlx_worker.engine.ragged.window import TAIL, Window, apart
+from omlx_worker.engine.ragged.window import Window, apart
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class PlainAttention:
         softcap: float = 0.0,
         rotary: mx.array | None = None,
     ) -> mx.array:
+        if window.lengths is not None and rotary is None and not softcap:
+            return _of_prompts(queries, bodies, tails, window, scale, ring, sliding, sinks)
         slots, query_heads, width, _ = queries.shape
         heads = tails[0].shape[1]
         group = query_heads // heads
@@ -62,6 +64,34 @@ class PlainAttention:
         return whole.reshape(slots, query_heads, width, -1)
 
 
+def _of_prompts(
+    queries: mx.array,
+    bodies: Sequence[Pair],
+    tails: Pair,
+    window: Window,
+    scale: float,
+    ring: int,
+    sliding: int,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of a window of prompts, by MLX's own kernel. Such a batch has one body."""
+    [body], width = bodies, window.tail
+    filled = min(window.longest, body[0].shape[2])
+    pairs = zip(body, tails, strict=True)
+    keys, values = (
+        mx.concatenate([old[:, :, :filled], new], axis=2) if filled else new for old, new in pairs
+    )
+    mask: mx.array | str = "causal"
+    if not (window.even and (not sliding or window.longest + width <= sliding)):
+        [of_body], mask = window.masks(sliding, ring)
+        if filled:
+            of_body = mx.broadcast_to(of_body[..., :filled], (*mask.shape[:3], filled))
+            mask = mx.concatenate([of_body, mask], axis=-1)
+    return mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
+
+
 def _mixed(
     queries: Sequence[mx.array],
     body: Sequence[mx.array],
@@ -83,7 +113,8 @@ def _mixed(
     weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
     mixed = 0 if len(queries) == 2 else 1
     end = body[mixed].shape[2]
-    return weights[..., :end] @ body[mixed] + weights[..., end : end + TAIL] @ tail[mixed]
+    tail_end = end + tail[mixed].shape[2]
+    return weights[..., :end] @ body[mixed] + weights[..., end:tail_end] @ tail[mixed]
 
 
 def _scores(queries: Sequence[mx.array], part: Sequence[mx.array], softcap: float) -> mx.array:
