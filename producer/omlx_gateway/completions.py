@@ -19,9 +19,10 @@ from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import unknown_job
 from omlx_producer.errors import JobCancelled, JobFailed
-from omlx_producer.wire import read_queue_name
+from omlx_producer.wire import Completion, read_queue_name
 
 RESULT_SECONDS = 3600
+MAX_PROMPTS = 128
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
 
 
@@ -63,27 +64,60 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     key = request.headers.get("idempotency-key")
     if key and (caller := key_of(request)):
         key = caller.own(key)
-    job = await gateway.producer.submit(
-        {**body, "stream": streams}, priority=priority, idempotency_key=key
-    )
+    bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
+    keys = [key and f"{key}:{number}" for number in range(len(bodies))] if bodies[1:] else [key]
+    jobs = await gateway.producer.submit_many(bodies, priority=priority, idempotency_keys=keys)
     # A client with a key comes again.
     detached = key is not None or request.headers.get("x-omlx-detach", "").lower() == "true"
-    headers = {"X-Omlx-Job": job.id}
-    if not form.model:
-        form.model = job.queue.split(":")[1]
     if streams:
-        return await _stream(request, job, form, 0, keep=detached)
+        form.model = form.model or jobs[0].queue.split(":")[1]
+        return await _stream(request, jobs[0], form, 0, keep=detached)
     over = False
     try:
-        result = await _unless_gone(request, job.result(RESULT_SECONDS))
-        over = result is not None
+        results = await _unless_gone(request, _results(jobs))
+        over = results is not None
     except (JobFailed, JobCancelled):
-        over = True
+        over = len(jobs) == 1
         raise
     finally:
         if not (over or detached):
-            gateway.begin(cancel(job))
-    return JSONResponse(result, headers=headers) if over else Response(status_code=499)
+            for job in jobs:
+                gateway.begin(cancel(job))
+    if not over:
+        return Response(status_code=499)
+    headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
+    return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
+
+
+async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
+    return await asyncio.gather(*(job.result(RESULT_SECONDS) for job in jobs))
+
+
+def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A request for each prompt of a text completion, which may have a list of them."""
+    prompts = body.get("prompt")
+    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
+        return [body]
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(
+            400,
+            f"prompt: got {len(prompts)} prompts; give at most {MAX_PROMPTS}, or upload a batch",
+            param="prompt",
+        )
+    return [{**body, "prompt": prompt} for prompt in prompts]
+
+
+def _joined(results: list[Completion]) -> dict[str, Any]:
+    """One answer for several prompts: all choices in order, and the sum of their tokens."""
+    choices = [choice for result in results for choice in result["choices"]]
+    return {
+        **results[0],
+        "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
+        "usage": {
+            name: sum(result["usage"][name] for result in results)
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        },
+    }
 
 
 def _include_usage(body: dict[str, Any]) -> bool:

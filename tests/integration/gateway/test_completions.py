@@ -17,7 +17,7 @@ from redis import Redis
 from omlx_gateway import completions
 from omlx_gateway.limits import Limits
 from omlx_producer.client.cancel import cancel_job
-from tests.helpers.fake_engine import BREAKS_STEP
+from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.redis_server import RedisServer
@@ -73,6 +73,31 @@ def test_several_texts_with_logprobs_are_the_same_streamed_and_whole(client: Ope
     assert [choice.text for choice in answer.choices] == [texts[0], texts[1]]
     for choice in answer.choices:
         assert choice.logprobs is None or choice.logprobs.text_offset == offsets[choice.index]
+
+
+@pytest.mark.usefixtures("worker")
+def test_several_prompts_have_the_answers_of_each_in_order(client: OpenAI) -> None:
+    asked: Any = {"model": ALIAS, "n": 2, "seed": 3}
+    prompts = ["def f(x):", "class A:", "import"]
+    answer = client.completions.create(**asked, prompt=prompts)
+    alone = [client.completions.create(**asked, prompt=prompt) for prompt in prompts]
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == [
+        choice.text for each in alone for choice in each.choices
+    ]
+    totals = [each.usage.total_tokens for each in alone if each.usage]
+    assert answer.usage
+    assert answer.usage.total_tokens == sum(totals)
+    with pytest.raises(openai.BadRequestError, match="at most 128") as refused:
+        client.completions.create(**asked, prompt=["x"] * 129)
+    assert refused.value.param == "prompt"
+
+
+@pytest.mark.usefixtures("slow_worker")
+def test_a_prompt_that_fails_ends_those_beside_it(client: OpenAI, connection: Redis) -> None:
+    with pytest.raises(openai.InternalServerError):
+        client.completions.create(model=ALIAS, prompt=["x", BREAKS_PREPARE], max_tokens=9_000)
+    wait_for(lambda: sorted(job_states(connection)) == ["failed", "stopped"])
 
 
 @pytest.mark.usefixtures("worker")
