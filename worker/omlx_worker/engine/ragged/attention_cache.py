@@ -128,9 +128,25 @@ class AttentionCache:
         body, row = self._place(slot)
         return [array[row : row + 1, :, :length] for array in body]
 
-    def drop_tails(self) -> None:
-        """Forget the tails, which have moved to the bodies."""
-        keys, values = self.tails
+    def absorb(self, done: Sequence[int], ends: Sequence[int]) -> None:
+        """Move a window of prompts, which is the tail, to the only body.
+
+        Args:
+            done: each row's tokens before the window.
+            ends: likewise after it.
+        """
+        [body], (keys, values) = self.bodies, self.tails
+        rows = [(slice(n, n + 1), *each) for n, each in enumerate(zip(done, ends, strict=True))]
+        if len(set(done)) == 1:
+            # At once, padding too.
+            rows = [(slice(None), done[0], max(ends))]
+        if max(ends) > body[0].shape[2]:  # a ring begins anew
+            places = zip(range(len(done)), done, ends, strict=True)
+            self.fold(moves_of(list(places), self.spans, self.ring))
+        else:
+            for array, tail in zip(body, self.tails, strict=True):
+                for row, start, end in rows:
+                    array[row, :, start:end] = tail[row, :, : end - start]
         self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
 
     def clear(self, slot: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, moves_of, spans_of
+from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.layout import FIRST_LIMIT, Group, capacity_for
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.window import Window
@@ -104,11 +104,9 @@ def _read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]
     ]
     window = Window.of_prompts(done, counts, width, spans_of(caches))
     model.prefill(mx.array(tokens, mx.int32), caches, window)
-    tails = list(zip(range(len(done)), done, ends, strict=True))
     for cache in caches:
         if isinstance(cache, AttentionCache):
-            cache.fold(moves_of(tails, cache.spans, cache.ring))
-            cache.drop_tails()
+            cache.absorb(done, ends)
     # Arrays that only these rows held before are freed as they are read for the last time.
     for slot, (reading, end) in enumerate(zip(readings, ends, strict=True)):
         reading.caches, reading.slot, reading.done = caches, slot, end
