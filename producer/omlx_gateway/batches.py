@@ -31,14 +31,14 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import is_error
 from omlx_gateway.pages import page_of
 from omlx_producer.bulk.batch import KEEP_SECONDS, Batch, BatchState
-from omlx_producer.bulk.shape import CHAT_URL, COMPLETION_URL
+from omlx_producer.bulk.shape import CHAT_URL, COMPLETION_URL, RESPONSES_URL
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import GenerationRequest
 
 BATCHES_KEY = "omlx:http_batches"
 """The ids of batches by the time at which they were made."""
 UNFINISHED_KEY = "omlx:http_batches:unfinished"
-ENDPOINTS = (CHAT_URL, COMPLETION_URL)
+ENDPOINTS = (CHAT_URL, COMPLETION_URL, RESPONSES_URL)
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 MAX_METADATA, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512

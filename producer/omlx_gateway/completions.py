@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: a request is a job, and its answer the result."""
+"""Chats, text completions and responses: a request is a job, and its answer the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
 from omlx_producer.client.outcome import unknown_job
 from omlx_producer.errors import JobCancelled, JobFailed
-from omlx_producer.wire import Completion, read_queue_name
+from omlx_producer.wire import Completion, GenerationRequest, read_queue_name
+from omlx_producer.wire.responses import chat_fields, response_of
 
 RESULT_SECONDS = 3600
 MAX_PROMPTS = 128
@@ -34,9 +35,14 @@ async def text(request: Request) -> Response:
     return await _complete(request, "prompt", "messages")
 
 
+async def response(request: Request) -> Response:
+    return await _complete(request, "input", "messages")
+
+
 routes = [
     Route("/v1/chat/completions", chat, methods=["POST"]),
     Route("/v1/completions", text, methods=["POST"]),
+    Route("/v1/responses", response, methods=["POST"]),
 ]
 
 
@@ -56,6 +62,14 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         raise ApiError(400, f"{own}: missing; give {own}", param=own)
     model = body.get("model")
     require_model(request, model if isinstance(model, str) else None)
+    if own == "input":
+        if body.get("stream"):
+            raise ApiError(
+                400,
+                "stream: a response comes whole; remove it, or ask /v1/chat/completions",
+                param="stream",
+            )
+        body = chat_fields(body)
     streams = body.get("stream") is True
     form = JobStream(own == "messages", str(body.get("model") or ""), _include_usage(body))
     if streams and (last := request.headers.get("last-event-id")):
@@ -86,6 +100,9 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     if not over:
         return Response(status_code=499)
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
+    if own == "input":
+        asked = GenerationRequest.parse({**body, "model": results[0]["model"]})
+        return JSONResponse(response_of(asked, results[0]), headers=headers)
     return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
 
 

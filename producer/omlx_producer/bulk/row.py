@@ -16,6 +16,7 @@ from typing import Any
 from omlx_producer.client.outcome import Outcome
 from omlx_producer.errors import JobError, JobFailed, MalformedResult
 from omlx_producer.wire import GenerationRequest
+from omlx_producer.wire.responses import as_completion
 
 DIGEST_CHARACTERS = 24
 TOKEN_CHARACTERS = 4
@@ -192,8 +193,9 @@ class RowUsage:
     cut_by_length: int = 0
 
     @classmethod
-    def of(cls, body: dict[str, Any]) -> RowUsage:
+    def of(cls, result: dict[str, Any]) -> RowUsage:
         """Those of a response body; 0 for a figure that it lacks."""
+        body = as_completion(result)
         usage = body.get("usage") or {}
         speculation = usage.get("speculation") or {}
         choices = body.get("choices", ())

@@ -24,10 +24,12 @@ from omlx_producer.client.models import (
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
 from omlx_producer.wire import GenerationRequest, ModelInfo, text_fields
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
+from omlx_producer.wire.responses import chat_fields
 
 DEFAULT_TEMPLATE = "{prompt}"
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
-_FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt"}
+RESPONSES_URL = "/v1/responses"
+_FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt", RESPONSES_URL: "input"}
 # Columns of the custom_id, unless --id-field names another.
 ID_COLUMNS = ("custom_id", "id")
 MAX_ID_CHARACTERS = 512
@@ -335,13 +337,13 @@ def _batch_body(line: dict[str, Any]) -> dict[str, Any]:
     if line.get("method", "POST") != "POST":
         raise InvalidRequest(f"method: got {line['method']!r:.80}; give 'POST'")
     if not isinstance(url, str) or url not in _FIELD_OF_URL:
-        raise InvalidRequest(f"url: {_found(line, 'url')}; give {CHAT_URL} or {COMPLETION_URL}")
+        raise InvalidRequest(f"url: {_found(line, 'url')}; give {' or '.join(_FIELD_OF_URL)}")
     if not isinstance(body, dict):
         raise InvalidRequest(f"body: {_found(line, 'body')}; give a JSON object")
     wanted = _FIELD_OF_URL[url]
     if wanted not in body:
         raise InvalidRequest(f"body.{wanted}: missing; {url} needs it")
-    return dict(body)
+    return chat_fields(body) if url == RESPONSES_URL else dict(body)
 
 
 def _found(fields: Mapping[str, Any], name: str) -> str:

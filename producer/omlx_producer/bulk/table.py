@@ -22,6 +22,7 @@ from omlx_producer.bulk.journal import replacing
 from omlx_producer.bulk.records import import_pyarrow
 from omlx_producer.wire import answer_text
 from omlx_producer.wire.json_schema import resolve
+from omlx_producer.wire.responses import as_completion
 
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 COLUMNS = ("custom_id", "text", "finish_reason", *TOKEN_COLUMNS, "error")
@@ -193,10 +194,11 @@ def _lines(
         yield row | once
         return
     body = document["response"]["body"]
-    once |= {name: body["usage"][name] for name in TOKEN_COLUMNS}
+    completion = as_completion(body)
+    once |= {name: completion["usage"][name] for name in TOKEN_COLUMNS}
     if with_body:
         once[BODY] = json.dumps(body, ensure_ascii=False)
-    for choice in body["choices"]:
+    for choice in completion["choices"]:
         text = answer_text(choice)
         cells = {"text": text, "finish_reason": choice["finish_reason"], **_cells(text, answers)}
         yield row | cells | once

@@ -41,6 +41,28 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class ResponseEcho(RequestPart):
+    """What a response repeats of its request, beside what its chat says.
+
+    Attributes:
+        instructions: whether the first message was given as ``instructions``.
+    """
+
+    instructions: bool = Field(default=False, description="true or false")
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=64)],
+                Annotated[str, Field(max_length=512)],
+            ],
+            Field(max_length=16),
+        ]
+        | None
+    ) = Field(
+        default=None, description="up to 16 texts of 512 characters, with names of at most 64"
+    )
+
+
 class GenerationRequest(RequestPart):
     """One generation request.
 
@@ -166,6 +188,9 @@ class GenerationRequest(RequestPart):
         default=None, description='a JSON object such as {"enable_thinking": false}'
     )
 
+    responses: ResponseEcho | None = Field(
+        default=None, description="what a request to /v1/responses leaves in its chat"
+    )
     completion_window: (
         Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
     ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')

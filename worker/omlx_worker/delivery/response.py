@@ -10,6 +10,7 @@ from omlx_producer.wire import DoneEvent, ToolCall, Usage
 from omlx_producer.wire.completion import Completion
 from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
+from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.reply import ReplyForm
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending
@@ -28,7 +29,8 @@ def finished(job: ActiveJob) -> Ending:
         tool_calls=completion.tool_calls,
         usage=usage,
     )
-    return Ending("finished", event, body, published=job.sent)
+    row_body = response_of(job.request, body) if job.request.responses is not None else None
+    return Ending("finished", event, body, published=job.sent, row_body=row_body)
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import logging
 import zlib
 from base64 import b64encode
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ class Ending:
         result: the response body of a finished job.
         retry: whether RQ's ``Retry`` may apply to a failure.
         published: tokens that the stream must hold.
+        row_body: the body in the output line of a batch's row, if it is not the result.
     """
 
     status: str
@@ -40,6 +41,7 @@ class Ending:
     result: dict[str, Any] | None = None
     retry: bool = True
     published: int = 0
+    row_body: dict[str, Any] | None = None
 
     @property
     def sentence(self) -> str:
@@ -76,6 +78,8 @@ class Ending:
         kind = ENDINGS[self.status]
         outcome = Outcome(self.event.job_id, kind, self.result, self.sentence)
         result = RowResult.of_job(row, outcome)
+        if self.row_body is not None:
+            result = replace(result, body=self.row_body)
         counts = {"ok" if result.ok else f"failed:{result.code}": 1} | asdict(result.written.usage)
         line = zlib.compress(write_line(result))
         return row.run, row.row, line, " ".join(f"{name}={n}" for name, n in counts.items())

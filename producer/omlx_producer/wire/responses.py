@@ -1,0 +1,332 @@
+"""OpenAI's Responses: a request becomes the chat that workers know, its completion a response."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from omlx_producer.errors import InvalidRequest, shown
+from omlx_producer.wire.request import GenerationRequest
+
+_STORED = "nothing is stored here; give all messages in input"
+_REFUSED = {
+    "access_programs": "not supported; remove it",
+    "background": "not supported; remove it, or upload a batch",
+    "background_options": "not supported; remove it, or upload a batch",
+    "context_management": "not supported; shorten input",
+    "conversation": _STORED,
+    "image": "only text is generated; remove it",
+    "include": "not supported; remove it",
+    "moderation": "not supported; remove it",
+    "previous_response_id": _STORED,
+    "prompt": "no prompts are stored here; give input",
+    "top_logprobs": "not supported here; give logprobs to /v1/chat/completions",
+    "truncation": 'input is never cut; give "disabled" or remove it',
+    # Of chats.
+    "logprobs": "unknown here; give it to /v1/chat/completions",
+    "max_completion_tokens": "unknown here; give max_output_tokens",
+    "max_tokens": "unknown here; give max_output_tokens",
+    "messages": "unknown here; give input",
+    "n": "unknown here; send the request again for another answer",
+    "reasoning_effort": "unknown here; give reasoning.effort",
+    "response_format": "unknown here; give text.format",
+    "responses": "unknown field; remove it",
+}
+# Values that ask for what happens anyway.
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "include": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+_OWN = frozenset({"input", "instructions", "max_output_tokens", "text", "reasoning", "metadata"})
+# It limits the calls of built-in tools, of which there are none.
+_IGNORED = frozenset({"max_tool_calls"})
+
+_ITEMS = {
+    "message": frozenset({"type", "role", "content", "id", "status", "phase"}),
+    "reasoning": frozenset({"type", "id", "summary", "content", "encrypted_content", "status"}),
+    "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status"}),
+    "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
+}
+_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+_SUMMARIES = ("summary", "generate_summary", "context")
+
+_NAMES = (
+    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"^max_completion_tokens"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"^verbosity"), "text.verbosity"),
+    (re.compile(r"^responses\.metadata"), "metadata"),
+    (re.compile(r"^((?:tools\[\d+\]|tool_choice))\.function"), r"\1"),
+    (re.compile(r"^messages(?!\[)"), "input"),
+)
+_MESSAGE = re.compile(r"^messages\[(\d+)\]")
+
+
+def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the chat that a request to ``/v1/responses`` asks for.
+
+    Its ``responses`` says that the answer is a response; see `response_of`.
+
+    Raises:
+        InvalidRequest: in the names that the request uses.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in _OWN or name in _IGNORED or value in _DEFAULTS.get(name, ()):
+            continue
+        if name in _REFUSED:
+            raise InvalidRequest(f"{name}: {_REFUSED[name]}")
+        fields[name] = value
+    instructions = body.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise InvalidRequest(f"instructions: got {shown(instructions)}; give text")
+    echo = {"instructions": True} if instructions else {}
+    if body.get("metadata") is not None:
+        echo["metadata"] = body["metadata"]
+    messages, places = _messages(body.get("input"))
+    if instructions:
+        messages.insert(0, {"role": "system", "content": instructions})
+        places.insert(0, "instructions")
+    fields |= {"messages": messages, "responses": echo}
+    if body.get("max_output_tokens") is not None:
+        fields["max_completion_tokens"] = body["max_output_tokens"]
+    text = _object(body, "text", ("format", "verbosity"))
+    if text.get("verbosity") is not None:
+        fields["verbosity"] = text["verbosity"]
+    if text.get("format") is not None:
+        fields["response_format"] = _response_format(text["format"])
+    reasoning = _object(body, "reasoning", ("effort", *_SUMMARIES))
+    if reasoning.get("effort") is not None:
+        fields["reasoning_effort"] = reasoning["effort"]
+    if isinstance(tools := fields.get("tools"), list):
+        fields["tools"] = [_nested(tool) for tool in tools]
+    if isinstance(choice := fields.get("tool_choice"), dict):
+        fields["tool_choice"] = _nested(choice)
+    try:
+        # The model may come from elsewhere.
+        GenerationRequest.parse({"model": "x", **fields})
+    except InvalidRequest as error:
+        raise InvalidRequest(_in_own_names(str(error), places)) from None
+    return fields
+
+
+def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``response`` of a request that `chat_fields` has made, from its chat completion.
+
+    Workers do not count the tokens of thinking apart, so ``reasoning_tokens`` is 0.
+    """
+    sent = request.to_wire()
+    job_id = completion["id"].removeprefix("chatcmpl-")
+    choice, usage = completion["choices"][0], completion["usage"]
+    cut = choice["finish_reason"] == "length"
+    echo = sent.get("responses", {})
+    choice_of_tool = sent.get("tool_choice", "auto")
+    return {
+        "id": f"resp_{job_id}",
+        "object": "response",
+        "created_at": completion["created"],
+        "status": "incomplete" if cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": sent["messages"][0]["content"] if echo.get("instructions") else None,
+        "max_output_tokens": request.max_completion_tokens,
+        "metadata": echo.get("metadata", {}),
+        "model": completion["model"],
+        "output": _output(job_id, choice["message"], "incomplete" if cut else "completed"),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": request.reasoning_effort, "summary": None},
+        "temperature": request.temperature,
+        "text": {"format": _flat_format(sent.get("response_format"))},
+        "tool_choice": choice_of_tool if isinstance(choice_of_tool, str) else _flat(choice_of_tool),
+        "tools": [
+            {"description": None, "parameters": None, "strict": None, **_flat(tool)}
+            for tool in sent.get("tools", ())
+        ],
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+            "speculation": usage["speculation"],
+        },
+    }
+
+
+def as_completion(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a response says, as the choices and usage of a chat completion. Others are as given."""
+    if body.get("object") != "response":
+        return body
+    usage = body["usage"]
+    calls, texts = [], list[str]()
+    for item in body["output"]:
+        if item["type"] == "message":
+            texts += [part["text"] for part in item["content"]]
+        elif item["type"] == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            calls.append({"id": item["call_id"], "type": "function", "function": function})
+    reason = "tool_calls" if calls else "stop"
+    return {
+        "choices": [
+            {
+                "message": {"content": "".join(texts), "tool_calls": calls},
+                "finish_reason": "length" if body["status"] == "incomplete" else reason,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": usage["input_tokens"],
+            "prompt_tokens_details": usage["input_tokens_details"],
+            "completion_tokens": usage["output_tokens"],
+            "speculation": usage["speculation"],
+        },
+    }
+
+
+def _messages(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages of an ``input``, and the place there of each."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}], ["input"]
+    if not isinstance(given, list) or not given:
+        got = "missing" if given is None else f"got {shown(given)}"
+        raise InvalidRequest(f"input: {got}; give text or a list of messages")
+    messages, places = list[dict[str, Any]](), list[str]()
+    thoughts = ""
+    for index, item in enumerate(given):
+        place = f"input[{index}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or kind not in _ITEMS:
+            raise InvalidRequest(f"{place}: got {shown(item)}; give one of {', '.join(_ITEMS)}")
+        if unknown := next((name for name in item if name not in _ITEMS[kind]), None):
+            raise InvalidRequest(f"{place}.{unknown:.60}: unknown field; remove it")
+        if kind == "reasoning":
+            thoughts += "".join(_texts(item.get("content"), f"{place}.content"))
+            continue
+        if kind == "function_call_output":
+            output = _content(item.get("output"), f"{place}.output")
+            message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            # Calls belong to the turn before them.
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).append(call)
+                continue
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        else:
+            content = _content(item.get("content"), f"{place}.content")
+            message = {"role": item.get("role"), "content": content}
+        if thoughts and message["role"] == "assistant":
+            message["reasoning_content"], thoughts = thoughts, ""
+        messages.append(message)
+        places.append(place)
+    return messages, places
+
+
+def _content(given: Any, place: str) -> Any:
+    if not isinstance(given, list):
+        return given
+    parts = []
+    for index, part in enumerate(given):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in _PARTS:
+            raise InvalidRequest(
+                f"{place}[{index}]: got {shown(part)}; give text as "
+                '{"type": "input_text", "text": "Hello"}, the only content that is read'
+            )
+        name = _PARTS[kind]
+        parts.append({"type": name, name: part.get(name)})
+    return parts
+
+
+def _texts(given: Any, place: str) -> list[str]:
+    if given is None:
+        return []
+    parts = given if isinstance(given, list) else [given]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{place}: got {shown(given)}; give parts of the type reasoning_text")
+    return [str(text) for text in texts]
+
+
+def _object(body: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
+    given = body.get(name)
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{name}: got {shown(given)}; give an object with {known[0]}")
+    for field in given:
+        if field not in known and given[field] is not None:
+            raise InvalidRequest(f"{name}.{field:.60}: not supported; remove it")
+    return given
+
+
+def _response_format(given: Any) -> Any:
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        return given
+    schema = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _flat_format(given: dict[str, Any] | None) -> dict[str, Any]:
+    if given is None or given["type"] != "json_schema":
+        return given or {"type": "text"}
+    return {"type": "json_schema", **given["json_schema"]}
+
+
+def _nested(given: Any) -> Any:
+    """A function, or a choice of one, as chats write it; what is none is theirs to refuse."""
+    if not isinstance(given, dict) or given.get("type") != "function":
+        return given
+    inner = {name: value for name, value in given.items() if name != "type" and value is not None}
+    return {"type": "function", "function": inner}
+
+
+def _flat(given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", **given["function"]}
+
+
+def _output(job_id: str, message: Mapping[str, Any], status: str) -> list[dict[str, Any]]:
+    items = list[dict[str, Any]]()
+    calls = message.get("tool_calls") or ()
+    if thought := message.get("reasoning_content"):
+        part = {"type": "reasoning_text", "text": thought}
+        items.append({"type": "reasoning", "id": f"rs_{job_id}", "summary": [], "content": [part]})
+    if message["content"] or not (items or calls):
+        text: dict[str, Any] = {
+            "type": "output_text",
+            "text": message["content"] or "",
+            "annotations": [],
+        }
+        items.append(
+            {
+                "type": "message",
+                "id": f"msg_{job_id}",
+                "role": "assistant",
+                "status": status,
+                "content": [text],
+            }
+        )
+    for index, call in enumerate(calls):
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{job_id}_{index}",
+                "call_id": call["id"],
+                **call["function"],
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _in_own_names(sentence: str, places: list[str]) -> str:
+    """A sentence about a chat, in the names of the request that asks for it."""
+    for pattern, name in _NAMES:
+        sentence = pattern.sub(name, sentence, count=1)
+    return _MESSAGE.sub(lambda found: places[int(found[1])], sentence)
