@@ -71,7 +71,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
             )
         body = chat_fields(body)
     streams = body.get("stream") is True
-    form = JobStream(own == "messages", str(body.get("model") or ""), _include_usage(body))
+    form = JobStream(own == "messages", str(body.get("model") or ""), _stream_options(body))
     if streams and (last := request.headers.get("last-event-id")):
         return await _go_on(request, last, form)
     await gateway.require_room(body.get("model"))
@@ -137,17 +137,17 @@ def _joined(results: list[Completion]) -> dict[str, Any]:
     }
 
 
-def _include_usage(body: dict[str, Any]) -> bool:
+def _stream_options(body: dict[str, Any]) -> dict[str, bool]:
     options = body.get("stream_options")
     if options is None:
-        return False
+        return {}
     if not isinstance(options, dict):
         raise ApiError(
             400,
             f"stream_options: got {options!r:.60}; give an object with include_usage",
             param="stream_options",
         )
-    return options.get("include_usage") is True
+    return {name: options.get(name) is True for name in ("include_usage", "include_drafted")}
 
 
 async def _go_on(request: Request, last: str, form: JobStream) -> Response:

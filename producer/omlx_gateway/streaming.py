@@ -24,16 +24,17 @@ class JobStream:
     Args:
         is_chat: chunks of chats, else of text completions.
         model: that the chunks name.
+        options: arguments of the chunks.
     """
 
-    def __init__(self, is_chat: bool, model: str, include_usage: bool) -> None:
+    def __init__(self, is_chat: bool, model: str, options: dict[str, bool]) -> None:
         self.is_chat = is_chat
         self.model = model
-        self.include_usage = include_usage
+        self.options = options
 
     def chunks(self, job_id: str) -> ChatChunks | TextChunks:
         kind = ChatChunks if self.is_chat else TextChunks
-        return kind(job_id, self.model, include_usage=self.include_usage)
+        return kind(job_id, self.model, **self.options)
 
     @staticmethod
     def data(body: dict[str, Any], event_id: str = "") -> bytes:

@@ -113,7 +113,14 @@ class FakeWorker:
         self.connection.lrem(f"{RQ}:queue:{job.origin}", 0, self.job_id)
         self.connection.hset(job.key, mapping={"status": "started", "worker_name": worker_name})
 
-    def step(self, text: str, *, tokens: int = 1, choice: int = 0) -> TokensEvent:
+    def step(
+        self,
+        text: str,
+        *,
+        tokens: int = 1,
+        choice: int = 0,
+        drafted: list[tuple[int, int]] | None = None,
+    ) -> TokensEvent:
         """Publish the tokens of one step; text without tokens counts as one."""
         ids = list(range(self.n, self.n + tokens))
         self.n += max(1, tokens)
@@ -126,6 +133,7 @@ class FakeWorker:
             start=len(had),
             offset=len(said),
             digest=token_digest(had + ids),
+            drafted=drafted,
         )
         event = TokensEvent(job_id=self.job_id, n=self.n, choices=[delta])
         self.append(event)

@@ -15,7 +15,7 @@ from omlx_gateway.errors import ApiError
 from omlx_producer.operate import paused_models
 from tests.helpers.browser import CHROMIUM, Page, browser_page
 from tests.helpers.bulk_runs import upload
-from tests.helpers.fake_worker import announce, sign_on
+from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
@@ -93,6 +93,26 @@ def test_a_prompt_streams_and_is_stopped(page: Page, redis_url: str, connection:
         page.evaluate("document.querySelector('#stop').click()")
         wait_for(lambda: page.evaluate("document.querySelector('#stop').disabled"))
     assert page.said == []
+
+
+def test_drafted_text_is_marked(page: Page, redis_url: str, connection: Redis) -> None:
+    announce(connection)
+    with running_gateway(redis_url) as url:
+        page.open(url)
+        wait_for(lambda: page.evaluate("document.querySelector('#model').value") == "demo")
+        page.evaluate("document.querySelector('#prompt').value = 'Reverse a list.'")
+        page.evaluate("document.querySelector('#run').click()")
+        (job_id,) = wait_for(lambda: connection.lrange("rq:queue:omlx:demo:high", 0, -1))
+        worker = FakeWorker(connection, job_id.decode())
+        worker.start()
+        worker.step("\U0001f40d def <b>", drafted=[(2, 5), (6, 9)])
+        worker.step("x")
+        worker.finish()
+        wait_for(lambda: " tokens in " in page.text("#figures"))
+        marks = "[...document.querySelectorAll('#answer mark')].map((mark) => mark.textContent)"
+        assert page.evaluate(marks) == ["def", "<b>"]
+        assert page.text("#answer") == "\U0001f40d def <b>x"
+        assert "drafted" in page.text("#figures")
 
 
 def test_foreign_names_are_text(page: Page, redis_url: str, connection: Redis) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
-from omlx_producer.wire.events import TextLogprobs
-from omlx_producer.wire.markup import Markup, Part, Reply, Splitter, read
+from omlx_producer.wire.events import ChoiceDelta, TextLogprobs
+from omlx_producer.wire.markup import Markup, Part, Reply, Span, Splitter, read
+
+Range = tuple[int, int]
 
 
 class ChatChunks:
@@ -23,6 +25,9 @@ class ChatChunks:
         model: the alias that the chunks name.
         include_usage: as in OpenAI's ``stream_options``: one more chunk, without choices, tells
             the usage at the end.
+        include_drafted: the choice of a chunk gets ``drafted``, the starts and ends of the parts of
+            its text that accepted drafts wrote, if there are any. Text that is held back until the
+            job ends has none.
 
     >>> job = producer.submit(messages=[{"role": "user", "content": "Reverse a list."}])
     >>> chunks = ChatChunks(job.id, "demo")
@@ -32,7 +37,14 @@ class ChatChunks:
     {'role': 'assistant', 'content': ''}
     """
 
-    def __init__(self, job_id: str, model: str, *, include_usage: bool = False) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        model: str,
+        *,
+        include_usage: bool = False,
+        include_drafted: bool = False,
+    ) -> None:
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{job_id}",
             "object": "chat.completion.chunk",
@@ -40,6 +52,7 @@ class ChatChunks:
             "model": model,
         }
         self._include_usage = include_usage
+        self._include_drafted = include_drafted
         if include_usage:
             self._head["usage"] = None
         self._markup = Markup()
@@ -55,7 +68,7 @@ class ChatChunks:
                 yield from self._begun(delta.index)
                 choice = self._choices[delta.index]
                 choice.logprobs += [entry.in_chat for entry in delta.logprobs or ()]
-                yield from self._of_text(delta.index, choice.feed(delta.text, delta.marks or ()))
+                yield from self._of_text(delta.index, choice.feed(delta))
         elif isinstance(event, DoneEvent):
             for index, reason in enumerate(event.finish_reasons):
                 calls = event.tool_calls[index] if event.tool_calls else []
@@ -73,14 +86,20 @@ class ChatChunks:
             self._choices[index] = _Choice(self._markup)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def _of_text(self, index: int, added: Iterable[tuple[Part, str]]) -> Iterator[dict[str, Any]]:
-        for part, text in added:
+    def _of_text(
+        self, index: int, added: Iterable[tuple[Part, str, list[Range]]]
+    ) -> Iterator[dict[str, Any]]:
+        for part, text, drafted in added:
             if text:
                 name = "content" if part == "content" else "reasoning_content"
-                yield self._chunk(index, {name: text})
+                yield self._chunk(index, {name: text}, drafted=drafted)
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], finish_reason: str | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        drafted: Sequence[Range] = (),
     ) -> dict[str, Any]:
         told, self._choices[index].logprobs = self._choices[index].logprobs, []
         choice = {
@@ -89,6 +108,8 @@ class ChatChunks:
             "finish_reason": finish_reason,
             "logprobs": {"content": told} if told else None,
         }
+        if drafted and self._include_drafted:
+            choice["drafted"] = drafted
         return {**self._head, "choices": [choice]}
 
 
@@ -103,7 +124,14 @@ class TextChunks:
     True
     """
 
-    def __init__(self, job_id: str, model: str, *, include_usage: bool = False) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        model: str,
+        *,
+        include_usage: bool = False,
+        include_drafted: bool = False,
+    ) -> None:
         self._head: dict[str, Any] = {
             "id": f"cmpl-{job_id}",
             "object": "text_completion",
@@ -111,6 +139,7 @@ class TextChunks:
             "model": model,
         }
         self._include_usage = include_usage
+        self._include_drafted = include_drafted
         if include_usage:
             self._head["usage"] = None
         self._logprobs: dict[int, TextLogprobs] = {}
@@ -121,7 +150,8 @@ class TextChunks:
             if event.system_fingerprint:
                 self._head["system_fingerprint"] = event.system_fingerprint
             for delta in event.choices:
-                yield self._chunk(delta.index, delta.text, delta.logprobs or ())
+                drafted = delta.drafted if self._include_drafted else None
+                yield self._chunk(delta.index, delta.text, delta.logprobs or (), drafted=drafted)
         elif isinstance(event, DoneEvent):
             for index, reason in enumerate(event.finish_reasons):
                 yield self._chunk(index, "", (), reason)
@@ -134,10 +164,13 @@ class TextChunks:
         text: str,
         logprobs: Sequence[TokenLogprob],
         finish_reason: str | None = None,
+        drafted: Sequence[Range] | None = None,
     ) -> dict[str, Any]:
         written = self._logprobs.setdefault(index, TextLogprobs())
         told = written.take(logprobs) if logprobs else None
         choice = {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        if drafted:
+            choice["drafted"] = drafted
         return {**self._head, "choices": [choice]}
 
 
@@ -155,15 +188,32 @@ class _Choice:
         self._told = Reply()
         self._pieces: list[str] = []
         self._marks: list[int] = []
+        self._length = 0
+        # Of the whole text.
+        self._drafted: list[Range] = []
 
-    def feed(self, text: str, marks: Collection[int]) -> Iterator[tuple[Part, str]]:
-        self._pieces.append(text)
+    def feed(self, delta: ChoiceDelta) -> Iterator[tuple[Part, str, list[Range]]]:
+        """The texts that a delta adds, each with the ranges of it that drafts wrote."""
+        marks = delta.marks or ()
+        self._pieces.append(delta.text)
         self._marks += marks
-        for span in self._splitter.feed(text, marks):
+        ranges = delta.drafted or ()
+        self._drafted += [(self._length + start, self._length + end) for start, end in ranges]
+        self._length += len(delta.text)
+        for span in self._splitter.feed(delta.text, marks):
             if span.part == "call" or not self._told.calls:
-                yield span.part, self._told.add(span)
+                added = self._told.add(span)
+                yield span.part, added, self._drafted_in(span, len(added) - len(span.text))
 
-    def end(self, *, calls: bool) -> Iterator[tuple[Part, str]]:
+    def _drafted_in(self, span: Span, before: int) -> list[Range]:
+        """The ranges of a span, after so many characters that are not of the text."""
+        end = span.at + len(span.text)
+        inside = [(max(first, span.at), min(last, end)) for first, last in self._drafted]
+        self._drafted = [each for each in self._drafted if each[1] > end]
+        shift = before - span.at
+        return [(first + shift, last + shift) for first, last in inside if first < last]
+
+    def end(self, *, calls: bool) -> Iterator[tuple[Part, str, list[Range]]]:
         whole = read("".join(self._pieces), self._markup, self._marks, calls=calls)
-        yield "reasoning", whole.reasoning[len(self._told.reasoning) :]
-        yield "content", whole.content[len(self._told.content) :]
+        yield "reasoning", whole.reasoning[len(self._told.reasoning) :], []
+        yield "content", whole.content[len(self._told.content) :], []

@@ -51,11 +51,17 @@ class Markup(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of one part. ``opens`` is set at the start of a part after a marker."""
+    """A piece of one part.
+
+    Attributes:
+        opens: set at the start of a part after a marker.
+        at: characters of the whole text before it.
+    """
 
     part: Part
     text: str
     opens: bool = False
+    at: int = 0
 
 
 class Splitter:
@@ -97,7 +103,8 @@ class Splitter:
             if found is None:
                 break
             before = self._from_gap(text[at : found.start()])
-            yield from self._span(before.rstrip("\n"))
+            start = self._before + found.start() - len(before)
+            yield from self._span(before.rstrip("\n"), start)
             at = found.end()
             self._enter(self._edges[found[0]])
         self._before += at
@@ -116,19 +123,21 @@ class Splitter:
 
     def end(self) -> Iterator[Span]:
         """What was held back: the text ends here."""
+        end = self._before + len(self._held)
         text, self._held = self._from_gap(self._held), ""
-        yield from self._span(text)
+        yield from self._span(text, end - len(text))
 
     def _certain(self, text: str) -> Iterator[Span]:
         """Hold back the end of a text without a whole marker; the rest is certain."""
         begun = len(text) - max((_begun(text, marker) for marker in self._edges), default=0)
         text, self._held = text[:begun], text[begun:]
-        self._before += begun
         certain = text.rstrip("\n") if self._edges else text
         if self._may_be_bare and self._part == "content":
             certain = ""
-        gap = text[len(certain) :]
-        yield from self._span(self._from_gap(certain) if certain else "")
+        end, gap = self._before + len(certain), text[len(certain) :]
+        self._before += begun
+        told = self._from_gap(certain) if certain else ""
+        yield from self._span(told, end - len(told))
         self._gap += [gap] if gap else []
 
     def _from_gap(self, text: str) -> str:
@@ -137,9 +146,9 @@ class Splitter:
         self._gap.clear()
         return text
 
-    def _span(self, text: str) -> Iterator[Span]:
+    def _span(self, text: str, at: int) -> Iterator[Span]:
         if text or self._opens:
-            yield Span(self._part, text, self._opens)
+            yield Span(self._part, text, self._opens, at)
             self._opens = False
 
     def _enter(self, part: Part) -> None:

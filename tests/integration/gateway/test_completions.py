@@ -16,9 +16,10 @@ from redis import Redis
 
 from omlx_gateway import completions
 from omlx_gateway.limits import Limits
+from omlx_producer import Producer
 from omlx_producer.client.cancel import cancel_job
 from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
-from tests.helpers.fake_worker import announce
+from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.workers import (
@@ -379,3 +380,31 @@ def test_while_redis_is_away_the_answer_is_503(private_server: RedisServer) -> N
             answer = httpx2.get(url + path, timeout=30)
             assert answer.status_code == 503
             assert "Redis is unavailable" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_drafted_text_is_marked_only_where_it_is_asked_for(
+    gateway: str, redis_url: str, connection: Redis, is_chat: bool
+) -> None:
+    path, body = "completions", {"model": ALIAS, "prompt": "a", "stream": True}
+    if is_chat:
+        path = "chat/completions"
+        body = {"model": ALIAS, "messages": [{"role": "user", "content": "a"}], "stream": True}
+    with Producer(redis_url) as producer:
+        job = producer.submit(body, require_known_model=False)
+    worker = FakeWorker(connection, job.id)
+    worker.start()
+    worker.step("def f(", drafted=[(3, 6)])
+    worker.step("x")
+    worker.finish()
+    headers = {"Last-Event-ID": f"{job.id}:0"}
+    found = []
+    for options in ({"include_drafted": True}, {}):
+        answer = httpx2.post(
+            f"{gateway}/v1/{path}", json={**body, "stream_options": options}, headers=headers
+        )
+        lines = answer.text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        found.append([choice["drafted"] for choice in choices if "drafted" in choice])
+    assert found == [[[[3, 6]]], []]

@@ -143,3 +143,31 @@ def test_the_usage_comes_in_a_last_chunk_of_its_own_if_it_was_asked_for() -> Non
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
     assert state.get_final_completion().usage.total_tokens == 3
     assert all("usage" not in chunk for chunk in streamed(["a"]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_what_drafts_wrote_is_marked_in_its_part_wherever_markers_and_white_space_are(
+    size: int,
+) -> None:
+    written = "hm [so]\n[</think>\n\nI] call [a cat]\n\n [.]"
+    text, drafted = "", list[bool]()
+    inside = False
+    for character in written:
+        if character in "[]":
+            inside = character == "["
+        else:
+            text += character
+            drafted.append(inside)
+    chunks = ChatChunks("j1", "demo", include_drafted=True)
+    marked = {"reasoning_content": "", "content": ""}
+    for at in range(0, len(text), size):
+        ranges = [(n, n + 1) for n, is_so in enumerate(drafted[at : at + size]) if is_so]
+        n = at // size + 1
+        delta = ChoiceDelta(index=0, text=text[at : at + size], tokens=[n], drafted=ranges)
+        event = TokensEvent(job_id="j1", n=n, choices=[delta], markup=MARKS if n == 1 else None)
+        for chunk in chunks.take(event):
+            (choice,) = chunk["choices"]
+            for name in marked.keys() & choice["delta"]:
+                for start, end in choice.get("drafted", ()):
+                    marked[name] += choice["delta"][name][start:end]
+    assert marked == {"reasoning_content": "so", "content": "Ia cat."}
