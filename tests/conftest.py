@@ -42,7 +42,6 @@ def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Workers keep what they measure away from the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMLX_QUEUE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("OMLX_QUEUE_CALIBRATION", "false")
         yield
 
 

@@ -5,9 +5,9 @@
 
 One worker a mode on one Redis server of the script's own; one of them is busy at a time. In a lap
 each client submits a job, waits for its result, and submits the next. Modes take turns, and a ratio
-is taken within a lap. An idle worker in `auto` calibrates first, alone. Two processes that do the
-same can differ in speed for as long as they live (5% on one machine of two cores), so all workers
-are started anew a few times. `auto` keeps what it has learnt until the script ends.
+is taken within a lap. Two processes that do the same can differ in speed for as long as they live
+(5% on one machine of two cores), so all workers are started anew a few times. `auto` learns in the
+laps that are not counted.
 
 On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -85,27 +84,11 @@ def main() -> None:
     args = parse()
     figures: Figures = {jobs: {mode: [] for mode in args.modes} for jobs in args.jobs}
     with tempfile.TemporaryDirectory() as folder:
-        if "auto" in args.modes:
-            calibrate(args, Path(folder))
         for start in range(args.starts):
             workers = args.modes[start % len(args.modes) :] + args.modes[: start % len(args.modes)]
             run(args, Path(folder), workers, start * args.laps, figures)
             Console(stderr=True).print(f"start {start + 1} of {args.starts}: done", style="dim")
     show(figures)
-
-
-def calibrate(args: argparse.Namespace, folder: Path) -> None:
-    """Let an idle worker in `auto` measure its grid while nothing else runs."""
-    with ExitStack() as stack:
-        server = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
-        url = stack.enter_context(EmbeddedRedis(Path(server))).url
-        process = stack.enter_context(started(args, url, folder, "auto"))
-        producer = stack.enter_context(Producer(url))
-        wait_until_served(producer, ["auto"], [process])
-        while not list(folder.glob("auto-*.json")):
-            if process.poll() is not None:
-                sys.exit(f"the worker ended with code {process.returncode} while it calibrated")
-            time.sleep(0.2)
 
 
 def started(

@@ -58,7 +58,6 @@ class FakeEngine:
         )
         self.max_rows = max_rows
         self.max_depth = self.own_depth = 0
-        self.identity = "fake"
         self.head_hint = None
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}

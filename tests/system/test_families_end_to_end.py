@@ -93,7 +93,7 @@ def test_a_job_whose_worker_is_killed_ends_with_the_same_text(
     tmp_path: Path, redis_url: str, connection: Redis, family: str
 ) -> None:
     folder = write_family(tmp_path / family, family)
-    serve = ["omlx-worker", "run", "-m", str(folder), "--lease-seconds", "2", "--no-calibration"]
+    serve = ["omlx-worker", "run", "-m", str(folder), "--lease-seconds", "2"]
     job = submit(family, LONG, redis_url)
     worker = launch(*serve, redis_url=redis_url)
     deadline = time.monotonic() + 60

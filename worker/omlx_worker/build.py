@@ -32,7 +32,9 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         settings,
         lambda: _load_or_end(settings),
         connection=connection,
-        make_driver=lambda engine, budget: DepthDriver.of_mode(settings, engine, budget),
+        make_driver=lambda engine: DepthDriver.of_mode(
+            settings.mode, engine.max_depth, engine.own_depth
+        ),
     )
 
 

@@ -22,7 +22,7 @@ SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "draft_model"),
     "Decoding": (
         *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup", "lookup_ring"),
-        *("acceptance", "calibration", "state_dir"),
+        *("acceptance", "state_dir"),
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),

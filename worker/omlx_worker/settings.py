@@ -117,11 +117,8 @@ class WorkerSettings(BaseSettings):
     prefix_dir_limit: ByteSize = Field(
         default=ByteSize(16 * 2**30), description="For --prefix-dir, at most."
     )
-    calibration: bool = Field(
-        default=True, description="Measure step times while idle, for mode auto."
-    )
     state_dir: Path = Field(
-        default_factory=app_folder, description="Folder of measurements for the next start."
+        default_factory=app_folder, description="Folder of heads from --mtp-from."
     )
     drain_timeout: float = Field(
         default=60.0, ge=0, description="Seconds for running jobs after SIGTERM."

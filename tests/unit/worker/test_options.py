@@ -50,8 +50,8 @@ def test_the_help_shows_options_in_sections_with_their_defaults() -> None:
     assert titles == [f"{title}:" for title in (*SECTIONS, "Options")]
     text = " ".join(" ".join(lines).split())
     assert "--max-batch N Rows in the batch at the same time. [default: 16]" in text
-    assert "--calibration / --no-calibration" in text
-    assert "[default: calibration]" in text
+    assert "--lookup / --no-lookup" in text
+    assert "[default: lookup]" in text
     assert "--redis-grace SECONDS Seconds that Redis may be away. [default: 600]" in text
     assert "--burst End when the queues are empty. --" in text
     assert "--prefix-cache SIZE For shared prefixes" in text

@@ -130,7 +130,6 @@ class DecodeLoop:
         return []
 
     def _join(self, row: DecodeRow, room: int) -> None:
-        self._driver.give_way()
         self._engine.limit_prefixes(room)
         known = self._engine.add(row.resumed)
         if known.held:

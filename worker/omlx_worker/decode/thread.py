@@ -51,7 +51,7 @@ FULL_SECONDS = 0.05
 """How often a full outbox is checked again; messages are read at once."""
 
 MakeEngine = Callable[[], Engine]
-MakeDriver = Callable[[Engine, MemoryBudget], DepthDriver]
+MakeDriver = Callable[[Engine], DepthDriver]
 
 
 class EngineBroken(RuntimeError):
@@ -86,7 +86,7 @@ class DecodeThread:
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_driver = make_driver or (lambda engine, _: DepthDriver.fixed(engine.max_depth))
+        self._make_driver = make_driver or (lambda engine: DepthDriver.fixed(engine.max_depth))
         self.outbox = Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
@@ -127,7 +127,7 @@ class DecodeThread:
             limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
             self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
-            self.driver = self._make_driver(engine, self.budget)
+            self.driver = self._make_driver(engine)
             self._loop = DecodeLoop(
                 engine,
                 self.budget,
@@ -148,7 +148,6 @@ class DecodeThread:
             self._main.put(Crashed(error))
         finally:
             self._traffic.put(Stop())
-            self.driver.save()
             self._close_engine()
 
     def _act(self) -> None:
@@ -165,8 +164,7 @@ class DecodeThread:
             self._blame(failure)
             return
         if emissions is None:
-            if not self.driver.idle():
-                self._obey(self._mailbox.get())
+            self._obey(self._mailbox.get())
         elif emissions:
             self._report(emissions)
 

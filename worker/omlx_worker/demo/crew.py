@@ -138,7 +138,6 @@ def _environment() -> dict[str, str]:
     import mlx.core as mx
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    kept[f"{PREFIX}CALIBRATION"] = "false"
     if mx.default_device() == mx.cpu:
         # The compiler takes most of a minute for a model that gains little from it.
         kept["MLX_DISABLE_COMPILE"] = "1"

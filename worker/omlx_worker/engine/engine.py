@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import version
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -125,12 +124,6 @@ class DecodingEngine:
     @property
     def row_bytes(self) -> RowBytes:
         return self._decoder.row_bytes
-
-    @property
-    def identity(self) -> str:
-        device = mx.device_info().get("device_name", mx.default_device())
-        models = " and ".join(filter(None, (self.info.model, self.draft_model)))
-        return f"{models}, {self.weight_bytes} bytes, {device}, MLX {version('mlx')}"
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         prompter = self._prompters.get()

@@ -141,11 +141,6 @@ class Engine(Rows, Protocol):
         ...
 
     @property
-    def identity(self) -> str:
-        """Names the model, the device and the software, which step times depend on."""
-        ...
-
-    @property
     def max_rows(self) -> int:
         """How many rows may be added at the same time."""
         ...

@@ -41,14 +41,12 @@ class Decision:
     Attributes:
         depth: drafts in the window of that later step: the most that any row gets.
         depths: drafts for each row; rows without drafts are left out.
-        reason: why, in words; it changes only when the decision does.
-        passing: whether it holds for a few steps only: a depth is probed, or rows join.
+        reason: why, in words.
     """
 
     depth: int
     depths: dict[str, int]
     reason: str
-    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

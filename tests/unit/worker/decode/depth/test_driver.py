@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-
-import pytest
 
 from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import make_policy
@@ -93,27 +90,6 @@ def test_the_time_of_a_mixed_step_is_not_reported() -> None:
         driver.before([row("a")], slots=1)
         driver.after([emitted("a", 2, 1)], seconds)
     assert policy.reports[-1].seconds is None
-
-
-def test_hybrid_says_once_when_drafting_ends_and_when_it_begins_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    driver = DepthDriver(make_policy("hybrid", 3), depth=3)
-    with caplog.at_level(logging.DEBUG):
-        for _ in range(3):
-            assert driver.before([row("a")], slots=1) == {"a": 3}
-        for _ in range(3):
-            assert driver.before([row("a"), row("b")], slots=2) == {"a": 0, "b": 0}
-        for _ in range(3):
-            assert driver.before([row("a")], slots=1) == {"a": 3}
-        driver.idle()
-        driver.before([row("c"), row("d")], slots=2)
-
-    said = [record.message for record in caplog.records if record.message.startswith("drafting ")]
-    assert said == [
-        "drafting ends with 2 rows: more than one row",
-        "drafting begins with 1 row: the batch has drained to one row",
-    ]
 
 
 def test_modes_without_drafts_never_ask_for_any() -> None:
