@@ -17,8 +17,8 @@ from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.ragged.buffers import history_length
-from omlx_worker.engine.ragged.layout import Layout, capacity_for, positions_of, slots_of
-from omlx_worker.engine.ragged.reading import SPREAD
+from omlx_worker.engine.ragged.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.ragged.reading import SPREAD, room_for
 from omlx_worker.engine.ragged.window import TAIL, Window
 
 IN_FLIGHT = 3
@@ -160,7 +160,7 @@ class Footprint:
 
     def _of_prompt(self, tokens: int) -> int:
         # Bodies, and one layer's old body and its window beside them.
-        positions = capacity_for(tokens)
+        positions = room_for(tokens)
         layers = [
             size * (min(positions, ring) if ring else positions) for size, ring in self._layers
         ]

@@ -28,6 +28,15 @@ SPREAD = 1.5
 """How much more room than they need themselves rows have that are read together, at most."""
 
 
+LEAST_ROOM = 512
+"""Positions that a row counts with, at least, so that all short rows may be read together."""
+
+
+def room_for(positions: int) -> int:
+    """The positions of a row that is read up to there."""
+    return max(LEAST_ROOM, capacity_for(positions))
+
+
 @dataclass(slots=True)
 class Reading:
     """A row whose history is being read. The first step reads the last token.
@@ -79,7 +88,7 @@ def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
 
     All of them get its capacity.
     """
-    needs = {id(row): capacity_for(row.done + due[id(row)]) for row in rows}
+    needs = {id(row): room_for(row.done + due[id(row)]) for row in rows}
     first, *others = sorted(rows, key=lambda row: -needs[id(row)])
     together, capacity = [first], needs[id(first)]
     own = capacity
