@@ -235,9 +235,11 @@ class PrefixDisk:
         while span := self._queue.get():
             try:
                 self._save(span, self._waiting[span])
-            except OSError as error:
+            except Exception as error:  # whatever it is, the thread must outlive it
+                log.debug("a file cannot be written", exc_info=True)
+                reason = getattr(error, "strerror", None) or one_line(str(error))
                 log.warning(
-                    "cannot keep the beginning of a prompt in %s (%s)", self._folder, error.strerror
+                    "cannot keep the beginning of a prompt in %s (%s)", self._folder, reason
                 )
             with self._lock:
                 del self._waiting[span]

@@ -22,6 +22,7 @@ from omlx_worker.engine.ragged import prefix_disk
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers
 from omlx_worker.engine.ragged.prefix_disk import STALE_SECONDS, NotPrivate, PrefixDisk
+from omlx_worker.engine.ragged.prefix_file import Contents, Span
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
 from tests.helpers.prefixes import (
@@ -264,6 +265,27 @@ def test_what_would_wait_too_long_is_written_at_a_later_use(start: Starts, reade
 
     put(start(), reader, [2, 2])
     assert findable(start(), [2, 2]) == 2
+
+
+def test_a_file_that_cannot_be_written_for_any_reason_is_told_and_does_not_end_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = PrefixDisk(tmp_path, "identity", AMPLE, Forms([]))
+    first, second = array("I", range(10)), array("I", range(20, 30))
+    save = PrefixDisk._save
+
+    def failing(disk: PrefixDisk, span: Span, contents: Contents) -> None:
+        if span == Span.of(first, 0):
+            raise RuntimeError("no such device")
+        save(disk, span, contents)
+
+    monkeypatch.setattr(PrefixDisk, "_save", failing)
+    for tokens in (first, second):
+        disk.write(tokens, 0, [mx.ones((1, 1, 10, 4))], [])
+    disk.close()
+
+    assert "(no such device)" in caplog.text
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
 
 
 def test_a_file_that_is_removed_while_it_is_written_does_not_end_the_writing(
