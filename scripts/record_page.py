@@ -1,7 +1,8 @@
 """Take the pictures of the gateway's page for docs/http.md, light and dark.
 
 Usage: python -m scripts.record_page [FOLDER]. Needs the extras worker and dev, and Chromium. What
-they show is real: the demo model works through batches, and answers a prompt of the page.
+they show is real: the demo model works through batches, and answers a prompt of the page. It always
+drafts, so that the picture has marks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def record(folder: Path) -> None:
         worker = subprocess.Popen(
             [
                 *(sys.executable, "-c", WORKER, "run", "-m", "demo", "--redis-url", server.url),
-                *("--state-dir", f"{home}/state", "--name", "mac-1"),
+                *("--state-dir", f"{home}/state", "--name", "mac-1", "--mode", "mtp"),
             ]
         )
         try:
