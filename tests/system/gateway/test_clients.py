@@ -176,7 +176,7 @@ BLOCKS = [(kind, block) for kind in ("python", "bash") for block in blocks(kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "block"), BLOCKS, ids=[" ".join(needs(b)) or "curl" for _, b in BLOCKS]
+    ("kind", "block"), BLOCKS, ids=[" ".join(sorted(needs(b))) or "curl" for _, b in BLOCKS]
 )
 def test_the_lines_of_a_client_run_as_printed(
     served: tuple[str, str], tmp_path: Path, kind: str, block: str
