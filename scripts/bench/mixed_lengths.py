@@ -88,7 +88,7 @@ class Contender:
 
 
 def made_up(model: RaggedModel, length: int) -> Layers:
-    """What the layers hold of so many tokens, by its shapes."""
+    """Arrays in the shapes that the layers keep of ``length`` tokens."""
     return [
         [mx.broadcast_to(mx.ones((), form.dtype), _shape(form, length)) for form in forms]
         for forms in Forms.of(model).layers

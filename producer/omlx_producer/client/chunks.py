@@ -206,7 +206,11 @@ class _Choice:
                 yield span.part, added, self._drafted_in(span, len(added) - len(span.text))
 
     def _drafted_in(self, span: Span, before: int) -> list[Range]:
-        """The ranges of a span, after so many characters that are not of the text."""
+        """The drafted ranges of a span, as places in what is sent.
+
+        Args:
+            before: characters sent before the span's text.
+        """
         end = span.at + len(span.text)
         inside = [(max(first, span.at), min(last, end)) for first, last in self._drafted]
         self._drafted = [each for each in self._drafted if each[1] > end]

@@ -127,10 +127,11 @@ class DeltaNet:
         return self._out(self._inputs.gated(out, projected), added)
 
     def _step(self, projected: Projected, cache: RecurrentCache, accepted: mx.array) -> mx.array:
-        """First the accepted drafts of the last window are replayed from their kept inputs,
-        together with this window's first token, which is committed whatever becomes of the rest;
-        the cache keeps the state after it. Then the rest of the window runs from there, and the
-        state that it reaches is dropped.
+        """Run a window of drafts; its outputs ``[S, W, H, Dv]``.
+
+        The accepted drafts of the last window are replayed from their kept inputs. This window's
+        first token is always committed, so the cache keeps the state after it. The drafts behind
+        it run from there, and their state is dropped.
         """
         past, kept = (cache.kept[0], Kept(*cache.kept[1:])) if cache.kept else (None, None)
         conv, state = cache.states
@@ -141,7 +142,11 @@ class DeltaNet:
         return out
 
     def _read(self, projected: Projected, cache: RecurrentCache, lengths: mx.array) -> mx.array:
-        """All tokens are committed. Padding neither decays nor changes a state."""
+        """Run a window of prompts, all committed. Padding does not change a state.
+
+        Args:
+            lengths: ``[S]`` int32, each row's tokens of the window.
+        """
         conv, state = cache.states
         prompt, _ = self._inputs.prepare(projected, conv, None, None)
         runs = (mx.arange(prompt.keys.shape[1]) < lengths[:, None])[..., None]

@@ -64,7 +64,13 @@ class Window:
     def of_prompts(
         cls, done: Sequence[int], counts: Sequence[int], width: int, spans: Spans
     ) -> Self:
-        """The window of ``counts`` tokens of each row, after those that are ``done``."""
+        """The window of prompts.
+
+        Args:
+            done: each row's tokens before the window.
+            counts: each row's tokens in it.
+            width: tokens of the window, padding included.
+        """
         cursors = mx.array(list(done), mx.int32)
         window = cls.at(cursors, cursors, width, spans)
         lengths = mx.array(list(counts), mx.int32)
