@@ -67,7 +67,7 @@ class _Model:
                 self.scheduler.took(row, Known())
             case Prefill(tokens):
                 assert self.batch >= set(tokens)
-                assert len({(row.context, row.rank[0]) for row in tokens}) == 1
+                assert len({row.rank[0] for row in tokens}) == 1
                 assert all(0 < count <= row.left for row, count in tokens.items())
                 assert len(tokens) * max(tokens.values()) <= self.chunk
                 left = {row.row_id: row.left - count for row, count in tokens.items()}

@@ -47,9 +47,10 @@ class LayerView:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> _Mask:
-        # plamo3 asks for a position more than its cache keeps.
         ring = self._cache.ring
-        return _Mask(min(window_size or ring, ring) if ring else window_size or 0)
+        size = window_size or ring
+        # plamo3 asks for a position more than its cache keeps, and sees it in a prompt alone.
+        return _Mask(min(size, ring) if ring and self._window.lengths is None else size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LayerView, LayerView]:
         self._cache.put(keys, values, self._window)
