@@ -272,9 +272,10 @@ class Batch:
             slot.cursor -= flight.width - len(step.tokens)
             slot.remaining -= step.accepted
             slot.accepted = step.accepted
-            slot.tokens += [sampled.token for sampled in step.tokens]
+            tokens = [sampled.token for sampled in step.tokens]
+            slot.tokens += tokens
             if slot.matcher:
-                slot.matcher.commit([sampled.token for sampled in step.tokens])
+                slot.matcher.commit(tokens)
             if self._lookups:
                 teaches = slot.row.cache and slot.matcher is None
                 self._lookups.learn(step.look, step.drafted, step.accepted, teaches=teaches)
