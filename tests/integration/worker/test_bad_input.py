@@ -122,7 +122,7 @@ def test_jobs_of_hundreds_of_megabytes_fail_and_leave_no_memory_behind(
     assert all(failure(connection, job_id) for job_id in bad)
     assert {status(job) for job in good} == {"finished"}
     # The allocator keeps some of what it once had; the jobs together had over 500.
-    assert after - before < 100
+    assert after - before < 200
 
 
 @pytest.mark.parametrize("kind", ["string", "list"])
