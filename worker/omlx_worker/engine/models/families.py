@@ -9,7 +9,6 @@ from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
 from omlx_worker.engine.kernels.device import Kernels, attention_for_device
 from omlx_worker.engine.models.any_family import AnyFamily
-from omlx_worker.engine.models.experts import choose_forms
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.models.self_check import check
@@ -40,5 +39,4 @@ def as_ragged(
         ragged = AnyFamily(network, kernels.attention if kernels else attention_for_device())
     if checks:
         check(network, ragged)
-    choose_forms(network, ragged.dtype)
     return ragged
