@@ -15,12 +15,12 @@ import numpy as np
 from omlx_worker.engine.drafts.lookup import LONGEST, PIECE, Lookup
 from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
-from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, params
-from omlx_worker.engine.ragged.step import State, advance, fit
+from omlx_worker.engine.ragged.sampling import Params, Plan, params
+from omlx_worker.engine.ragged.step import Outcome, State, advance, fit
 from omlx_worker.engine.row import Sampling
 from tests.helpers.table_model import VOCABULARY, TableModel
 
-Step = Callable[[Any, State, Params, Plan, int, int], tuple[mx.array, Draw, State]]
+Step = Callable[[Any, State, Params, Plan, int, int], tuple[Outcome, State]]
 """From a model, the state, settings, a plan and both depths of `advance`."""
 
 ROWS = 25_000
@@ -30,7 +30,7 @@ START = 2
 
 def whole_step(
     model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
-) -> tuple[mx.array, Draw, State]:
+) -> tuple[Outcome, State]:
     return advance(model, [], state, settings, plan, depth, own)
 
 
@@ -79,12 +79,12 @@ def draw_pairs(
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
             before = state
-            counts, draw, state = step(model, before, settings, plan, depth, own)
+            outcome, state = step(model, before, settings, plan, depth, own)
             if text:
-                emitted, limits = draw.tokens, settings["depth"]
+                emitted, limits = outcome.tokens, settings["depth"]
                 _, state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
-            accepted = np.array(counts)[:, 1]
-            for place, tokens in enumerate(np.array(draw.tokens).T):
+            accepted = np.array(outcome.counts)[:, 1]
+            for place, tokens in enumerate(np.array(outcome.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)
                 sequences[taken, lengths[taken]] = tokens[taken]
                 lengths += taken

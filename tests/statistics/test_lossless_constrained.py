@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from omlx_worker.engine.ragged.masks import Run, force, packed
-from omlx_worker.engine.ragged.sampling import Draw, Params, Plan
-from omlx_worker.engine.ragged.step import State, commit, forward
+from omlx_worker.engine.ragged.sampling import Params, Plan
+from omlx_worker.engine.ragged.step import Outcome, State, commit, forward
 from omlx_worker.engine.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, Step, draw_pairs, exact_pairs
@@ -48,21 +48,21 @@ def stepped(shift: int = 0, *, forces: bool = True) -> Step:
 
     def step(
         model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
-    ) -> tuple[mx.array, Draw, State]:
+    ) -> tuple[Outcome, State]:
         tokens = state["pending"][:, None]
         if "drafts" in state:
             tokens = mx.concatenate([tokens, state["drafts"]], axis=1)
         late = mx.maximum(mx.arange(tokens.shape[1]) - shift, 0)
         allowed = words[tokens[:, late]][..., None]
         hidden = forward(model, [], state, depth)
-        counts, draw, after = commit(model, [], state, hidden, settings, plan, depth, own, allowed)
+        outcome, after = commit(model, [], state, hidden, settings, plan, depth, own, allowed)
         if depth and forces:
             offered = np.array(state["drafted"]).tolist()
             lists = enumerate(zip(np.array(tokens).tolist(), offered, strict=True))
             runs = {row: runs_of(t[0], t[1 : 1 + count]) for row, (t, count) in lists}
             vocabulary = VOCABULARY if plan.ratio else 0
             after = force(after, packed(runs, ROWS, depth), settings["depth"], depth, vocabulary)
-        return counts, draw, after
+        return outcome, after
 
     return step
 

@@ -32,8 +32,9 @@ class _RowSampler:
 
     def __init__(self, row: Row) -> None:
         self.draws: deque[Draw] = deque()
-        self._plan = Plan.of([row.sampling])
-        self._params = params([row.sampling], self._plan)
+        self._rows = [row.sampling]
+        self._plan = Plan.of(self._rows)
+        self._params = params(self._rows, self._plan)
         self._history = mx.array(row.history, mx.int32)
         self._position = row.length
         self._counts: mx.array | None = None
@@ -51,7 +52,9 @@ class _RowSampler:
             empty = mx.zeros((logits.shape[-1],), mx.int32)
             self._counts = empty.at[self._history].add(1)[None, None]
         positions = mx.array([[self._position]], mx.int32)
-        draw = sample(logits[:, None], positions, self._counts, self._params, self._plan)
+        draw = sample(
+            logits[:, None], positions, self._counts, self._rows, self._params, self._plan
+        )
         self.draws.append(draw)
         token = draw.tokens[:, 0]
         if self._counts is not None:
@@ -134,7 +137,8 @@ class _PlainDecoder:
 
 def _sampler_of(row: Row) -> _RowSampler | None:
     """None for a greedy row, which mlx-lm's own sampler serves."""
-    return None if Plan.of([row.sampling]) == Plan() else _RowSampler(row)
+    plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
+    return None if plain else _RowSampler(row)
 
 
 def _sampled(row: Row, token: int, sampler: _RowSampler | None) -> RowStep:

@@ -26,7 +26,7 @@ from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
 from omlx_worker.engine.ragged.lookups import Looks, Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
-from omlx_worker.engine.ragged.sampling import Params, Plan, params
+from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, params, report
 from omlx_worker.engine.ragged.slots import Slot, Slots
 from omlx_worker.engine.ragged.step import Arrays, Cut, RowStep, Verdict, cut, fit
 from omlx_worker.engine.ragged.steps import Steps
@@ -40,13 +40,14 @@ class _Flight:
 
     Attributes:
         rows: with their indices in the outcome; their slots may have changed since.
-        outcome, looks: what `Verdict` reads.
+        counts, draw, looks: what `Verdict` reads.
         steps: what it yielded, once it is read.
     """
 
     rows: list[tuple[int, Slot]]
     width: int
-    outcome: list[mx.array]
+    counts: mx.array
+    draw: Draw
     looks: Looks | None
     steps: list[RowStep] | None = None
 
@@ -242,7 +243,7 @@ class Batch:
         limits = self._params["depth"]
         if self._lookups:
             looks, buffers.state = self._lookups.step(
-                before, buffers.state, outcome[1], limits, depth, self._owners, ratio=plan.ratio
+                before, buffers.state, outcome.tokens, limits, depth, self._owners, ratio=plan.ratio
             )
         if masked:
             buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
@@ -250,8 +251,10 @@ class Batch:
         for _, slot in rows:
             slot.cursor += width
             slot.remaining -= 1
-        mx.async_eval(outcome, [] if looks is None else looks.codes, buffers.state, buffers.written)
-        return _Flight(rows, width, outcome, looks)
+        draw = report(outcome.logits, outcome.tokens, [slot.row.sampling for _, slot in rows])
+        beside = [*draw.arrays, *([] if looks is None else [looks.codes])]
+        mx.async_eval(outcome.counts, beside, buffers.state, buffers.written)
+        return _Flight(rows, width, outcome.counts, draw, looks)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
         """What a step yielded. Waits for the device when called first."""
@@ -263,7 +266,7 @@ class Batch:
         if all(slot.left for _, slot in flight.rows):
             return []
         self.reads += 1
-        verdict = Verdict(flight.outcome, flight.looks)
+        verdict = Verdict(flight.counts, flight.draw, flight.looks)
         steps = []
         for index, slot in flight.rows:
             if slot.left:

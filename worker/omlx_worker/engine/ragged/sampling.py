@@ -27,6 +27,9 @@ from omlx_worker.engine.row import Row, Sampling
 
 Params = dict[str, mx.array]
 
+FEWEST_BIASES = 64
+"""Entries of a logit bias that all shorter ones are padded to."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -36,9 +39,8 @@ class Plan:
         noise: some row has a temperature.
         filters: some row with a temperature has top-p, top-k or min-p.
         penalties: some row has a penalty, so token counts are kept.
-        biases: entries of the longest logit bias, rounded up to a power of two.
-        chosen: some row wants log-probabilities of its tokens.
-        alternatives: some row wants those of the likeliest tokens as well.
+        biases: entries of the longest logit bias, rounded up to a power of two, at least
+            `FEWEST_BIASES`.
         ratio: some row's drafts are judged by the ratio rule, so their log-weights are kept.
     """
 
@@ -46,8 +48,6 @@ class Plan:
     filters: bool = False
     penalties: bool = False
     biases: int = 0
-    chosen: bool = False
-    alternatives: bool = False
     ratio: bool = False
 
     @classmethod
@@ -58,9 +58,7 @@ class Plan:
             noise=bool(sampled),
             filters=any(row.top_p < 1 or row.top_k > 0 or row.min_p > 0 for row in sampled),
             penalties=any(row.penalises for row in rows),
-            biases=1 << (longest - 1).bit_length() if longest else 0,
-            chosen=any(row.top_logprobs is not None for row in rows),
-            alternatives=any(bool(row.top_logprobs) for row in rows),
+            biases=max(FEWEST_BIASES, 1 << (longest - 1).bit_length()) if longest else 0,
             ratio=drafts and any(row.ratio for row in sampled),
         )
 
@@ -72,7 +70,7 @@ class Draw:
     Attributes:
         tokens: ``[S, W]`` int32.
         logprobs: ``[S, W]`` float32, of the tokens, after penalties and constraints and before
-            filters; None unless the plan asks for it.
+            filters; None unless they are asked for.
         top_tokens, top_logprobs: ``[S, W, MAX_TOP_LOGPROBS]``, likeliest first; likewise.
     """
 
@@ -159,14 +157,12 @@ class Distribution:
 
     Attributes:
         logits: ``[S, W, V]``, the model's own after bias, penalties and constraints.
-        logprobs: the same as log-probabilities, float32; computed only where they are used.
         weights: ``[S, W, V]`` float32, log-weights after filters and temperature, not
             normalised; at temperature 0 all on the likeliest token. None if no row of the plan
             has a temperature: then the sample is the likeliest token.
     """
 
     logits: mx.array
-    logprobs: mx.array
     weights: mx.array | None
 
     def pick(self, noise: mx.array | None) -> mx.array:
@@ -203,18 +199,22 @@ def distribution(
         logits = _penalise(logits, counts, params)
     if allowed is not None:
         logits = mx.where(_expanded(allowed, logits.shape[-1]), logits, -mx.inf)
-    precise = logits.astype(mx.float32)
-    logprobs = precise - mx.logsumexp(precise, axis=-1, keepdims=True)
     if not plan.noise:
-        return Distribution(logits, logprobs, None)
-    kept = logprobs
+        return Distribution(logits, None)
+    kept = logprobs_of(logits)
     if plan.filters:
         kept = mx.where(kept >= _threshold(kept, params), kept, -mx.inf)
     temperature = params["temperature"]
     likeliest = mx.argmax(logits, axis=-1, keepdims=True)
-    alone = mx.where(mx.arange(logprobs.shape[-1]) == likeliest, 0.0, -mx.inf)
+    alone = mx.where(mx.arange(logits.shape[-1]) == likeliest, 0.0, -mx.inf)
     weights = mx.where(temperature > 0, kept / mx.maximum(temperature, 1e-6), alone)
-    return Distribution(logits, logprobs, weights)
+    return Distribution(logits, weights)
+
+
+def logprobs_of(logits: mx.array) -> mx.array:
+    """Log-probabilities, float32, along the last axis."""
+    precise = logits.astype(mx.float32)
+    return precise - mx.logsumexp(precise, axis=-1, keepdims=True)
 
 
 def noise(keys: mx.array, positions: mx.array, vocabulary: int) -> mx.array:
@@ -234,28 +234,50 @@ def uniform(keys: mx.array, positions: mx.array) -> mx.array:
     return draw(_keys_at(keys, positions)).reshape(positions.shape)
 
 
-def report(target: Distribution, tokens: mx.array, plan: Plan) -> Draw:
-    """Sampled tokens ``[S, W]`` with the log-probabilities that the plan asks for."""
-    if not plan.chosen:
+def report(logits: mx.array, tokens: mx.array, rows: Sequence[Sampling]) -> Draw:
+    """Sampled tokens ``[S, W]`` with the log-probabilities that any of these rows asks for.
+
+    It is no part of the compiled step, so rows that ask for them do not add plans.
+
+    Args:
+        logits: of the `Distribution` that the tokens were sampled from.
+    """
+    asked = [row.top_logprobs for row in rows if row.top_logprobs is not None]
+    if not asked:
         return Draw(tokens)
-    chosen = mx.take_along_axis(target.logprobs, tokens[..., None], axis=-1)[..., 0]
-    if not plan.alternatives:
-        return Draw(tokens, chosen)
-    count = min(MAX_TOP_LOGPROBS, target.logprobs.shape[-1])
-    top = mx.argpartition(-target.logprobs, kth=count - 1, axis=-1)[..., :count]
-    values = mx.take_along_axis(target.logprobs, top, axis=-1)
+    return Draw(tokens, *(_alternatives if any(asked) else _chosen)(logits, tokens))
+
+
+@mx.compile
+def _chosen(logits: mx.array, tokens: mx.array) -> list[mx.array]:
+    """The tokens' own log-probabilities."""
+    return [mx.take_along_axis(logprobs_of(logits), tokens[..., None], axis=-1)[..., 0]]
+
+
+@mx.compile
+def _alternatives(logits: mx.array, tokens: mx.array) -> list[mx.array]:
+    """The tokens' own log-probabilities, the likeliest tokens, and theirs."""
+    logprobs = logprobs_of(logits)
+    count = min(MAX_TOP_LOGPROBS, logprobs.shape[-1])
+    top = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
+    values = mx.take_along_axis(logprobs, top, axis=-1)
     order = mx.argsort(-values, axis=-1)
-    ranked = (mx.take_along_axis(part, order, axis=-1) for part in (top, values))
-    return Draw(tokens, chosen, *ranked)
+    ranked = [mx.take_along_axis(part, order, axis=-1) for part in (top, values)]
+    return [*_chosen(logits, tokens), *ranked]
 
 
 def sample(
-    logits: mx.array, positions: mx.array, counts: mx.array | None, params: Params, plan: Plan
+    logits: mx.array,
+    positions: mx.array,
+    counts: mx.array | None,
+    rows: Sequence[Sampling],
+    params: Params,
+    plan: Plan,
 ) -> Draw:
     """Sample a token at every window position of every row; see `distribution` and `noise`."""
     target = distribution(logits, counts, params, plan)
     drawn = noise(params["keys"], positions, logits.shape[-1]) if plan.noise else None
-    return report(target, target.pick(drawn), plan)
+    return report(target.logits, target.pick(drawn), rows)
 
 
 def _penalise(logits: mx.array, counts: mx.array, params: Params) -> mx.array:

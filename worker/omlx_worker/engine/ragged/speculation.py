@@ -164,7 +164,7 @@ def propose(
 
 
 def _noise(keys: mx.array, positions: mx.array, of: Distribution, plan: Plan) -> mx.array | None:
-    return noise(keys, positions, of.logprobs.shape[-1]) if plan.noise else None
+    return noise(keys, positions, of.logits.shape[-1]) if plan.noise else None
 
 
 def _draft_keys(params: Params, plan: Plan) -> mx.array:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -36,7 +36,6 @@ from omlx_worker.engine.ragged.sampling import (
     ReadDraw,
     Sampled,
     distribution,
-    report,
 )
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.ragged.window import Window
@@ -47,6 +46,21 @@ _OF_DRAFTS = ("drafts", "weights")
 State = dict[str, mx.array]
 Arrays = list[list[mx.array]]
 Cut = Literal["failed", "slow"]
+
+
+class Outcome(NamedTuple):
+    """What a step yields, on the device.
+
+    Attributes:
+        counts: ``[S, 2]`` int32, each row's drafts judged and drafts accepted.
+        tokens: ``[S, W]`` int32, the window's samples, of which a row's first ``accepted + 1`` are
+            committed.
+        logits: ``[S, W, V]``, that they were sampled from.
+    """
+
+    counts: mx.array
+    tokens: mx.array
+    logits: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +102,18 @@ class RowStep:
 
 
 class Verdict:
-    """A step's outcome on the host, from the arrays that it returned. Waits for the device.
+    """A step's outcome on the host. Waits for the device.
 
     Args:
+        counts: of its `Outcome`.
         looks: what the lookup beside it did; None if nothing is looked up.
     """
 
-    def __init__(self, outcome: Sequence[mx.array], looks: Looks | None = None) -> None:
-        counts, *drawn = outcome
+    def __init__(self, counts: mx.array, draw: Draw, looks: Looks | None = None) -> None:
         self._counts: Any = counts.tolist()
         self._looks = looks.read() if looks else None
-        self._draw = ReadDraw.of(drawn)
-        self._window = drawn[0].shape[1] - 1
+        self._draw = ReadDraw.of(draw.arrays)
+        self._window = draw.tokens.shape[1] - 1
 
     def at(self, row: Row, index: int) -> RowStep:
         """What the step added to the row at this index of the batch."""
@@ -117,7 +131,7 @@ def advance(
     plan: Plan,
     depth: int,
     own: int,
-) -> tuple[mx.array, Draw, State]:
+) -> tuple[Outcome, State]:
     """Judge the drafts in the state, commit what was accepted, and draft for the next step.
 
     Args:
@@ -125,8 +139,7 @@ def advance(
         own: how many of them, at most, the model drafts itself where nothing is looked up.
 
     Returns:
-        ``[S, 2]`` int32, each row's drafts judged and drafts accepted; the window's samples, of
-        which a row's first ``accepted + 1`` are committed; and the new state.
+        The outcome, and the new state.
     """
     hidden = forward(model, caches, state, depth)
     return commit(model, caches, state, hidden, params, plan, depth, own)
@@ -156,7 +169,7 @@ def commit(
     depth: int,
     own: int,
     allowed: mx.array | None = None,
-) -> tuple[mx.array, Draw, State]:
+) -> tuple[Outcome, State]:
     """The second half of `advance`, from what `forward` returned.
 
     Args:
@@ -213,7 +226,7 @@ def commit(
         if proposed.weights is not None:
             after["weights"] = proposed.weights
     judged = mx.stack([part.astype(mx.int32) for part in (offered, accepted)], axis=1)
-    return judged, report(target, emitted, plan), after
+    return Outcome(judged, emitted, target.logits), after
 
 
 def cut(steps: Sequence[RowStep], reasons: Mapping[str, Cut]) -> list[RowStep]:

@@ -16,8 +16,8 @@ from omlx_worker.engine.kernels.device import compiles
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Buffers
-from omlx_worker.engine.ragged.sampling import Draw, Params, Plan
-from omlx_worker.engine.ragged.step import Arrays, State, advance, commit, forward
+from omlx_worker.engine.ragged.sampling import Params, Plan
+from omlx_worker.engine.ragged.step import Arrays, Outcome, State, advance, commit, forward
 from omlx_worker.engine.ragged.window import Spans
 
 MOST_STEPS = 48
@@ -55,7 +55,7 @@ class Steps:
         plan: Plan,
         depth: int,
         masks: Callable[[], mx.array] | None = None,
-    ) -> list[mx.array]:
+    ) -> Outcome:
         """Dispatch a step over the buffers, which then have its results.
 
         Args:
@@ -64,7 +64,7 @@ class Steps:
                 arrays of the state are computed before the forward, so it may read them.
 
         Returns:
-            What `omlx_worker.engine.ragged.step.Verdict` reads. The caller submits it.
+            What it yields. The caller submits it.
         """
         functions = self.compiled(plan, depth, spans_of(buffers.caches), masks is not None)
         state = buffers.state
@@ -79,8 +79,7 @@ class Steps:
             buffers.advance(written)
             outcome, buffers.state, written = second(state, params, buffers.arrays, hidden, masks())
         buffers.advance(written)
-        kept: list[mx.array] = outcome
-        return kept
+        return Outcome(*outcome)
 
     def _compiled(
         self, plan: Plan, depth: int, _spans: Spans, halved: bool
@@ -116,6 +115,6 @@ class Steps:
 
 
 def _returned(
-    counts: mx.array, draw: Draw, state: State, caches: Sequence[LayerCache]
+    outcome: Outcome, state: State, caches: Sequence[LayerCache]
 ) -> tuple[list[mx.array], State, Arrays]:
-    return [counts, *draw.arrays], state, [cache.written for cache in caches]
+    return list(outcome), state, [cache.written for cache in caches]

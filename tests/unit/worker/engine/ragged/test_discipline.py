@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -99,6 +100,21 @@ def test_a_step_evaluates_once_and_reads_once(
 
     assert calls == ["submit"] * 30
     assert decoder.reads - reads == 30
+
+
+def test_rows_that_ask_for_log_probabilities_compile_nothing_new(qwen: Loaded) -> None:
+    decoder = qwen.decoder()
+    rows = [row(name, [7, 8], 8) for name in "ab"]
+    plain = run(decoder, rows)
+    traces = decoder.traces
+    asking = [
+        replace(each, sampling=replace(GREEDY, top_logprobs=asked))
+        for each, asked in zip(rows, (0, 3), strict=True)
+    ]
+
+    assert run(decoder, asking) == plain
+
+    assert decoder.traces == traces
 
 
 @pytest.mark.slow

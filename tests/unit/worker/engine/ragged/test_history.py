@@ -79,14 +79,14 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
     for _ in range(10):
         before: Any = state["drafts"].tolist() if "drafts" in state else [[]] * 12
         listener.clear()
-        counts, draw, state = advance(TableModel(0.7), [], state, settings, plan, depth, depth)  # type: ignore[arg-type]
-        emitted: Any = draw.tokens.tolist()
+        outcome, state = advance(TableModel(0.7), [], state, settings, plan, depth, depth)  # type: ignore[arg-type]
+        emitted: Any = outcome.tokens.tolist()
         drafts: Any = state["drafts"].tolist()
         for index, history in enumerate(histories):
             for place in range(1 + len(before[index])):
                 wanted = counted(history + before[index][:place])
                 in_windows += listener.target[0][index][place] != wanted
-            accepted: Any = counts[index, 1].item()
+            accepted: Any = outcome.counts[index, 1].item()
             kinds["accept" if accepted else "reject"] += 1
             history += emitted[index][: accepted + 1]
             for place in range(depth):

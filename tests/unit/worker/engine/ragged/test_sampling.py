@@ -30,7 +30,7 @@ def draw(
 ) -> Draw:
     plan = Plan.of(rows)
     at = mx.array(positions or [5] * len(rows), mx.int32)[:, None]
-    return sample(scores, at, counts, params(rows, plan), plan)
+    return sample(scores, at, counts, rows, params(rows, plan), plan)
 
 
 def many(scores: mx.array, row: Sampling, count: int) -> list[int]:
@@ -38,7 +38,9 @@ def many(scores: mx.array, row: Sampling, count: int) -> list[int]:
     at = mx.arange(count, dtype=mx.int32)[None]
     plan = Plan.of([row])
     repeated = mx.broadcast_to(scores[:1], (1, count, VOCABULARY))
-    tokens: list[int] = sample(repeated, at, None, params([row], plan), plan).tokens[0].tolist()
+    tokens: list[int] = (
+        sample(repeated, at, None, [row], params([row], plan), plan).tokens[0].tolist()
+    )
     return tokens
 
 
@@ -203,4 +205,7 @@ def test_a_plan_asks_for_no_more_than_its_rows_need() -> None:
     assert Plan.of([Sampling(temperature=0.0, top_k=5)]) == Plan()
     assert Plan.of([Sampling(temperature=1.0)]) == Plan(noise=True)
     assert Plan.of([Sampling(temperature=1.0, min_p=0.1)]) == Plan(noise=True, filters=True)
-    assert Plan.of([Sampling(temperature=0, logit_bias={1: 1.0, 2: 1.0, 3: 1.0})]).biases == 4
+    assert Plan.of([Sampling(temperature=0, top_logprobs=5)]) == Plan()
+    few, more = (dict.fromkeys(range(count), 1.0) for count in (3, 20))
+    biased = [Plan.of([Sampling(temperature=0, logit_bias=bias)]) for bias in (few, more)]
+    assert biased[0] == biased[1] != Plan()
