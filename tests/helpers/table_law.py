@@ -53,7 +53,7 @@ def draw_pairs(
         step: decodes one window of every row.
     """
     counted: Counter[tuple[int, int]] = Counter()
-    looking = Lookups(Lookup(ring=0), 0, VOCABULARY)
+    looking = Lookups(Lookup(ring=0), VOCABULARY, drafts=False)
     for lap in range(rounds):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)
@@ -61,11 +61,9 @@ def draw_pairs(
         settings["active"] = mx.ones((ROWS,), mx.int32)
         settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
         zeros = mx.zeros((ROWS,), mx.int32)
-        state: State = dict.fromkeys(("cursors", "body_lengths", "accepted", "drafted"), zeros) | {
-            "pending": mx.full((ROWS,), START, mx.int32)
-        }
+        names = ("cursors", "body_lengths", "accepted", "drafted", "source")
+        state: State = dict.fromkeys(names, zeros) | {"pending": mx.full((ROWS,), START, mx.int32)}
         if text:
-            state |= {"match": zeros, "foretold": zeros, "looked_up": zeros}
             state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
             history = widened(looking.begin([*text, START])["history"], LONGEST + PIECE)
             state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
@@ -82,7 +80,7 @@ def draw_pairs(
             outcome, state = step(model, before, settings, plan, depth, own)
             if text:
                 emitted, limits = outcome.tokens, settings["depth"]
-                _, state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
+                state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
             accepted = np.array(outcome.counts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)

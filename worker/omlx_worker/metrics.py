@@ -23,7 +23,7 @@ from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.row import SOURCES, Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 
@@ -65,7 +65,7 @@ class WorkerMetrics(JobObserver, Collector):
         self._worker = worker
         self._model = model
         # Of the model or its draft model, and looked up.
-        self._drafts = {"model": DraftCounts(), "lookup": DraftCounts()}
+        self._drafts = {source: DraftCounts() for source in SOURCES}
         self._told_at: dict[str, float] = {}
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
@@ -123,7 +123,7 @@ class WorkerMetrics(JobObserver, Collector):
     def stepped(self, emissions: Sequence[tuple[ActiveJob, Emission]], at: float) -> None:
         for job, emission in emissions:
             if emission.drafted:
-                self._drafts["lookup" if emission.looked_up else "model"].add(emission)
+                self._drafts[emission.source].add(emission)
             if emission.tokens:
                 before = self._told_at.get(emission.row_id)
                 self._told_at[emission.row_id] = at

@@ -85,7 +85,7 @@ def test_drafts_are_told_by_source_and_place(redis_url: str, connection: Redis) 
         steps = [
             Emission("j:0", [1, 2, 3], "", drafted=3, accepted=2),
             Emission("j:0", [1], "", drafted=1, accepted=0),
-            Emission("j:0", [1, 2], "", drafted=1, accepted=1, looked_up=True),
+            Emission("j:0", [1, 2], "", drafted=1, accepted=1, source="lookup"),
         ]
         for at, step in enumerate(steps):
             worker.observers.stepped([(job, step)], float(at))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from omlx_producer.wire import FinishReason, TokenLogprob
 from omlx_worker.engine.reply import ReplyForm
 
 if TYPE_CHECKING:
     from omlx_worker.engine.constraints import Grammar
+
+Source = Literal["model", "lookup", "grammar"]
+"""Who drafts: the model itself by its head or draft model, a lookup in earlier text, or a grammar
+that leaves one way to go on."""
+
+SOURCES: tuple[Source, ...] = ("model", "lookup", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class Row:
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
-        cache: whether its prompt may be taken from the prefix cache and kept there, and its text
-            and the outcomes of its drafts may help to draft for other rows.
+        cache: whether its prompt may be taken from the prefix cache and kept there, and drafts of
+            other rows may be looked up in its text.
         salt: rows share prompts and texts with rows of the same salt alone.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
         goes_on: whether a later prompt may begin with this one and its text.
@@ -142,10 +148,7 @@ class Emission:
         accepted: how many of them it accepted: a prefix of the drafts.
         drafted_text: characters at the start of ``text`` that accepted drafts released.
         window: the most drafts that the step could judge for any row.
-        looked_up: whether its drafts are looked up, or would have been at a depth of 0.
-        foretold: whether the first draft looked up was right, judged or not; None if none was
-            looked for.
-        found: whether the drafts of the step after it are looked up; None without a search.
+        source: who made the drafts, or would have made them at a depth of 0.
         marks: those of the tokens; their text may come later.
         error: why the row failed, one sentence for its user. It has ended then.
     """
@@ -159,9 +162,7 @@ class Emission:
     accepted: int = 0
     drafted_text: int = 0
     window: int = 0
-    looked_up: bool = False
-    foretold: bool | None = None
-    found: bool | None = None
+    source: Source = "model"
     marks: Sequence[Mark] = ()
     error: str | None = None
 

@@ -1,9 +1,8 @@
 """How many drafts rows may be expected to accept.
 
-A row has a record of what it accepted with a match in sight and one without, in steps that the
-model drafts for and in deeper ones, whose drafts are looked up alone. The record of all rows in the
-same case is the prior. A match is in sight if the last search before the decision has found one.
-Drafts that a grammar forces are accepted too, so without a head a constrained row has one in sight.
+A row has one record of the model's own drafts and one of those that are looked up or forced. The
+record of all rows is the prior. A row is expected to draft from the source of its last step; in
+steps deeper than the model's own, only from a match or a grammar.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ OF_ROW, OF_MODEL = 100, 3000  # first drafts after which a record's counts are h
 PRIOR = 4.0  # drafts that the model's record counts for in a row's
 RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
 AHEAD = 3  # steps from a decision to the outcome of its drafts
-OWN, DEEP = 0, 2  # places of a row's records, without a match in sight; with one, the next
+OWN, FOUND = 0, 1  # places of a row's records
 
 
 class Record:
@@ -26,12 +25,11 @@ class Record:
     Args:
         depth: positions.
         most: first drafts that are counted before all counts are halved.
-        first: the rate of a first draft while nothing is known.
     """
 
-    def __init__(self, depth: int, most: int, first: float = RATES[0]) -> None:
+    def __init__(self, depth: int, most: int) -> None:
         self.tries, self.hits = [0.0] * depth, [0.0] * depth
-        self._most, self._first = most, first
+        self._most = most
 
     def add(self, judged: int, accepted: int) -> None:
         for place in range(accepted):
@@ -47,7 +45,7 @@ class Record:
         """How many of 0, 1, ... drafts are accepted, with the model's record as prior."""
         expected, general, rate, reach = [0.0], 1.0, 1.0, 1.0
         for place, (tries, hits) in enumerate(zip(self.tries, self.hits, strict=True)):
-            last, usual = general, general * RATES[1] if place else self._first
+            last, usual = general, general * RATES[1] if place else RATES[0]
             general = (2 * PRIOR * usual + model.hits[place]) / (2 * PRIOR + model.tries[place])
             prior = min(rate * general / max(last, 1e-6), 1.0)
             rate = (PRIOR * prior + hits) / (PRIOR + tries)
@@ -90,44 +88,28 @@ class Acceptance:
             row, drafted, accepted = emission.row_id, emission.drafted, emission.accepted
             if row not in self._rows:
                 continue
-            if emission.found is not None:
-                (self._found.add if emission.found else self._found.discard)(row)
-            seen = row in sights or emission.looked_up
-            if depth > self._own_depth:
+            found = emission.source != "model"
+            (self._found.add if found else self._found.discard)(row)
+            if depth > self._own_depth and (found or row in sights):
                 # A draft that is not there counts as one that is not accepted.
-                self._add(row, DEEP + seen, min(depth, self._limits[row]), accepted)
-                continue
-            foretold = seen and emission.foretold is not None
-            if drafted:
-                self._add(row, OWN + seen, drafted, accepted)
-            elif foretold and emission.looked_up:
-                self._add(row, OWN + seen, 1, int(emission.foretold or 0))
-            if foretold:
-                judged = drafted and emission.looked_up
-                counts = (drafted, accepted) if judged else (1, int(emission.foretold or 0))
-                self._add(row, DEEP + seen, *counts)
+                self._add(row, FOUND, min(depth, self._limits[row]), accepted)
+            elif drafted:
+                self._add(row, FOUND if found else OWN, drafted, accepted)
 
     def totals(self) -> list[float]:
         """Drafts that all rows are expected to accept, at each depth."""
         totals = [0.0] * (self._max_depth + 1)
         for row, limit in self._limits.items():
-            seen = row in self._found or row in self._forced
-            own, deep = (
-                self._rows[row][kind + seen].expected(self._model[kind + seen])
-                for kind in (OWN, DEEP)
-            )
-            for depth in range(1, self._max_depth + 1):
-                expected = own if depth <= self._own_depth else deep
+            kind = FOUND if row in self._found or row in self._forced else OWN
+            expected = self._rows[row][kind].expected(self._model[kind])
+            deepest = self._max_depth if kind == FOUND else self._own_depth
+            for depth in range(1, deepest + 1):
                 totals[depth] += expected[min(depth, limit)]
         return totals
 
     def _records(self, most: int) -> list[Record]:
-        own, deep = self._own_depth, self._max_depth
-        deep *= deep > own
-        pairs = ((own, RATES[0]), (own, RATES[0]), (deep, 0.0), (deep, RATES[0]))
-        return [Record(depth, most, first) for depth, first in pairs]
+        return [Record(depth, most) for depth in (self._own_depth, self._max_depth)]
 
     def _add(self, row: str, kind: int, judged: int, accepted: int) -> None:
-        if self._model[kind].tries:
-            self._rows[row][kind].add(judged, accepted)
-            self._model[kind].add(judged, accepted)
+        self._rows[row][kind].add(judged, accepted)
+        self._model[kind].add(judged, accepted)

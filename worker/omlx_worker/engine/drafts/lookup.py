@@ -19,6 +19,9 @@ from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""
 
+BEFORE_OWN = 5
+"""Tokens of a match whose drafts replace the model's own."""
+
 LEAD = LONGEST - 1
 """Entries before a text, so that a match may end at its first tokens too."""
 
@@ -44,22 +47,9 @@ class Lookup:
     ring: int = 65_536
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search found for each row.
-
-    Attributes:
-        lengths: ``[S]`` int32, tokens of the match; 0 for none.
-        tokens: ``[S, K]`` int32, what followed it.
-        counts: ``[S]`` int32, how many of them are drafts.
-    """
-
-    lengths: mx.array
-    tokens: mx.array
-    counts: mx.array
-
-
-def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int) -> Found:
+def search(
+    history: mx.array, cursors: mx.array, ring: mx.array | None, depth: int, shortest: int
+) -> tuple[mx.array, mx.array]:
     """Find up to ``depth`` drafts for every row.
 
     Among matches of equal length, the latest wins, a row's own before the ring's. On a GPU the cost
@@ -71,6 +61,11 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
         cursors: ``[S]`` int32, the position of each row's last token.
         ring: ``[R]`` or ``[S, R]`` int32, `LEAD` gaps, then texts with a `GAP` after each; or None.
             ``R`` is a multiple of `PIECE` too.
+        shortest: tokens of a match, at least.
+
+    Returns:
+        What followed each row's match, ``[S, depth]`` int32; and how many of these are drafts,
+        ``[S]`` int32, 0 without a match.
     """
     text, start = history, 0
     if ring is not None:
@@ -85,7 +80,7 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
     for same in reversed(equal):
         length = same * (1 + length)
     ends = places(0, size)
-    allowed = (length >= SHORTEST) & (ends < last + start) & (text[:, LONGEST:] >= 0)
+    allowed = (length >= shortest) & (ends < last + start) & (text[:, LONGEST:] >= 0)
     scores = mx.where(allowed, length * size + ends, 0)
     # In two stages, since a GPU gives a row to a single block.
     best = scores.reshape(scores.shape[0], -1, PIECE).max(axis=2).max(axis=1, keepdims=True)
@@ -97,7 +92,7 @@ def search(history: mx.array, cursors: mx.array, ring: mx.array | None, depth: i
     tokens = mx.take_along_axis(text, after, axis=1)
     drafts = (tokens >= 0) & (best > 0)
     counts = mx.where(drafts, depth, ahead).min(axis=1)
-    return Found((best // size)[:, 0], mx.maximum(tokens, 0), counts)
+    return mx.maximum(tokens, 0), counts
 
 
 def places(first: int, count: int) -> mx.array:

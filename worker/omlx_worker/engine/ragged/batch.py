@@ -24,7 +24,7 @@ from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
-from omlx_worker.engine.ragged.lookups import Looks, Lookups
+from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, params, report
 from omlx_worker.engine.ragged.slots import Slot, Slots
@@ -40,7 +40,7 @@ class _Flight:
 
     Attributes:
         rows: with their indices in the outcome; their slots may have changed since.
-        counts, draw, looks: what `Verdict` reads.
+        counts, draw: what `Verdict` reads.
         steps: what it yielded, once it is read.
     """
 
@@ -48,7 +48,6 @@ class _Flight:
     width: int
     counts: mx.array
     draw: Draw
-    looks: Looks | None
     steps: list[RowStep] | None = None
 
 
@@ -67,7 +66,9 @@ class Batch:
         self.reads = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
-        self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
+        self._lookups = (
+            Lookups(lookup, model.vocabulary, drafts=self.own_depth > 0) if lookup else None
+        )
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
         self._footprint = Footprint(model, self.depth, lookup)
@@ -117,7 +118,7 @@ class Batch:
         history = row.history
         length = len(history) - 1
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
-        values |= {"accepted": 0, "drafted": 0}
+        values |= {"accepted": 0, "drafted": 0, "source": 0}
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
         if self._lookups:
             state |= self._lookups.begin(history)
@@ -230,7 +231,7 @@ class Batch:
             self._slots.fold()
         if self._slots.changed:
             self._replan()
-        before, looks, plan = buffers.state, None, self._plan
+        before, plan = buffers.state, self._plan
         masked = [(index, slot.matcher) for index, slot in self._slots.taken if slot.matcher]
         masks = Masks(masked, self._model.vocabulary)
 
@@ -242,7 +243,7 @@ class Batch:
         outcome = self._steps.run(buffers, self._params, plan, depth, fill if masked else None)
         limits = self._params["depth"]
         if self._lookups:
-            looks, buffers.state = self._lookups.step(
+            buffers.state = self._lookups.step(
                 before, buffers.state, outcome.tokens, limits, depth, self._owners, ratio=plan.ratio
             )
         if masked:
@@ -252,9 +253,8 @@ class Batch:
             slot.cursor += width
             slot.remaining -= 1
         draw = report(outcome.logits, outcome.tokens, [slot.row.sampling for _, slot in rows])
-        beside = [*draw.arrays, *([] if looks is None else [looks.codes])]
-        mx.async_eval(outcome.counts, beside, buffers.state, buffers.written)
-        return _Flight(rows, width, outcome.counts, draw, looks)
+        mx.async_eval(outcome.counts, draw.arrays, buffers.state, buffers.written)
+        return _Flight(rows, width, outcome.counts, draw)
 
     def _read(self, flight: _Flight) -> list[RowStep]:
         """What a step yielded. Waits for the device when called first."""
@@ -266,7 +266,7 @@ class Batch:
         if all(slot.left for _, slot in flight.rows):
             return []
         self.reads += 1
-        verdict = Verdict(flight.counts, flight.draw, flight.looks)
+        verdict = Verdict(flight.counts, flight.draw)
         steps = []
         for index, slot in flight.rows:
             if slot.left:
@@ -279,9 +279,6 @@ class Batch:
             slot.tokens += tokens
             if slot.matcher:
                 slot.matcher.commit(tokens)
-            if self._lookups:
-                teaches = slot.row.cache and slot.matcher is None
-                self._lookups.learn(step.look, step.drafted, step.accepted, teaches=teaches)
             steps.append(step)
         return steps
 

@@ -15,12 +15,11 @@ from omlx_worker.engine.drafts.lookup import LONGEST, PIECE
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, Move, moves_of
 from omlx_worker.engine.ragged.layout import Group, Layout, slots_of, unmoved
-from omlx_worker.engine.ragged.lookups import OF_LOOKUPS
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import Arrays, State
 from omlx_worker.engine.ragged.window import TAIL, Spans
 
-_PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted")
+_PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted", "source")
 _CUT = ("drafts", "weights", "history")
 """Arrays whose second axis differs between batches."""
 
@@ -120,8 +119,7 @@ class Buffers:
     def _make(self, group: Group) -> None:
         self.layout = (group,)
         self.caches = self._model.new_caches(group.slots, group.capacity)
-        names = _PER_ROW + (OF_LOOKUPS if self._looks_up else ())
-        self.state = {name: mx.zeros((group.slots,), mx.int32) for name in names}
+        self.state = {name: mx.zeros((group.slots,), mx.int32) for name in _PER_ROW}
         if self._looks_up:
             shape = (group.slots, history_length(self.layout))
             self.state["history"] = mx.zeros(shape, mx.int32)

@@ -28,6 +28,7 @@ from omlx_worker.engine.constraints import Grammar
 from omlx_worker.engine.ragged.lookups import merged
 from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.ragged.timed_threads import TimedThreads
+from omlx_worker.engine.row import SOURCES
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -46,6 +47,8 @@ FEW = 16
 
 MOST_RUNS = 16
 """Forced runs of a row and step that go to the device."""
+
+_SOURCE = SOURCES.index("grammar")
 
 
 class Run(NamedTuple):
@@ -239,7 +242,7 @@ def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary
         runs: from `packed`.
         vocabulary: 0 if the drafts' distributions are not asked for.
     """
-    names = ("accepted", "pending", "drafted", "drafts", "weights", "looked_up")
+    names = ("accepted", "pending", "drafted", "source", "drafts", "weights")
     used = {name: state[name] for name in names if name in state}
     return state | _forcing(depth, vocabulary)(used, runs, limits)
 
@@ -302,6 +305,5 @@ def _force(state: State, runs: mx.array, limits: mx.array, *, depth: int, vocabu
     chosen = (count > 0) & ~known
     after = merged(tokens, chosen, state, depth, vocabulary)
     after["drafted"] = mx.where(chosen, count, state["drafted"])
-    if "looked_up" in state:
-        after["looked_up"] = mx.where(chosen, 0, state["looked_up"])
+    after["source"] = mx.where(chosen, _SOURCE, state["source"])
     return after

@@ -7,11 +7,12 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``body_lengths``  how many of them are in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
 ``drafted``       how many of ``drafts`` may be accepted; 0 until the row's first step
+``source``        who made them, or would have made them at a depth of 0: an index of `SOURCES`
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
 
-If drafts are looked up, there is more; see `omlx_worker.engine.ragged.lookups`.
+``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
 
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
 that any later step may draft.
@@ -27,7 +28,6 @@ import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
-from omlx_worker.engine.ragged.lookups import Look, Looks
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -39,7 +39,7 @@ from omlx_worker.engine.ragged.sampling import (
 )
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.ragged.window import Window
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.row import SOURCES, Row, Source
 
 _OF_DRAFTS = ("drafts", "weights")
 
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     """What a step yields, on the device.
 
     Attributes:
-        counts: ``[S, 2]`` int32, each row's drafts judged and drafts accepted.
+        counts: ``[S, 3]`` int32, each row's drafts judged, drafts accepted and their source.
         tokens: ``[S, W]`` int32, the window's samples, of which a row's first ``accepted + 1`` are
             committed.
         logits: ``[S, W, V]``, that they were sampled from.
@@ -71,7 +71,7 @@ class RowStep:
         tokens: committed tokens: the accepted drafts and the one after them.
         drafted: drafts that were judged for the row.
         window: the most drafts that the step could judge for any row.
-        look: what lookups did for the row; None if neither this step nor the last one searched.
+        source: see `omlx_worker.engine.row.Emission`.
         cut: why the row ends here, if its constraint cannot be followed any further: its text
             has ``failed`` to match, or the constraint is too ``slow`` to follow.
     """
@@ -80,7 +80,7 @@ class RowStep:
     tokens: list[Sampled]
     drafted: int = 0
     window: int = 0
-    look: Look | None = None
+    source: Source = "model"
     cut: Cut | None = None
 
     @property
@@ -90,14 +90,11 @@ class RowStep:
     @property
     def draft_fields(self) -> dict[str, Any]:
         """The fields of an `omlx_worker.engine.row.Emission` about drafts."""
-        look = self.look
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
             "window": self.window,
-            "looked_up": look is not None and look.looked_up,
-            "foretold": look and look.foretold,
-            "found": look and look.found,
+            "source": self.source,
         }
 
 
@@ -106,21 +103,18 @@ class Verdict:
 
     Args:
         counts: of its `Outcome`.
-        looks: what the lookup beside it did; None if nothing is looked up.
     """
 
-    def __init__(self, counts: mx.array, draw: Draw, looks: Looks | None = None) -> None:
+    def __init__(self, counts: mx.array, draw: Draw) -> None:
         self._counts: Any = counts.tolist()
-        self._looks = looks.read() if looks else None
         self._draw = ReadDraw.of(draw.arrays)
         self._window = draw.tokens.shape[1] - 1
 
     def at(self, row: Row, index: int) -> RowStep:
         """What the step added to the row at this index of the batch."""
-        drafted, accepted = self._counts[index]
+        drafted, accepted, source = self._counts[index]
         tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
-        look = self._looks[index] if self._looks else None
-        return RowStep(row.row_id, tokens, drafted, self._window, look)
+        return RowStep(row.row_id, tokens, drafted, self._window, SOURCES[source])
 
 
 def advance(
@@ -221,11 +215,12 @@ def commit(
         # Nothing takes the output, so only the head's keys and values are computed.
         model.draft(following, hidden, caches, window)
     after["drafted"] = mx.minimum(params["depth"], own)
+    after["source"] = mx.zeros_like(offered)
     if proposed is not None:
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
-    judged = mx.stack([part.astype(mx.int32) for part in (offered, accepted)], axis=1)
+    judged = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
     return Outcome(judged, emitted, target.logits), after
 
 

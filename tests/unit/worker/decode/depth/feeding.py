@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from omlx_worker.decode.depth.policies import DepthPolicy
 from omlx_worker.decode.depth.records import RowView, StepReport
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.row import Emission, Source
 
 
-def outcome(row_id: str, drafted: int, accepted: int, **lookup: bool) -> Emission:
+def outcome(row_id: str, drafted: int, accepted: int, source: Source = "model") -> Emission:
     """An emission as far as a policy reads it."""
-    return Emission(row_id, [], "", drafted=drafted, accepted=accepted, **lookup)
+    return Emission(row_id, [], "", drafted=drafted, accepted=accepted, source=source)
 
 
 def rows(*limits: int) -> list[RowView]:
@@ -25,12 +25,14 @@ def feed(
     accepted: Sequence[int],
     limits: Sequence[int] | None = None,
     *,
+    own: int = 8,
     noise: Sequence[float] = (1.0,),
     timed: bool = True,
 ) -> list[int]:
     """Drive a policy with an engine of fixed step times, by depth, and acceptance, by row.
 
     Args:
+        own: drafts that the model makes itself; a deeper window has looked-up drafts alone.
         noise: factors of the step times, in turn.
 
     Returns:
@@ -42,7 +44,7 @@ def feed(
         chosen.append(policy.choose(batch, len(batch)).depth)
         before, window, drafted = chosen[-3:]
         outcomes = [
-            outcome(row.row_id, k, min(k, most))
+            outcome(row.row_id, k, min(k, most), "model" if k <= own else "lookup")
             for row, most in zip(batch, accepted, strict=True)
             for k in [min(window, row.limit)]
         ]

@@ -79,7 +79,8 @@ def test_no_row_drafts_deeper_than_it_may() -> None:
 @pytest.mark.parametrize(("own", "limit"), list(itertools.product(range(4), range(1, 9))))
 def test_a_limit_between_the_depths_that_are_tried_is_respected(own: int, limit: int) -> None:
     policy = AutoPolicy(8, own)
-    made = feed(policy, 100, [1.0 + 0.05 * depth for depth in range(9)], [8], [limit])
+    seconds = [1.0 + 0.05 * depth for depth in range(9)]
+    made = feed(policy, 100, seconds, [8], [limit], own=own)
     assert max(made) <= limit
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_worker.engine.drafts.lookup import (
+    BEFORE_OWN,
     GAP,
     LEAD,
     LONGEST,
@@ -18,26 +19,26 @@ from omlx_worker.engine.drafts.lookup import (
     Ring,
     search,
 )
-from omlx_worker.engine.drafts.trust import Trust
 
 DEPTH = 4
 
 
 def found(
-    histories: list[list[int]], ring: list[int] | None = None, depth: int = DEPTH
-) -> list[tuple[int, list[int]]]:
-    """Length of the match and drafts of each row."""
+    histories: list[list[int]],
+    ring: list[int] | None = None,
+    depth: int = DEPTH,
+    shortest: int = SHORTEST,
+) -> list[list[int]]:
+    """The drafts of each row."""
     padded = [[START] * LEAD + history + [7] * (PIECE + 1 - len(history)) for history in histories]
     cursors = mx.array([len(history) - 1 for history in histories], mx.int32)
     known = None if ring is None else mx.array(ring, mx.int32)
-    result = search(mx.array(padded, mx.int32), cursors, known, depth)
-    lengths, tokens, counts = (
-        part.tolist() for part in (result.lengths, result.tokens, result.counts)
-    )
-    return [(n, drafts[:count]) for n, drafts, count in zip(lengths, tokens, counts, strict=True)]
+    tokens, counts = search(mx.array(padded, mx.int32), cursors, known, depth, shortest)
+    pairs = zip(tokens.tolist(), counts.tolist(), strict=True)
+    return [drafts[:count] for drafts, count in pairs]
 
 
-def longest(text: list[int], history: list[int], last: int) -> tuple[int, int]:
+def longest(text: list[int], history: list[int], last: int, shortest: int) -> tuple[int, int]:
     """The same search in plain Python: length and end of the best match that ends by ``last``."""
     best = (0, 0)
     for end in range(last):
@@ -45,31 +46,31 @@ def longest(text: list[int], history: list[int], last: int) -> tuple[int, int]:
         most = min(LONGEST, len(history), end + 1)
         while length < most and text[end - length] == history[-1 - length]:
             length += 1
-        if length >= SHORTEST and text[end + 1] != GAP:
+        if length >= shortest and text[end + 1] != GAP:
             best = max(best, (length, end))
     return best
 
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+LENGTHS = st.sampled_from([SHORTEST, BEFORE_OWN])
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(TEXTS, max_size=3))
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(TEXTS, max_size=3), LENGTHS)
 def test_the_latest_of_the_longest_matches_is_found(
-    histories: list[list[int]], others: list[list[int]]
+    histories: list[list[int]], others: list[list[int]], shortest: int
 ) -> None:
     text = [token for other in others for token in (*other, GAP)]
     ring = [GAP] * LEAD + text + [GAP] * (PIECE - LEAD - len(text))
 
-    for history, (length, drafts) in zip(histories, found(histories, ring), strict=True):
+    for history, drafts in zip(histories, found(histories, ring, shortest=shortest), strict=True):
         own, theirs = (
-            longest(history, history, len(history) - 1),
-            longest(ring, history, len(ring) - 1),
+            longest(history, history, len(history) - 1, shortest),
+            longest(ring, history, len(ring) - 1, shortest),
         )
-        assert length == max(own[0], theirs[0])
         if theirs[0] > own[0]:
             after = ring[theirs[1] + 1 :]
             assert drafts == [*after, GAP][: [*after, GAP].index(GAP)][:DEPTH]
-        elif length:
+        elif own[0]:
             after = history[own[1] + 1 :]
             assert drafts == [after[place % len(after)] for place in range(DEPTH)]
         else:
@@ -77,11 +78,11 @@ def test_the_latest_of_the_longest_matches_is_found(
 
 
 def test_two_tokens_in_common_are_no_match() -> None:
-    assert found([[1, 2, 3, 4, 8, 2, 3]]) == [(0, [])]
+    assert found([[1, 2, 3, 4, 8, 2, 3]]) == [[]]
 
 
 def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
-    [(_, drafts)] = found([[*[1, 2, 3] * 4]], depth=7)
+    [drafts] = found([[*[1, 2, 3] * 4]], depth=7)
 
     assert drafts == [1, 2, 3, 1, 2, 3, 1]
 
@@ -97,9 +98,9 @@ def test_a_ring_forgets_the_oldest_texts_and_grows_to_its_limit() -> None:
 
     held = [found([text[500:510]], ring.tokens.tolist()) for text in texts]
 
-    assert held[-1] == [(LONGEST, texts[-1][510:514])]
-    assert held[0] == [(0, [])]
-    assert sum(length > 0 for [(length, _)] in held) in (10, 11)
+    assert held[-1] == [texts[-1][510:514]]
+    assert held[0] == [[]]
+    assert sum(len(drafts) > 0 for [drafts] in held) in (10, 11)
 
 
 def test_no_match_goes_from_a_text_into_what_is_left_of_an_older_one() -> None:
@@ -109,38 +110,13 @@ def test_no_match_goes_from_a_text_into_what_is_left_of_an_older_one() -> None:
 
     known = ring.tokens.tolist()
 
-    assert found([list(range(390, 400))], known) == [(0, [])]
-    assert found([[397, 398, 399, 102, 103]], known) == [(0, [])]
-    assert found([[398, 399, 101, 102, 103]], known) == [(SHORTEST, [104, 105, 106, 107])]
+    assert found([list(range(390, 400))], known) == [[]]
+    assert found([[397, 398, 399, 102, 103]], known) == [[]]
+    assert found([[398, 399, 101, 102, 103]], known) == [[104, 105, 106, 107]]
 
 
 def test_a_text_longer_than_the_ring_is_cut() -> None:
     ring = Ring(256)
     ring.add(mx.arange(400, dtype=mx.int32))
 
-    assert found([list(range(20, 30))], ring.tokens.tolist()) == [(LONGEST, [30, 31, 32, 33])]
-
-
-def test_without_own_drafts_every_match_is_taken() -> None:
-    trust = Trust(own=False)
-    for _ in range(100):
-        trust.match(SHORTEST, right=False)
-    assert trust.shortest == SHORTEST
-
-
-def test_matches_as_right_as_the_heads_drafts_go_before_them() -> None:
-    trust = Trust(own=True)
-    for turn in range(200):
-        trust.own(right=turn % 10 < 7)
-        for length in range(SHORTEST, LONGEST + 1):
-            trust.match(length, right=turn % 10 < length)
-    assert trust.shortest == 7
-
-
-def test_no_match_goes_before_a_head_that_is_always_better() -> None:
-    trust = Trust(own=True)
-    for _ in range(200):
-        trust.own(right=True)
-        for length in range(SHORTEST, LONGEST + 1):
-            trust.match(length, right=False)
-    assert trust.shortest > LONGEST
+    assert found([list(range(20, 30))], ring.tokens.tolist()) == [[30, 31, 32, 33]]

@@ -72,6 +72,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
         "body_lengths": zeros,
         "accepted": zeros,
         "drafted": zeros,
+        "source": zeros,
         "counts": mx.array([counted(history) for history in histories], mx.int32),
     }
     in_windows = in_drafts = 0

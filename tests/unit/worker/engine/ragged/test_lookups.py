@@ -11,14 +11,21 @@ import mlx.core as mx
 import pytest
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.engine.drafts.lookup import GAP, LEAD, LONGEST, PIECE, Lookup
-from omlx_worker.engine.drafts.trust import PRIOR
+from omlx_worker.engine.drafts.lookup import (
+    BEFORE_OWN,
+    GAP,
+    LEAD,
+    LONGEST,
+    PIECE,
+    SHORTEST,
+    Lookup,
+)
 from omlx_worker.engine.ragged import lookups
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.lookups import EVERY, Look, Lookups
+from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.row import SOURCES, Row, Sampling, Source
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 
 PROMPTS = {
@@ -35,13 +42,12 @@ class Counting(RaggedDecoder):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.accepted: Counter[bool] = Counter()
+        self.accepted: Counter[Source] = Counter()
 
     def step(self, depths: object = None) -> list[RowStep]:
         steps = super().step(depths)  # type: ignore[arg-type]
         for outcome in steps:
-            looked_up = outcome.look is not None and outcome.look.looked_up
-            self.accepted[looked_up] += outcome.accepted
+            self.accepted[outcome.source] += outcome.accepted
         return steps
 
 
@@ -74,12 +80,12 @@ def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
     model = qwen.decoder(0, Lookup())._model
     decoder = Counting(model, 0, Lookup(8))
     first = run(decoder, [row("first", PROMPTS["words"], TOKENS)])
-    before, reads = decoder.accepted[True], decoder.reads
+    before, reads = decoder.accepted["lookup"], decoder.reads
 
     second = run(decoder, [row("second", PROMPTS["words"], TOKENS)])
 
     assert second["second"] == first["first"]
-    assert decoder.accepted[True] - before > TOKENS // 2
+    assert decoder.accepted["lookup"] - before > TOKENS // 2
     assert decoder.reads - reads < TOKENS // 2
 
 
@@ -88,16 +94,12 @@ def test_a_row_that_is_not_cached_leaves_nothing_to_other_rows(qwen: Loaded) -> 
     lookups = decoder._lookups
     assert lookups
     assert lookups._ring
-    assert lookups._trust._own
-    rates = [lookups._trust._own, *lookups._trust._matches.values()]
 
     run(decoder, [replace(row("own", PROMPTS["words"], TOKENS), cache=False)])
 
     assert mx.all(lookups._ring.tokens == GAP)
-    assert {rate._tries for rate in rates} == {PRIOR}
     run(decoder, [row("shared", PROMPTS["words"], TOKENS)])
     assert mx.any(lookups._ring.tokens != GAP)
-    assert max(rate._tries for rate in rates) > PRIOR
 
 
 def test_a_text_in_the_ring_is_found_by_rows_of_its_salt_alone(qwen: Loaded) -> None:
@@ -108,14 +110,14 @@ def test_a_text_in_the_ring_is_found_by_rows_of_its_salt_alone(qwen: Loaded) -> 
 
     accepted = {}
     for salt in ("ours", None, "theirs"):
-        before = decoder.accepted[True]
+        before = decoder.accepted["lookup"]
         alike = replace(row("alike", prompt, TOKENS), salt=salt, cache=False)
         assert run(decoder, [alike])["alike"] == first
-        accepted[salt] = decoder.accepted[True] - before
+        accepted[salt] = decoder.accepted["lookup"] - before
 
     alone = Counting(model, 0, Lookup(8))
     run(alone, [row("alone", prompt, TOKENS)])
-    assert accepted["ours"] == accepted[None] == alone.accepted[True]
+    assert accepted["ours"] == accepted[None] == alone.accepted["lookup"]
     assert accepted["theirs"] > accepted["ours"] + TOKENS // 4
 
 
@@ -134,7 +136,7 @@ def test_rows_of_many_salts_decode_side_by_side(qwen: Loaded) -> None:
 
 def test_more_salts_than_are_known_at_a_time_find_nothing_of_each_other() -> None:
     with patch.object(lookups, "MOST_SALTS", 2):
-        searching = Lookups(Lookup(8), 0, 300)
+        searching = Lookups(Lookup(8), 300, drafts=False)
         numbers = [searching.owners([salt, None]).tolist() for salt in "abcab"]
 
     assert [none for _, none in numbers] == [0] * 5
@@ -159,42 +161,41 @@ def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> No
         assert drafted == limit
 
 
-def looked_up(lookups: Lookups, depth: int) -> dict[str, mx.array]:
-    """The state after a step that sampled 4, in which 1, 2, 3, 4 occurs for the second time."""
-    state = lookups.begin([1, 2, 3, 4, 5, 1, 2, 3])
-    before = state | {"history": widened(state["history"], LONGEST + PIECE)}
-    before["cursors"] = mx.array([7], mx.int32)
-    after = {"cursors": mx.array([8], mx.int32), "drafted": mx.array([0], mx.int32)}
-    sampled, limits = mx.array([[4]], mx.int32), mx.array([2], mx.int32)
-    return lookups.step(before, after, sampled, limits, depth, ratio=False)[1]
+def looked_up(lookups: Lookups, history: list[int], depth: int) -> dict[str, mx.array]:
+    """The state after a step that sampled the last token of this history."""
+    cursor = len(history) - 1
+    state = lookups.begin(history[:-1])
+    before = {
+        "history": widened(state["history"], LONGEST + PIECE),
+        "cursors": mx.array([cursor - 1], mx.int32),
+    }
+    after = {name: mx.array([0], mx.int32) for name in ("drafted", "source")}
+    after |= {"cursors": mx.array([cursor], mx.int32)}
+    sampled, limits = mx.array([history[-1:]], mx.int32), mx.array([min(depth, 2)], mx.int32)
+    return lookups.step(before, after, sampled, limits, depth, ratio=False)
 
 
 def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
-    found = looked_up(Lookups(Lookup(ring=0), own_depth=0, vocabulary=32), depth=3)
+    lookups = Lookups(Lookup(ring=0), vocabulary=32, drafts=False)
 
-    assert found["match"].tolist() == [4]
-    assert found["drafts"].tolist() == [[5, 1, 2]]
+    found = looked_up(lookups, [1, 2, 3, 4, 5, 1, 2, 3], depth=3)
+
+    assert found["drafts"].tolist() == [[4, 5, 1]]
     assert found["drafted"].tolist() == [2]
+    assert SOURCES[found["source"].item()] == "lookup"
 
 
-def test_any_match_drafts_where_a_step_is_too_deep_for_the_models_own() -> None:
-    lookups = Lookups(Lookup(ring=0), own_depth=2, vocabulary=32)
-    for _ in range(400):
-        lookups._trust.own(right=True)
-        lookups._trust.match(4, right=False)
+@pytest.mark.parametrize(("drafts", "shortest"), [(False, SHORTEST), (True, BEFORE_OWN)])
+def test_only_long_matches_go_before_the_drafts_of_the_model(drafts: bool, shortest: int) -> None:
+    lookups = Lookups(Lookup(ring=0), vocabulary=32, drafts=drafts)
+    sources = {}
+    for length in range(1, LONGEST):
+        history = [*range(length), 20, 21, *range(length)]
+        sources[length] = SOURCES[looked_up(lookups, history, depth=2)["source"].item()]
 
-    drafted = [looked_up(lookups, depth)["drafted"].item() for depth in (2, 8, 2)]
-
-    assert drafted == [0, 2, 0]
-
-
-def test_a_match_of_a_step_before_a_pause_is_not_counted_as_wrong() -> None:
-    lookups = Lookups(Lookup(ring=0), own_depth=2, vocabulary=32)
-    rate = lookups._trust._matches[4].value
-
-    lookups.learn(Look(4, None, looked_up=True, found=None), 2, 2, teaches=True)
-
-    assert lookups._trust._matches[4].value == rate
+    assert sources == {
+        length: "lookup" if length >= shortest else "model" for length in range(1, LONGEST)
+    }
 
 
 def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
@@ -243,27 +244,16 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     assert got[: TOKENS - 17] == whole[17:]
 
 
-def test_steps_without_drafts_search_seldom_and_say_what_was_foretold(qwen: Loaded) -> None:
+def test_steps_without_drafts_say_which_rows_have_a_match(qwen: Loaded) -> None:
     decoder = qwen.decoder(0, Lookup())
     run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
-    decoder.add(row("loop", PROMPTS["loop"], TOKENS))
-    while decoder.prefill({"loop": 100})["loop"]:
+    for name in ("loop", "short"):
+        decoder.add(row(name, PROMPTS[name], TOKENS))
+    while any(decoder.prefill(dict.fromkeys(("loop", "short"), 100)).values()):
         pass
-    tokens: list[int] = []
-    looks, found, foretold = 0, [], []
-    for _ in range(TOKENS):
-        for outcome in decoder.step({"loop": 0}):
-            assert outcome.drafted == 0
-            tokens += [sampled.token for sampled in outcome.tokens]
-            looks += outcome.look is not None
-            found.append(outcome.look and outcome.look.found)
-            foretold.append(outcome.look and outcome.look.foretold)
+    outcomes = [outcome for _ in range(12) for outcome in decoder.step({"loop": 0, "short": 0})]
+    sources = {name: [o.source for o in outcomes if o.row_id == name] for name in ("loop", "short")}
 
-    assert tokens[:TOKENS] == qwen.greedy(PROMPTS["loop"], TOKENS)[: len(tokens)]
-    # Only steps that search and those after them have anything to tell the host.
-    assert looks <= 2 * (TOKENS // EVERY + 1)
-    known = [right for right in foretold if right is not None]
-    assert TOKENS // EVERY - 1 <= len(known) <= TOKENS // EVERY + 1
-    assert sum(known) > len(known) // 2
-    # What a search has found is compared with the step after it.
-    assert [right is None for right in foretold[1:]] == [here is None for here in found[:-1]]
+    assert all(outcome.drafted == 0 for outcome in outcomes)
+    assert sources["short"][:2] == ["model", "model"]
+    assert "lookup" in sources["loop"]

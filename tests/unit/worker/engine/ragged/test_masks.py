@@ -12,7 +12,6 @@ import pytest
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.constraints import Grammar, TooSlow
 from omlx_worker.engine.drafts.lookup import Lookup
-from omlx_worker.engine.drafts.trust import RATE
 from omlx_worker.engine.ragged import masks, step
 from omlx_worker.engine.ragged.masks import Matcher, Run
 from omlx_worker.engine.row import Row, Sampling
@@ -99,24 +98,6 @@ def test_lookups_beside_constraints_change_no_text(demo: Loaded) -> None:
     looked_up = play(demo.decoder(3, Lookup(depth=4)), rows)
 
     assert {n: e.text for n, e in looked_up.items()} == {n: e.text for n, e in wanted.items()}
-
-
-def test_finds_of_constrained_rows_keep_the_search_going_and_teach_no_trust(demo: Loaded) -> None:
-    decoder = demo.decoder(2, Lookup(depth=2))
-    before = play(decoder, [constrained("before")])["before"]
-    decoder.add(constrained("again"))
-    while decoder.prefill({"again": 64})["again"]:
-        pass
-    looks, tokens = [], list[int]()
-    while len(tokens) < len(before.tokens):
-        for outcome in decoder.step():
-            looks.append(outcome.look)
-            tokens += [sampled.token for sampled in outcome.tokens]
-
-    found = sum(look is not None and bool(look.found) for look in looks)
-    assert found > len(looks) / 2
-    trust = decoder._lookups._trust
-    assert {rate.value for rate in (trust._own, *trust._matches.values())} == {RATE}
 
 
 def test_a_batch_without_constraints_takes_one_dispatch_and_with_them_three(
