@@ -116,7 +116,7 @@ def test_more_drafts_are_accepted_where_some_are_forced() -> None:
 
         def heard(*args: Any, step: Step = step, judged: list[Any] = judged) -> Any:
             result = step(*args)
-            judged.append(np.array(result[0]))
+            judged.append(np.array(result[0].counts))
             return result
 
         draw_pairs(TableModel(closeness=0.2), Sampling(), depths=[2], rounds=1, step=heard)
