@@ -53,7 +53,7 @@ def draw_pairs(
         step: decodes one window of every row.
     """
     counted: Counter[tuple[int, int]] = Counter()
-    looking = Lookups(Lookup(ring=0), VOCABULARY, drafts=False)
+    looking = Lookups(Lookup(ring=0), 0, VOCABULARY)
     for lap in range(rounds):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)

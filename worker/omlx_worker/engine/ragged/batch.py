@@ -66,9 +66,7 @@ class Batch:
         self.reads = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
-        self._lookups = (
-            Lookups(lookup, model.vocabulary, drafts=self.own_depth > 0) if lookup else None
-        )
+        self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
         self._slots = Slots(model, looks_up=lookup is not None)
         self._buffers = self._slots.buffers
         self._footprint = Footprint(model, self.depth, lookup)

@@ -44,19 +44,17 @@ class Lookups:
     """What a batch looks drafts up in.
 
     Args:
-        drafts: whether the model drafts itself. Then only long matches go before its own drafts.
+        own_depth: drafts of a row and step, at most, that the model makes itself.
         vocabulary: tokens.
     """
 
-    def __init__(self, lookup: Lookup, vocabulary: int, *, drafts: bool) -> None:
+    def __init__(self, lookup: Lookup, own_depth: int, vocabulary: int) -> None:
         self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
         self._owners: OrderedDict[str, int] = OrderedDict()
         self._unused = count(1)
-        shortest = BEFORE_OWN if drafts else SHORTEST
+        self._own_depth = own_depth
         self._function = cache(
-            lambda **options: mx.compile(
-                partial(_look, **options, shortest=shortest, vocabulary=vocabulary)
-            )
+            lambda **options: mx.compile(partial(_look, **options, vocabulary=vocabulary))
         )
 
     def begin(self, history: Sequence[int]) -> State:
@@ -99,7 +97,9 @@ class Lookups:
         if self._ring:
             theirs = mx.zeros_like(limits) if owners is None else owners
             ring = (self._ring.tokens, self._ring.owners, theirs)
-        function = self._function(depth=depth, ratio=ratio)
+        # In a deeper step the model drafts nothing that a match would have to beat.
+        shortest = BEFORE_OWN if max(depth, 1) <= self._own_depth else SHORTEST
+        function = self._function(depth=depth, shortest=shortest, ratio=ratio)
         found: State = function(before["history"], before["cursors"], after, emitted, limits, ring)
         return after | found
 

@@ -136,7 +136,7 @@ def test_rows_of_many_salts_decode_side_by_side(qwen: Loaded) -> None:
 
 def test_more_salts_than_are_known_at_a_time_find_nothing_of_each_other() -> None:
     with patch.object(lookups, "MOST_SALTS", 2):
-        searching = Lookups(Lookup(8), 300, drafts=False)
+        searching = Lookups(Lookup(8), 0, 300)
         numbers = [searching.owners([salt, None]).tolist() for salt in "abcab"]
 
     assert [none for _, none in numbers] == [0] * 5
@@ -176,7 +176,7 @@ def looked_up(lookups: Lookups, history: list[int], depth: int) -> dict[str, mx.
 
 
 def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
-    lookups = Lookups(Lookup(ring=0), vocabulary=32, drafts=False)
+    lookups = Lookups(Lookup(ring=0), own_depth=0, vocabulary=32)
 
     found = looked_up(lookups, [1, 2, 3, 4, 5, 1, 2, 3], depth=3)
 
@@ -185,13 +185,18 @@ def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> Non
     assert SOURCES[found["source"].item()] == "lookup"
 
 
-@pytest.mark.parametrize(("drafts", "shortest"), [(False, SHORTEST), (True, BEFORE_OWN)])
-def test_only_long_matches_go_before_the_drafts_of_the_model(drafts: bool, shortest: int) -> None:
-    lookups = Lookups(Lookup(ring=0), vocabulary=32, drafts=drafts)
+@pytest.mark.parametrize(
+    ("own", "depth", "shortest"),
+    [(0, 0, SHORTEST), (0, 2, SHORTEST), (2, 0, BEFORE_OWN), (2, 2, BEFORE_OWN), (2, 3, SHORTEST)],
+)
+def test_only_long_matches_go_before_what_the_model_drafts_itself(
+    own: int, depth: int, shortest: int
+) -> None:
+    lookups = Lookups(Lookup(ring=0), own_depth=own, vocabulary=32)
     sources = {}
     for length in range(1, LONGEST):
         history = [*range(length), 20, 21, *range(length)]
-        sources[length] = SOURCES[looked_up(lookups, history, depth=2)["source"].item()]
+        sources[length] = SOURCES[looked_up(lookups, history, depth)["source"].item()]
 
     assert sources == {
         length: "lookup" if length >= shortest else "model" for length in range(1, LONGEST)
