@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.prefix import PrefixCache, _held
+from omlx_worker.engine.ragged.prefix import PrefixCache, _hashed, _held
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
-from omlx_worker.engine.ragged.prefix_file import farthest
 from tests.helpers.readers import Reader, read_all, read_on, read_through
 
 PROMPT = [*range(20)]
@@ -49,14 +48,9 @@ def equal(ours: list[mx.array], theirs: list[mx.array], tolerance: float = 0) ->
 
 
 def findable(cache: PrefixCache, tokens: list[int], salt: str | None = None) -> int:
-    """How many tokens of a prompt `take` would find, if all files are whole. It counts no use."""
-    prompt = array("I", tokens)
-    path, covered = cache._match(prompt, salt)
-    held, _ = _held(path, covered)
-    spans = cache._disk.matching(prompt, salt) if cache._disk else []
-    while spans and (span := farthest(spans, covered)) and span.end > held:
-        held, covered = span.end, max(covered, span.end)
-    return held
+    """How many tokens of a prompt `take` would find. It counts no use."""
+    cache.limit_to(cache.limit)  # takes what was read from the disk
+    return _held(*cache._match(array("I", tokens), _hashed(salt)))[0]
 
 
 def give_up(cache: PrefixCache, size: int) -> int:
@@ -120,13 +114,19 @@ def poisoning(cache: PrefixCache) -> Iterator[None]:
     """Fill what the block drops with NaN."""
     before = list(cache._nodes)
     yield
-    # What waits to be written is written from these arrays, which nothing else changes.
-    while cache._disk and cache._disk._waiting:
-        time.sleep(0.001)
+    if cache._disk:
+        settle(cache._disk)  # files are written from these arrays, which nothing else changes
     for node in before:
         if node not in cache._nodes:
             for part in [*node.pieces, *(node.states or [])]:
                 part[...] = mx.nan
+
+
+def settle(disk: PrefixDisk) -> None:
+    """Wait until a disk has read and written everything so far."""
+    done = Event()
+    disk._tasks.put(done.set)
+    assert done.wait(60)
 
 
 class Starts:
@@ -146,7 +146,8 @@ class Starts:
     ) -> PrefixCache:
         self.end()
         forms = (reader or self.reader).forms
-        self._disk = PrefixDisk(self.folder, identity, limit, forms)
+        self._disk = PrefixDisk(self.folder, identity, limit, forms, memory)
+        settle(self._disk)
         return PrefixCache(forms, memory, self._disk)
 
     def end(self) -> None:

@@ -133,7 +133,7 @@ class DecodeLoop:
         self._engine.limit_prefixes(room)
         known = self._engine.add(row.resumed)
         if known.held:
-            self._clock.interrupt()  # a prefix is copied, or read from a disk
+            self._clock.interrupt()  # a prefix is copied
         self.counters.cached_tokens += known.held
         self._scheduler.took(row, known)
 

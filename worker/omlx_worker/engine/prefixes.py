@@ -38,7 +38,7 @@ class Prefixes:
             return PrefixCache(forms, self.size)
         try:
             identity = identity_of(paths, model, head)
-            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms)
+            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms, self.size)
         except NotPrivate as reason:
             raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None
         except OSError as error:

@@ -11,6 +11,7 @@ when one of them is written to.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,8 +20,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers, copies, halves, size_of
-from omlx_worker.engine.ragged.prefix_disk import PrefixDisk
-from omlx_worker.engine.ragged.prefix_file import Tokens, farthest
+from omlx_worker.engine.ragged.prefix_disk import Beginning, PrefixDisk, Tokens
 from omlx_worker.engine.tokens import in_common
 
 
@@ -32,7 +32,9 @@ class _Node:
         pieces: keys and values of the edge, ``[1, H, T, D]``, of every layer that can be cut.
         states: the arrays of all other layers after the edge; empty where there are no such layers,
             None where they are not known.
-        salt: of the prompts below a root.
+        salt: a hash of the salt of the prompts below a root.
+        file_start: the position from which a file holds everything up to the edge's end; None
+            without a file.
     """
 
     tokens: Tokens
@@ -42,6 +44,7 @@ class _Node:
     salt: str | None = None
     children: dict[int, _Node] = field(default_factory=dict)
     uses: int = 0
+    file_start: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +76,7 @@ class PrefixCache:
         self._disk = disk
         # One for each salt that anything is kept of.
         self._roots: dict[str | None, _Node] = {}
-        # Least recently used first. Every node is used later than those below it.
+        # Least recently used first.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
 
     def shared(self, tokens: Sequence[int], salt: str | None = None) -> int:
@@ -81,7 +84,7 @@ class PrefixCache:
 
         A row that is put after these tokens lets the next one take all of them.
         """
-        return self._match(array("I", tokens), salt)[1]
+        return self._match(array("I", tokens), _hashed(salt))[1]
 
     def take(self, tokens: Sequence[int], salt: str | None = None) -> tuple[int, Layers]:
         """The longest known beginning of a prompt.
@@ -92,10 +95,9 @@ class PrefixCache:
         Returns:
             Its tokens, and what the layers keep of them; 0 and nothing if none is known.
         """
-        prompt = array("I", tokens)
-        if self._disk:
-            self._load(self._disk, prompt, salt)
-        path, covered = self._match(prompt, salt)
+        self._take_from_disk()
+        prompt, root = array("I", tokens), _hashed(salt)
+        path, covered = self._match(prompt, root)
         length, depth = _held(path, covered)
         if not length:
             return 0, []
@@ -103,7 +105,7 @@ class PrefixCache:
         layers = self._forms.join([node.pieces for node in path], path[-1].states or [], length)
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
-        self._count_use(path if whole else path[:-1], salt)
+        self._count_use(path if whole else path[:-1], root)
         return length, layers
 
     def put(self, tokens: Sequence[int], layers: Layers, salt: str | None = None) -> None:
@@ -118,13 +120,14 @@ class PrefixCache:
         pieces, states = self._forms.split(layers)
         if any(piece.shape[2] != len(prompt) for piece in pieces):
             raise ValueError(f"the layers do not hold {len(prompt)} tokens")
-        self._add(prompt, salt, 0, pieces, states)
+        self._add(Beginning(prompt, 0, _hashed(salt), pieces, states))
 
     def limit_to(self, room: int) -> None:
         """Take no more than ``room`` bytes: others need the rest."""
         self.limit = max(0, min(self._most, room))
         while self.nbytes > self.limit:
             self._evict()
+        self._take_from_disk()
 
     def close(self) -> None:
         """Write what waits to be written."""
@@ -147,30 +150,31 @@ class PrefixCache:
             node = child
         return path, done
 
-    def _add(
-        self,
-        prompt: Tokens,
-        salt: str | None,
-        start: int,
-        pieces: list[mx.array],
-        states: list[mx.array],
-    ) -> bool:
-        """Keep the end of a prompt, from ``start``, and its states; False if that is impossible."""
-        if size_of(pieces) + size_of(states) > self.limit:
-            return False
+    def _add(self, beginning: Beginning, *, read: bool = False) -> None:
+        """Keep the end of a prompt and its states, if what comes before it is kept.
+
+        Args:
+            read: from a file: used less recently than all that is kept, so nothing gives way to it.
+        """
+        prompt, start, salt = beginning.tokens, beginning.start, beginning.salt
+        if beginning.nbytes > self.limit:
+            return
         while True:
             path, covered = self._match(prompt, salt)
             if covered < start:
-                return False
-            self._refresh(path)
+                return
+            if not read:
+                self._refresh(path)
             within = covered - sum(len(node.tokens) for node in path[:-1])
-            new = [piece[..., covered - start :, :] for piece in pieces]
+            new = [piece[..., covered - start :, :] for piece in beginning.pieces]
             ends_here = path and covered == len(prompt) and within == len(path[-1].tokens)
             size = size_of(new)
             if not ends_here or path[-1].states is None:
-                size += size_of(states)
+                size += size_of(beginning.states)
             if self.nbytes + size <= self.limit:
                 break
+            if read:
+                return
             self._evict()
 
         if path and within < len(path[-1].tokens):
@@ -181,11 +185,17 @@ class PrefixCache:
             path.append(_Node(prompt[covered:], copies(new), None, parent))
             parent.children[prompt[covered]] = path[-1]
         if path[-1].states is None:
-            path[-1].states = copies(states)
+            path[-1].states = copies(beginning.states)
         self.nbytes += size
-        self._refresh(path)
-        self._count_use(path, salt)
-        return True
+        if read:
+            path[-1].file_start = start
+            for node in path:
+                if node not in self._nodes:
+                    self._nodes[node] = None
+                    self._nodes.move_to_end(node, last=False)
+        else:
+            self._refresh(path)
+            self._count_use(path, salt)
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Cut an edge in two; returns the upper one."""
@@ -205,8 +215,8 @@ class PrefixCache:
         return upper
 
     def _evict(self) -> None:
-        """Drop the least recently used node, which is a leaf, and what is useless without it."""
-        node = next(iter(self._nodes))
+        """Drop the least recently used leaf, and what is useless without it."""
+        node = next(node for node in self._nodes if not node.children)
         while True:
             assert node.parent
             self.nbytes -= node.nbytes
@@ -241,25 +251,26 @@ class PrefixCache:
             if node.states is not None:
                 used.append((prompt, start, between))
                 start, between = len(prompt), []
-        # The longest first, so that files go before those that need them.
+        # The longest first: a file that others need is used later than they, and found before them.
         for prompt, start, nodes in reversed(used):
-            if nodes[-1].uses > 1 and not disk.touch(prompt, start, salt):
+            node = nodes[-1]
+            if node.file_start is not None:
+                disk.use(prompt, node.file_start, salt)
+            elif node.uses > 1:
                 columns = zip(*(node.pieces for node in nodes), strict=True)
                 pieces = [mx.concatenate(list(column), axis=2) for column in columns]
-                disk.write(prompt, start, pieces, nodes[-1].states or [], salt)
+                if disk.write(Beginning(prompt, start, salt, pieces, node.states or [])):
+                    node.file_start = start
 
-    def _load(self, disk: PrefixDisk, prompt: Tokens, salt: str | None) -> None:
-        """Read files from which more can be taken than from the tree."""
-        path, covered = self._match(prompt, salt)
-        if _held(path, covered)[0] == len(prompt):
-            return
-        spans = disk.matching(prompt, salt)
-        while spans and (span := farthest(spans, covered)) and span.end > _held(path, covered)[0]:
-            spans.remove(span)
-            found = disk.load(span, prompt)
-            if found and not self._add(prompt[: span.end], salt, span.start, *found):
-                return
-            path, covered = self._match(prompt, salt)
+    def _take_from_disk(self) -> None:
+        """Take what was read from the disk meanwhile."""
+        while self._disk and not self._disk.found.empty():
+            self._add(self._disk.found.get(), read=True)
+
+
+def _hashed(salt: str | None) -> str | None:
+    """A name for a salt that does not tell it: names of roots go to the disk."""
+    return None if salt is None else hashlib.sha256(salt.encode()).hexdigest()
 
 
 def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:

@@ -1,42 +1,36 @@
 """Beginnings of prompts on disk, for the next start of a worker.
 
-A file holds a span of a prompt's positions. It is usable if all positions before its start are
-known; then all positions up to its end are. Each identity has a folder of its own. Workers that
-share a folder count its files together, under a lock.
+A file holds a span of a prompt's positions. It is usable if all positions before it are known. Each
+identity has a folder of its own. A file's name is a hash of what it is for; a digest in it covers
+its tokens and arrays. So what is damaged, cut short or foreign is never used. A digest shows
+damage, not forgery: wrong numbers would change texts, and the folder's mode keeps out who could
+write them.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
-import re
-import threading
+import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import mlx.core as mx
 
 from omlx_producer.errors import one_line
-from omlx_worker.engine.ragged.prefix_arrays import Forms
-from omlx_worker.engine.ragged.prefix_file import (
-    FORMAT,
-    Contents,
-    Span,
-    Tokens,
-    Unusable,
-    name_of,
-    read,
-    salted,
-    short,
-)
+from omlx_worker.engine.ragged.prefix_arrays import Forms, size_of
 
 log = logging.getLogger("omlx_worker.engine.ragged.prefix_disk")
+
+FORMAT = 3
 
 QUEUED_BYTES = 256 << 20
 """Limit of arrays that wait to be written and thus stay in memory; a single file may be larger."""
@@ -44,20 +38,46 @@ QUEUED_BYTES = 256 << 20
 STALE_SECONDS = 3600.0
 """Age from which an unfinished file belongs to no running worker."""
 
-_LOCK = ".lock"
+_FOLDER = "[0-9a-f]" * 16
+_UNFINISHED = ".unfinished.safetensors"
 
-_UNFINISHED = re.compile(r"[0-9a-f]{32}\.unfinished")
+Tokens: TypeAlias = "array[int]"
+"""Token ids, 4 bytes each."""
 
 
 class NotPrivate(Exception):
     """A folder that other users can open. The message says so and what to do."""
 
 
-class PrefixDisk:
-    """The files of one identity, written by a thread of its own.
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What layers hold of a prompt from position ``start`` to the end of ``tokens``.
 
-    All methods belong to the decode thread. Several workers may share a folder; each finds what was
-    there when it started or last wrote, and what it wrote.
+    Attributes:
+        tokens: of the prompt, from its first.
+        salt: a hash of the salt that these tokens are shared with; None without one.
+        pieces: keys and values of these positions, ``[1, H, end - start, D]`` each.
+        states: at the end.
+    """
+
+    tokens: Tokens
+    start: int
+    salt: str | None
+    pieces: list[mx.array]
+    states: list[mx.array]
+
+    @property
+    def nbytes(self) -> int:
+        return size_of(self.pieces) + size_of(self.states)
+
+
+class PrefixDisk:
+    """The files of one identity, read and written by a thread of its own.
+
+    The thread first reads the files that were used last, as many as the memory holds. Then it
+    only writes. Methods belong to the decode thread, and none but `close` waits for the disk.
+    Several workers may share a folder. Those that write at the same moment may exceed the limit by
+    a file each.
 
     Args:
         folder: of all identities; made if need be.
@@ -65,199 +85,190 @@ class PrefixDisk:
         limit: bytes of all files in ``folder``, of other identities and workers too. The least
             recently used are removed.
         forms: of what the model's layers keep.
+        memory: bytes of files that are read.
+
+    Attributes:
+        found: what was read, the most recently used first.
 
     Raises:
-        OSError: if the folder cannot be made or listed.
+        OSError: if the folder cannot be made.
         NotPrivate: if other users can open it.
     """
 
-    def __init__(self, folder: Path, identity: str, limit: int, forms: Forms) -> None:
-        name = hashlib.sha256(f"{FORMAT} {identity}".encode()).hexdigest()[:16]
+    def __init__(self, folder: Path, identity: str, limit: int, forms: Forms, memory: int) -> None:
+        self._identity = f"{FORMAT} {identity}"
         self._shared = folder
-        self._folder = folder / name
+        self._folder = folder / hashlib.sha256(self._identity.encode()).hexdigest()[:16]
         # What prompts said can be told from what was kept of them, and texts depend on it.
         _make_private(folder)
         _make_private(self._folder)
-        self._identity = identity
         self._limit = limit
-        self._forms = forms
-        self._lock = threading.Lock()
-        self._paths: dict[Span, Path] = {}
-        with self._alone():
-            self._make_room(0)
-        self._waiting: dict[Span, Contents] = {}
-        self._queue: SimpleQueue[Span | None] = SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="prefixes", daemon=True)
-        self._writer.start()
+        self._pieces = len(forms.pieces)
+        self._forms = {str(at): form for at, form in enumerate([*forms.pieces, *forms.states])}
+        self._closing = self._failing = False
+        self.found: SimpleQueue[Beginning] = SimpleQueue()
+        self._queued = self._written = 0  # bytes so far; each belongs to one thread
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._tasks.put(lambda: self._make_room(0))
+        self._tasks.put(lambda: self._read_latest(memory))
+        self._thread = Thread(target=self._work, name="prefixes", daemon=True)
+        self._thread.start()
 
-    def matching(self, tokens: Tokens, salt: str | None = None) -> list[Span]:
-        """The files whose tokens are a beginning of these, and whose salt is this one."""
-        with self._lock:
-            spans = [span for span in self._paths if span.end <= len(tokens)]
-        hashed, done, hashes = salted(salt), 0, {}
-        for end in sorted({span.end for span in spans}):
-            hashed.update(tokens[done:end])
-            done, hashes[end] = end, short(hashed)
-        return [span for span in spans if hashes[span.end] == span.tokens]
+    def write(self, beginning: Beginning) -> bool:
+        """Queue a file to be written; one that is there already counts as used.
 
-    def touch(self, tokens: Tokens, start: int, salt: str | None = None) -> bool:
-        """Count a use of the file from ``start`` to the end of ``tokens``; False if there is none.
-
-        One that waits to be written counts as written.
-        """
-        span = Span.of(tokens, start, salt)
-        with self._lock:
-            path = self._paths.get(span)
-            return (path is not None and self._touch(path)) or span in self._waiting
-
-    def write(
-        self,
-        tokens: Tokens,
-        start: int,
-        pieces: Sequence[mx.array],
-        states: Sequence[mx.array],
-        salt: str | None = None,
-    ) -> None:
-        """Queue a file to be written, from ``start`` to the end of ``tokens``.
-
-        Nothing is queued while `QUEUED_BYTES` wait, and nothing larger than the limit.
+        Nothing larger than the limit is queued, and nothing while `QUEUED_BYTES` wait.
 
         Args:
-            pieces: keys and values of these positions, ``[1, H, end - start, D]`` each.
-            states: at the end.
-        """
-        span = Span.of(tokens, start, salt)
-        contents = Contents(self._identity, tokens, span, pieces, states)
-        with self._lock:
-            waiting = sum(other.nbytes for other in self._waiting.values())
-            if contents.nbytes > self._limit or (
-                waiting and waiting + contents.nbytes > QUEUED_BYTES
-            ):
-                return
-        contents.view()
-        with self._lock:
-            self._waiting[span] = contents
-        self._queue.put(span)
+            beginning: its arrays fill their buffers.
 
-    def load(self, span: Span, tokens: Tokens) -> tuple[list[mx.array], list[mx.array]] | None:
-        """Pieces and states of a file; None if it is not usable, and then it is removed.
-
-        Args:
-            tokens: of the prompt, from its first to ``span.end`` at least.
+        Returns:
+            Whether it was queued.
         """
-        with self._lock:
-            path = self._paths.get(span)
-        if path is None:
-            return None
-        try:
-            found = read(path, self._identity, span, tokens, self._forms)
-        except FileNotFoundError:
-            with self._lock:
-                self._paths.pop(span, None)  # another worker has removed it
-            return None
-        except Exception as error:  # a file that nobody here wrote may fail in any way
-            log.debug("a file cannot be read", exc_info=True)
-            reason = error if isinstance(error, Unusable) else one_line(str(error))
-            log.warning("deleting the beginning of a prompt in %s: %s", path, reason)
-            with self._lock:
-                self._remove(path)
-            return None
-        with self._lock:
-            self._touch(path)
-        return found
+        size, waiting = beginning.nbytes, self._queued - self._written
+        if size > self._limit or (waiting and waiting + size > QUEUED_BYTES):
+            return False
+        self._queued += size
+        mx.async_eval(beginning.pieces, beginning.states)  # arrays of this thread's stream
+        self._tasks.put(lambda: self._write(beginning))
+        return True
+
+    def use(self, tokens: Tokens, start: int, salt: str | None) -> None:
+        """Count a use of a file, if there is one."""
+        self._tasks.put(lambda: _date(self._path(tokens, start, salt)))
 
     def close(self) -> None:
         """Write what is waiting, then end the thread."""
-        self._queue.put(None)
-        self._writer.join()
+        self._closing = True
+        self._tasks.put(None)
+        self._thread.join()
 
-    # The index. The lock is held.
+    # The thread of the disk.
 
-    def _touch(self, path: Path) -> bool:
-        try:
-            _date(path)
-        except OSError:
-            self._remove(path)
-            return False
-        return True
-
-    def _remove(self, path: Path) -> None:
-        span = Span.named(path)
-        if span and self._paths.get(span) == path:
-            del self._paths[span]
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("cannot remove %s (%s)", path, error.strerror)
-
-    # The folder, which other workers may use.
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let no other worker add files inside of the block."""
-        with (self._shared / _LOCK).open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used files until a new one fits, and index the others."""
-        listed = self._listed()
-        total = size + sum(length for _, _, length in listed)
-        removed = 0
-        with self._lock:
-            for _, path, length in listed:
-                if total <= self._limit:
-                    break
-                self._remove(path)
-                total -= length
-                removed += 1
-            kept = [path for _, path, _ in listed[removed:] if path.parent == self._folder]
-            self._paths = {span: path for path in kept if (span := Span.named(path))}
-
-    def _listed(self) -> list[tuple[int, Path, int]]:
-        """When each file was last used, and its bytes; the least recently used first."""
-        listed = []
-        stale = time.time() - STALE_SECONDS
-        for path in self._shared.glob("*/*"):
+    def _work(self) -> None:
+        while task := self._tasks.get():
             try:
-                stat = path.stat()
-                if Span.named(path):
-                    listed.append((stat.st_mtime_ns, path, stat.st_size))
-                elif _UNFINISHED.fullmatch(path.name) and stat.st_mtime < stale:
-                    path.unlink()
+                task()
             except FileNotFoundError:
-                continue  # another worker has removed it
-        return sorted(listed)
-
-    # The writing thread.
-
-    def _write(self) -> None:
-        while span := self._queue.get():
-            try:
-                self._save(span, self._waiting[span])
+                pass  # another worker has removed it
             except Exception as error:  # whatever it is, the thread must outlive it
-                log.debug("a file cannot be written", exc_info=True)
-                reason = getattr(error, "strerror", None) or one_line(str(error))
-                log.warning(
-                    "cannot keep the beginning of a prompt in %s (%s)", self._folder, reason
-                )
-            with self._lock:
-                del self._waiting[span]
+                log.debug("the folder cannot be used", exc_info=True)
+                if not self._failing:
+                    log.warning(
+                        "cannot keep beginnings of prompts in %s (%s)", self._folder, _told(error)
+                    )
+                self._failing = True
+            del task  # and its arrays
 
-    def _save(self, span: Span, contents: Contents) -> None:
-        path = self._folder / name_of(span, contents)
-        aside = self._folder / f"{uuid4().hex}.unfinished"
+    def _read_latest(self, memory: int) -> None:
+        for _, path, size in reversed(_listed(self._folder, "*")):
+            memory -= size
+            if memory < 0 or self._closing:
+                return
+            try:
+                self.found.put(self._read(path))
+            except FileNotFoundError:
+                continue
+            except Exception as error:  # a file that nobody here wrote may fail in any way
+                log.debug("a file cannot be read", exc_info=True)
+                log.warning("deleting the beginning of a prompt in %s: %s", path, _told(error))
+                path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Beginning:
+        """Read a file.
+
+        Raises:
+            ValueError: if it is not what its name says, or does not fit the model.
+            OSError, RuntimeError: if it cannot be read.
+        """
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise ValueError("it is another user's")
+        loaded: Any = mx.load(str(path), return_metadata=True)  # refuses one that is cut short
+        arrays, metadata = loaded
+        if metadata.get("digest") != _digest(arrays):
+            raise ValueError("it is damaged")
+        tokens, start = array("I", arrays.pop("tokens").tolist()), int(metadata["start"])
+        salt = metadata.get("salt")
+        if path != self._path(tokens, start, salt):
+            raise ValueError("it belongs to another model or version")
+        if arrays.keys() != self._forms.keys() or not all(
+            form.fits(arrays[name], start, len(tokens)) for name, form in self._forms.items()
+        ):
+            raise ValueError("its arrays have other shapes than the model's")
+        parts = [arrays[name] for name in self._forms]
+        return Beginning(tokens, start, salt, parts[: self._pieces], parts[self._pieces :])
+
+    def _write(self, beginning: Beginning) -> None:
+        path = self._path(beginning.tokens, beginning.start, beginning.salt)
+        aside = path.with_name(uuid4().hex + _UNFINISHED)
         try:
-            with aside.open("wb") as file:
-                file.writelines(contents.parts)
-            _date(aside)
-            with self._alone():
-                self._make_room(contents.nbytes)
+            if not path.exists():
+                self._save(aside, beginning)
+                size = aside.stat().st_size
+                if size > self._limit:
+                    return
+                self._make_room(size)
                 aside.replace(path)
-            with self._lock:
-                self._paths[span] = path
+            _date(path)
+            self._failing = False
         finally:
             aside.unlink(missing_ok=True)
+            self._written += beginning.nbytes
+
+    def _save(self, path: Path, beginning: Beginning) -> None:
+        arrays = dict(zip(self._forms, [*beginning.pieces, *beginning.states], strict=True))
+        arrays["tokens"] = mx.array(beginning.tokens.tolist(), mx.uint32)
+        metadata = {"start": str(beginning.start), "digest": _digest(arrays)}
+        if beginning.salt is not None:
+            metadata["salt"] = beginning.salt
+        mx.save_safetensors(str(path), arrays, metadata)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used files until a new one fits."""
+        listed = _listed(self._shared, f"{_FOLDER}/*")
+        total = size + sum(length for _, _, length in listed)
+        for _, path, length in listed:
+            if total <= self._limit:
+                return
+            path.unlink(missing_ok=True)
+            total -= length
+
+    def _path(self, tokens: Tokens, start: int, salt: str | None) -> Path:
+        hashed = hashlib.sha256(f"{self._identity}\n{salt}\n{start}\n".encode())
+        hashed.update(tokens)
+        return self._folder / f"{hashed.hexdigest()}.safetensors"
+
+
+def _listed(folder: Path, pattern: str) -> list[tuple[int, Path, int]]:
+    """When each file was last used, and its bytes; the least recently used first.
+
+    What a worker left unfinished is removed.
+    """
+    listed = []
+    stale = time.time() - STALE_SECONDS
+    for path in folder.glob(f"{pattern}.safetensors"):
+        try:
+            status = path.lstat()
+            if not path.name.endswith(_UNFINISHED):
+                listed.append((status.st_mtime_ns, path, status.st_size))
+            elif status.st_mtime < stale:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # another worker has removed it
+    return sorted(listed)
+
+
+def _digest(arrays: dict[str, mx.array]) -> str:
+    """Of the arrays' bytes, in the order of their names."""
+    hashed = hashlib.sha256()
+    for _, part in sorted(arrays.items()):
+        hashed.update(memoryview(part))  # type: ignore[arg-type]
+    return hashed.hexdigest()
+
+
+def _told(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(str(error))
 
 
 def _date(path: Path) -> None:
