@@ -186,6 +186,7 @@ class PrefixDisk:
             raise ValueError("it is another user's")
         loaded: Any = mx.load(str(path), return_metadata=True)  # refuses one that is cut short
         arrays, metadata = loaded
+        mx.eval(arrays)  # on this thread's stream, which no other thread has
         if metadata.get("digest") != _digest(arrays):
             raise ValueError("it is damaged")
         tokens, start = array("I", arrays.pop("tokens").tolist()), int(metadata["start"])
