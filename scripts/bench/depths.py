@@ -32,7 +32,7 @@ from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.checkpoint import DEMO
@@ -55,8 +55,9 @@ class Mode:
         self.speeds: dict[int, list[float]] = defaultdict(list)
         self.steps: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
         self.traces = 0
+        self._clock = time.process_time if args.processor_time else time.perf_counter
         self._engine = engine = load_engine(settings)
-        self._driver = DepthDriver.of_mode(settings.mode, engine.max_depth, engine.own_depth)
+        self._driver = DepthDriver(make_policy(settings.mode, engine.max_depth, engine.own_depth))
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         self._loop = DecodeLoop(
             engine, budget, Counters(), driver=self._driver, chunks=ChunkSize(LONGEST_CHUNK)
@@ -67,7 +68,7 @@ class Mode:
     def lap(self, requests: Sequence[GenerationRequest], jobs: int, *, counts: bool) -> None:
         """Run the requests, ``jobs`` of them at once."""
         left, running, tokens = list(requests), 0, 0
-        began = self._ended = time.perf_counter()
+        began = self._ended = self._clock()
         while left or running:
             while left and running < jobs:
                 [row] = self._engine.prepare(left.pop(), f"bench-{next(numbers)}")
@@ -80,10 +81,10 @@ class Mode:
                 running -= sum(emission.finish_reason is not None for emission in emissions)
                 self._stepped(emissions, jobs, traced=self._engine.changes != changes)
         if counts:
-            self.speeds[jobs].append(tokens / (time.perf_counter() - began))
+            self.speeds[jobs].append(tokens / (self._clock() - began))
 
     def _stepped(self, emissions: Sequence[Emission], jobs: int, *, traced: bool) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         seconds, self._ended = now - self._ended, now
         depth = max(emission.drafted for emission in emissions)
         steady = (depth, self._driver.depth) == self._depths == (depth, depth)
@@ -144,6 +145,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompt-characters", type=int, default=300)
     parser.add_argument("--lookup", action="store_true", help="look drafts up too")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of this process, where others run too"
+    )
     args = parser.parse_args()
     modes = {name: Mode(name, args) for name in (*FIXED, "auto")}
     for jobs in args.jobs:

@@ -7,6 +7,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
@@ -24,7 +25,7 @@ class InProcess:
         self._engine = engine
         budget = MemoryBudget(engine.memory_budget, engine.weight_bytes, engine.bytes_for)
         chunks = ChunkSize(chunk)
-        driver = DepthDriver.fixed(engine.max_depth)
+        driver = DepthDriver(FixedPolicy(engine.max_depth))
         self._loop = DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
 
     def add(self, request: GenerationRequest, name: str) -> Row:

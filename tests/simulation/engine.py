@@ -10,15 +10,11 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from omlx_worker.decode.depth.policies import DepthPolicy
-from omlx_worker.decode.depth.records import (
-    RowView,
-    StepReport,
-    bucket_of,
-    slots_for,
-)
+from omlx_worker.decode.depth.policies import DepthPolicy, RowView
+from omlx_worker.decode.depth.step_times import cell_of
 from omlx_worker.engine.row import Emission
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
@@ -84,6 +80,14 @@ class SimulatedStep:
     expected: float
 
 
+class Outcome(NamedTuple):
+    """What a policy hears of a step; see `DepthPolicy.observe`."""
+
+    emissions: Sequence[Emission]
+    depth: int
+    seconds: float | None
+
+
 @dataclass(slots=True)
 class Run:
     """A simulation's steps and sums."""
@@ -122,11 +126,11 @@ class SimulatedEngine:
         self._rows: dict[str, _Row] = {}
         self._has_drafts = False
         self._slack = 0
-        self._landing: StepReport | None = None
+        self._landing: Outcome | None = None
         self._drafted = 0
         self._joined = False
         self.generated = 0
-        self._shapes: set[tuple[int, int, int, int]] = set()
+        self._shapes: set[tuple[int, ...]] = set()
         self.slots = 0
         self.plain_seconds = table(1, 0, 0, 0.0)
         self.last_seconds = self.plain_seconds
@@ -138,14 +142,14 @@ class SimulatedEngine:
     def add(self, job: SimulatedJob) -> None:
         chance = random.Random(f"{self._seed} {job.row_id}")
         self._rows[job.row_id] = _Row(job, job.tokens, job.prompt, chance)
-        self.slots = max(self.slots, slots_for(len(self._rows)))
+        self.slots = max(self.slots, _slots_for(len(self._rows)))
         self._joined = True
 
     def disturb(self) -> None:
         """The next step's time says nothing."""
         self._joined = True
 
-    def step(self, depths: Mapping[str, int]) -> tuple[SimulatedStep, StepReport | None]:
+    def step(self, depths: Mapping[str, int]) -> tuple[SimulatedStep, Outcome | None]:
         """Run a step that drafts so deep; returns it, and the report of the one before it."""
         self._compact()
         drafted = max(depths.values(), default=0)
@@ -173,19 +177,19 @@ class SimulatedEngine:
                 del self._rows[name]
         self._has_drafts = bool(drafted and self._rows)
         self.generated += tokens
-        shape = (self.slots, window, drafted, bucket_of(context))
+        shape = (self.slots, window, drafted, *cell_of(0, context))
         time = self._reported(seconds, shape)
         landed, self._landing = self._landing, None
         if landed and self._drafted != drafted:
             # What a change of depth takes is in the time of the step before, as in `DepthDriver`.
-            landed = replace(landed, seconds=None)
+            landed = landed._replace(seconds=None)
         self._drafted = drafted
         if judged != drafted:
             time = None
-        self._landing = StepReport(time, self.slots, judged, context, emissions)
+        self._landing = Outcome(emissions, judged, time)
         return SimulatedStep(rows, window, seconds, tokens, expected), landed
 
-    def _reported(self, seconds: float, shape: tuple[int, int, int, int]) -> float | None:
+    def _reported(self, seconds: float, shape: tuple[int, ...]) -> float | None:
         joined, self._joined = self._joined, False
         if shape not in self._shapes:
             self._shapes.add(shape)
@@ -200,8 +204,12 @@ class SimulatedEngine:
         excess = self.slots // max(1, len(self._rows)) - 1
         self._slack = self._slack + excess if excess else 0
         if self._slack >= SHRINK_AFTER:
-            self.slots = slots_for(len(self._rows))
+            self.slots = _slots_for(len(self._rows))
             self._slack = 0
+
+
+def _slots_for(rows: int) -> int:
+    return 1 << max(rows - 1, 0).bit_length()
 
 
 class Oracle:
@@ -322,12 +330,11 @@ def simulate(
             break
         if isinstance(policy, Oracle):
             depth, _ = policy.best(views, engine.slots, engine.generated)
-            depths = {v.row_id: min(v.limit, depth) for v in views if v.limit and depth}
         else:
-            depths = policy.choose(views, engine.slots, prompts.coming).depths
-        step, landed = engine.step(depths)
+            depth, _ = policy.choose(views, engine.slots, prompts.coming)
+        step, landed = engine.step({view.row_id: min(view.limit, depth) for view in views})
         if landed and not isinstance(policy, Oracle):
-            policy.observe(landed)
+            policy.observe(*landed)
         run.steps.append(step)
         clock += step.tokens
     return run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy, make_policy
+from omlx_worker.decode.depth.driver import make_policy
+from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy
 from tests.simulation import workloads
 from tests.simulation.engine import Oracle, Run, simulate
 from tests.simulation.tables import (
@@ -87,7 +88,7 @@ class Scenario:
             return self.run_with(Oracle(self.table, self.jobs, MAX_DEPTH))
         if policy.startswith("depth "):
             return self.run_with(FixedPolicy(int(policy.removeprefix("depth "))))
-        return self.run_with(make_policy(policy, MAX_DEPTH))  # type: ignore[arg-type]
+        return self.run_with(make_policy(policy, MAX_DEPTH, MAX_DEPTH))  # type: ignore[arg-type]
 
     def run_with(self, policy: DepthPolicy | Oracle) -> Run:
         return simulate(

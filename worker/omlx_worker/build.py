@@ -10,7 +10,7 @@ from redis import Redis
 
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.budget import in_units
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.driver import DepthDriver, make_policy
 from omlx_worker.engine.interface import ModelError
 from omlx_worker.settings import WorkerSettings
 
@@ -32,8 +32,8 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         settings,
         lambda: _load_or_end(settings),
         connection=connection,
-        make_driver=lambda engine: DepthDriver.of_mode(
-            settings.mode, engine.max_depth, engine.own_depth
+        make_driver=lambda engine: DepthDriver(
+            make_policy(settings.mode, engine.max_depth, engine.own_depth)
         ),
     )
 

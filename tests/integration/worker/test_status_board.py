@@ -26,6 +26,7 @@ from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.engine.row import Emission
 from omlx_worker.job import ActiveJob
@@ -67,7 +68,7 @@ def board(clock: Clock, counters: Counters) -> StatusBoard:
         jobs=JobCounts(),
         leases=LeaseTable(connection, "mac-1", ["q"]),
         budget=MemoryBudget(8 * 2**30, 2**30, lambda sizes: 2**20 * len(sizes)),
-        driver=DepthDriver.fixed(0),
+        driver=DepthDriver(FixedPolicy(0)),
         machine_memory=20 * 2**30,
         clock=clock,
     )

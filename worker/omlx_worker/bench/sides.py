@@ -16,7 +16,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.driver import DepthDriver, make_policy
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
@@ -55,7 +55,7 @@ class DecoderSide:
     def __init__(self, decoder: Decoder, mode: Mode = "mtp", *, name: str = "") -> None:
         self.name = name or (AUTO if mode == AUTO else f"K={decoder.depth}")
         self._decoder = decoder
-        self._driver = DepthDriver.of_mode(mode, decoder.depth, decoder.own_depth)
+        self._driver = DepthDriver(make_policy(mode, decoder.depth, decoder.own_depth))
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         rows = [

@@ -17,7 +17,7 @@ from omlx_producer.errors import one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
@@ -86,7 +86,9 @@ class DecodeThread:
         self._make_engine = make_engine
         self._traffic = traffic
         self._main = main
-        self._make_driver = make_driver or (lambda engine: DepthDriver.fixed(engine.max_depth))
+        self._make_driver = make_driver or (
+            lambda engine: DepthDriver(make_policy("mtp", engine.max_depth, engine.own_depth))
+        )
         self.outbox = Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)

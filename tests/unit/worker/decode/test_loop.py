@@ -10,8 +10,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.policies import FixedPolicy
-from omlx_worker.decode.depth.records import Decision, RowView, StepReport
+from omlx_worker.decode.depth.policies import FixedPolicy, RowView
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
 from omlx_worker.engine.row import Emission, Known, Row, Sampling
@@ -49,7 +48,7 @@ def decoding(
     chunks: ChunkSize | None = None,
 ) -> DecodeLoop:
     budget = MemoryBudget(limit, 0, a_byte_a_token)
-    driver, chunks = driver or DepthDriver.fixed(0), chunks or ChunkSize(512)
+    driver, chunks = driver or DepthDriver(FixedPolicy(0)), chunks or ChunkSize(512)
     return DecodeLoop(engine, budget, Counters(), driver=driver, chunks=chunks)
 
 
@@ -98,10 +97,10 @@ def test_the_time_of_steps_that_were_traced_is_not_learnt() -> None:
     told: list[bool] = []
 
     class Listening(FixedPolicy):
-        def observe(self, report: StepReport) -> None:
-            told.append(report.seconds is not None)
+        def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
+            told.append(seconds is not None)
 
-    worker = decoding(Traced(), limit=1000, driver=DepthDriver(Listening(0), 0))
+    worker = decoding(Traced(), limit=1000, driver=DepthDriver(Listening(0)))
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(told) == 8)
     assert told == [False, True, True, False, False, True, True, True]
@@ -115,21 +114,16 @@ class Asked(FixedPolicy):
         self.asked: list[tuple[int, int]] = []
         self._flips = flips
 
-    def choose(
-        self,
-        rows: Sequence[RowView],
-        slots: int,
-        coming: int = 0,
-    ) -> Decision:
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
         self.asked.append((len(rows), coming))
         if self._flips and len(self.asked) == 4:
-            return Decision(1, {"a": 1}, "as told")
+            return 1, "as told"
         return super().choose(rows, slots, coming)
 
 
 def test_the_policy_is_told_how_many_rows_wait_for_the_step_to_pass() -> None:
     policy, engine = Asked(), FakeEngine(max_rows=3)
-    driver, chunks = DepthDriver(policy, 0), ChunkSize(4)
+    driver, chunks = DepthDriver(policy), ChunkSize(4)
     worker = decoding(engine, limit=10_000, driver=driver, chunks=chunks)
     for name in "abcd":
         worker.add(row(name, DEFAULT, prompt=3, tokens=20))
@@ -151,7 +145,7 @@ class Pace(ChunkSize):
 
 
 def test_what_a_change_of_depth_takes_is_not_taken_for_what_a_chunk_takes() -> None:
-    driver, pace = DepthDriver(Asked(flips=True), 1), Pace()
+    driver, pace = DepthDriver(Asked(flips=True)), Pace()
     worker = decoding(FakeEngine(max_rows=1), limit=1000, driver=driver, chunks=pace)
     worker.add(row("a", DEFAULT, prompt=1, tokens=20))
     act_until(worker, lambda: len(pace.told) == 8)

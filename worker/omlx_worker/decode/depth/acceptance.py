@@ -1,115 +1,87 @@
 """How many drafts rows may be expected to accept.
 
-A row has one record of the model's own drafts and one of those that are looked up or forced. The
-record of all rows is the prior. A row is expected to draft from the source of its last step; in
-steps deeper than the model's own, only from a match or a grammar.
+Drafts are the model's own, or found: looked up in earlier text, or forced by a grammar. Steps that
+draft deeper than the model's own depth have found drafts alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, product
+from operator import mul
 
+from omlx_worker.decode.depth.policies import RowView
 from omlx_worker.engine.row import Emission
 
-OF_ROW, OF_MODEL = 100, 3000  # first drafts after which a record's counts are halved
-PRIOR = 4.0  # drafts that the model's record counts for in a row's
-RATES = (0.8, 0.92)  # of a first draft, and of the next relative to it; high, so that some are made
-AHEAD = 3  # steps from a decision to the outcome of its drafts
-OWN, FOUND = 0, 1  # places of a row's records
+# In steps: after which counts are halved, that a guess counts for, and that a share is taken over.
+MEMORY, PRIOR, RECENT = 50, 4, 8
+GUESS = 0.8  # the rate of a first draft: high, so that some are made
 
 
 class Record:
-    """Drafts judged and accepted at each position, with fading memory.
+    """Drafts judged and accepted at each place of a window, a row and step. Old ones fade."""
 
-    Args:
-        depth: positions.
-        most: first drafts that are counted before all counts are halved.
-    """
+    def __init__(self, places: int) -> None:
+        self._judged, self._accepted = [0.0] * places, [0.0] * places
 
-    def __init__(self, depth: int, most: int) -> None:
-        self.tries, self.hits = [0.0] * depth, [0.0] * depth
-        self._most = most
+    def add(self, drafted: int, accepted: int, share: float) -> None:
+        """Count what this share of a step's rows drafted."""
+        for place in range(min(accepted + 1, drafted)):
+            self._judged[place] += share
+            self._accepted[place] += share * (place < accepted)
+        if self._judged[0] > MEMORY:
+            self._judged = [count / 2 for count in self._judged]
+            self._accepted = [count / 2 for count in self._accepted]
 
-    def add(self, judged: int, accepted: int) -> None:
-        for place in range(accepted):
-            self.tries[place] += 1
-            self.hits[place] += 1
-        if accepted < judged:
-            self.tries[accepted] += 1
-        if self.tries and self.tries[0] > self._most:
-            self.tries = [count / 2 for count in self.tries]
-            self.hits = [count / 2 for count in self.hits]
-
-    def expected(self, model: Record) -> list[float]:
-        """How many of 0, 1, ... drafts are accepted, with the model's record as prior."""
-        expected, general, rate, reach = [0.0], 1.0, 1.0, 1.0
-        for place, (tries, hits) in enumerate(zip(self.tries, self.hits, strict=True)):
-            last, usual = general, general * RATES[1] if place else RATES[0]
-            general = (2 * PRIOR * usual + model.hits[place]) / (2 * PRIOR + model.tries[place])
-            prior = min(rate * general / max(last, 1e-6), 1.0)
-            rate = (PRIOR * prior + hits) / (PRIOR + tries)
-            reach *= rate
-            expected.append(expected[-1] + reach)
-        return expected
+    def chances(self) -> list[float]:
+        """That each draft is accepted. A place is guessed to be like the one before it."""
+        rates = [GUESS]
+        for judged, accepted in zip(self._judged, self._accepted, strict=True):
+            rates.append((PRIOR * rates[-1] + accepted) / (PRIOR + judged))
+        return list(accumulate(rates[1:], mul))
 
 
 class Acceptance:
-    """What is known of the drafts of all rows.
+    """What became of drafts: of at most ``max_depth``, up to ``own_depth`` are the model's own.
 
-    Args:
-        max_depth: drafts of a row and step, at most.
-        own_depth: of those that the model itself makes; deeper steps have looked-up drafts alone.
+    All is kept by whether a grammar constrains the row, and by whether the drafts were found.
     """
 
     def __init__(self, max_depth: int, own_depth: int) -> None:
-        self._max_depth, self._own_depth = max_depth, own_depth
-        self._model, self._rows = self._records(OF_MODEL), dict[str, list[Record]]()
-        self._limits: Mapping[str, int] = {}
-        self._forced: Set[str] = frozenset()
-        self._found = set[str]()
-        self._sights = deque[frozenset[str]](maxlen=AHEAD)
-
-    def keep(self, limits: Mapping[str, int], constrained: Set[str] = frozenset()) -> None:
-        """Know these rows, with the most drafts of each, and forget all others."""
-        self._limits = limits
-        self._forced = frozenset() if self._own_depth else constrained
-        self._rows = {row: self._rows.get(row) or self._records(OF_ROW) for row in limits}
-        self._found &= limits.keys()
-
-    def decide(self) -> None:
-        """Remember which rows have a match in sight at the decision made now."""
-        self._sights.append(frozenset(self._found | self._forced))
+        self._places = {False: own_depth, True: max_depth}
+        kinds = product((False, True), repeat=2)
+        self._records = {kind: Record(self._places[kind[1]]) for kind in kinds}
+        # Rows with found drafts. At first lookups find nothing, and grammars force half the tokens.
+        self._shares = {False: 0.0, True: 0.5}
+        self._constrained: set[str] = set()
 
     def observe(self, emissions: Sequence[Emission], depth: int) -> None:
-        """Learn from the emissions of a step whose window had ``depth`` drafts."""
-        sights = self._sights[0] if self._sights else frozenset[str]()
-        for emission in emissions:
-            row, drafted, accepted = emission.row_id, emission.drafted, emission.accepted
-            if row not in self._rows:
-                continue
-            found = emission.source != "model"
-            (self._found.add if found else self._found.discard)(row)
-            if depth > self._own_depth and (found or row in sights):
-                # A draft that is not there counts as one that is not accepted.
-                self._add(row, FOUND, min(depth, self._limits[row]), accepted)
-            elif drafted:
-                self._add(row, FOUND if found else OWN, drafted, accepted)
+        """Learn from a step that judged up to ``depth`` drafts a row."""
+        alike = Counter(
+            (row.row_id in self._constrained, row.source != "model", row.drafted, row.accepted)
+            for row in emissions
+        )
+        for (constrained, found, drafted, accepted), count in alike.items():
+            share = count / len(emissions)
+            if drafted:
+                self._records[constrained, found].add(drafted, accepted, share)
+            # Without drafts a lookup still tells whether it found any; a grammar does not.
+            if depth or not constrained:
+                self._shares[constrained] += share * (found - self._shares[constrained]) / RECENT
 
-    def totals(self) -> list[float]:
-        """Drafts that all rows are expected to accept, at each depth."""
-        totals = [0.0] * (self._max_depth + 1)
-        for row, limit in self._limits.items():
-            kind = FOUND if row in self._found or row in self._forced else OWN
-            expected = self._rows[row][kind].expected(self._model[kind])
-            deepest = self._max_depth if kind == FOUND else self._own_depth
-            for depth in range(1, deepest + 1):
-                totals[depth] += expected[min(depth, limit)]
+    def expected(self, rows: Sequence[RowView]) -> list[float]:
+        """Drafts that these rows together accept in a step, by its depth."""
+        self._constrained = {row.row_id for row in rows if row.constrained}
+        gains = {found: [0.0] * places for found, places in self._places.items()}
+        alike = Counter((row.constrained, row.limit) for row in rows)
+        for (constrained, limit), count in alike.items():
+            share = self._shares[constrained]
+            for found, part in ((False, 1 - share), (True, share)):
+                chances = self._records[constrained, found].chances()
+                for place, chance in enumerate(chances[:limit]):
+                    gains[found][place] += count * part * chance
+        totals = list(accumulate(gains[True], initial=0.0))
+        for depth, accepted in enumerate(accumulate(gains[False], initial=0.0)):
+            totals[depth] += accepted
         return totals
-
-    def _records(self, most: int) -> list[Record]:
-        return [Record(depth, most) for depth in (self._own_depth, self._max_depth)]
-
-    def _add(self, row: str, kind: int, judged: int, accepted: int) -> None:
-        self._rows[row][kind].add(judged, accepted)
-        self._model[kind].add(judged, accepted)

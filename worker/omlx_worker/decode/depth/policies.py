@@ -1,59 +1,63 @@
-"""The modes of drafting as policies. Pure Python: a policy knows no MLX and no Redis."""
+"""What a depth policy sees and answers, and the fixed policies. No MLX and no Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from omlx_worker.decode.depth.auto import AutoPolicy
-from omlx_worker.decode.depth.records import Decision, RowView, StepReport
+from omlx_worker.engine.row import Emission
 
 Mode = Literal["auto", "hybrid", "mtp", "batched"]
+
+
+class RowView(NamedTuple):
+    """What a policy sees of a row that decodes.
+
+    Attributes:
+        limit: the most drafts a step that this row may have; 0 where it must not draft.
+        context: tokens in its cache.
+        constrained: whether a grammar may force drafts on it.
+    """
+
+    row_id: str
+    limit: int
+    context: int = 0
+    constrained: bool = False
 
 
 class DepthPolicy(Protocol):
     """Asked before every step; told about every step once its outcome is read."""
 
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:
-        """How deep to draft in the next step, for these rows, before ``coming`` more join."""
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
+        """How deep rows draft in the next step, each up to its limit, and why.
+
+        Args:
+            slots: of the batch in the step whose outcome is observed next.
+            coming: rows that join after that step; see `Scheduler.coming`.
+        """
         ...
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step."""
+    def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
+        """Learn from a step whose outcome has been read.
+
+        Args:
+            emissions: one a row.
+            depth: drafts in the window that it verified.
+            seconds: since the step before; None if anything but a step at this depth took time.
+        """
         ...
 
 
 class FixedPolicy:
-    """Every row drafts as deep as it may, up to one depth: `mtp`, and `batched` at depth 0.
-
-    Args:
-        alone: drafts only while there is one row: `hybrid`.
-    """
+    """One depth throughout, or while there is one row ``alone``."""
 
     def __init__(self, depth: int, *, alone: bool = False) -> None:
         self._depth, self._alone = depth, alone
 
-    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> Decision:  # noqa: ARG002
-        depth, reason = self._depth, f"depth {self._depth} throughout"
-        if self._alone:
-            depth = depth if len(rows) == 1 else 0
-            reason = "one row" if len(rows) == 1 else "more than one row"
-        depths = {row.row_id: k for row in rows if (k := min(row.limit, depth)) > 0}
-        return Decision(max(depths.values(), default=0), depths, reason)
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:  # noqa: ARG002
+        if not self._alone:
+            return self._depth, f"depth {self._depth} throughout"
+        return (self._depth, "one row") if len(rows) == 1 else (0, "more than one row")
 
-    def observe(self, report: StepReport) -> None:
+    def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
         pass
-
-
-def make_policy(mode: Mode, max_depth: int, own_depth: int | None = None) -> DepthPolicy:
-    """The policy of a mode.
-
-    Args:
-        max_depth: drafts a row and step, at most; 0 if nothing drafts.
-        own_depth: of those that the model makes itself; the others are looked up. None for all.
-    """
-    if mode == "batched" or max_depth == 0:
-        return FixedPolicy(0)
-    if mode == "auto":
-        return AutoPolicy(max_depth, own_depth)
-    return FixedPolicy(max_depth, alone=mode == "hybrid")

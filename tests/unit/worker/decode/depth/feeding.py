@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.policies import DepthPolicy
-from omlx_worker.decode.depth.records import RowView, StepReport
+from omlx_worker.decode.depth.policies import DepthPolicy, RowView
 from omlx_worker.engine.row import Emission, Source
 
 
@@ -41,7 +40,8 @@ def feed(
     batch = rows(*(limits or [3] * len(accepted)))
     chosen = [0, 0]
     for step in range(steps):
-        chosen.append(policy.choose(batch, len(batch)).depth)
+        depth, _ = policy.choose(batch, len(batch))
+        chosen.append(min(depth, max(row.limit for row in batch)))
         before, window, drafted = chosen[-3:]
         outcomes = [
             outcome(row.row_id, k, min(k, most), "model" if k <= own else "lookup")
@@ -50,5 +50,5 @@ def feed(
         ]
         took = seconds[window] * noise[step % len(noise)]
         steady = timed and before == window == drafted
-        policy.observe(StepReport(took if steady else None, len(batch), window, 100, outcomes))
+        policy.observe(outcomes, window, took if steady else None)
     return chosen[2:]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omlx_worker.decode.depth.driver import DepthDriver
-from omlx_worker.decode.depth.policies import make_policy
-from omlx_worker.decode.depth.records import Decision, RowView, StepReport
+from omlx_worker.decode.depth.driver import DepthDriver, make_policy
+from omlx_worker.decode.depth.policies import RowView
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.row import Emission, Row, Sampling
 
@@ -17,21 +16,15 @@ class Scripted:
     def __init__(self, *depths: int) -> None:
         self._depths = list(depths)
         self.seen: list[Sequence[RowView]] = []
-        self.reports: list[StepReport] = []
+        self.reports: list[tuple[Sequence[Emission], int, float | None]] = []
 
-    def choose(
-        self,
-        rows: Sequence[RowView],
-        slots: int,
-        coming: int = 0,
-    ) -> Decision:
+    def choose(self, rows: Sequence[RowView], slots: int, coming: int = 0) -> tuple[int, str]:
         self.seen.append(rows)
         depth = self._depths.pop(0)
-        depths = {row.row_id: min(depth, row.limit) for row in rows if min(depth, row.limit)}
-        return Decision(depth, depths, f"depth {depth}")
+        return depth, f"depth {depth}"
 
-    def observe(self, report: StepReport) -> None:
-        self.reports.append(report)
+    def observe(self, emissions: Sequence[Emission], depth: int, seconds: float | None) -> None:
+        self.reports.append((emissions, depth, seconds))
 
 
 def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:
@@ -39,11 +32,11 @@ def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:
 
 
 def emitted(name: str, tokens: int, drafted: int) -> Emission:
-    return Emission(name, [7] * tokens, "x", drafted=drafted, accepted=tokens - 1)
+    return Emission(name, [7] * tokens, "x", drafted=drafted, accepted=tokens - 1, window=drafted)
 
 
 def test_every_row_is_named_and_keeps_its_own_limit() -> None:
-    driver = DepthDriver(Scripted(3, 3), depth=4)
+    driver = DepthDriver(Scripted(3, 3))
     rows = [row("free"), row("none", depth=0), row("one", depth=1), row("many", depth=9)]
     depths = driver.before(rows, slots=4)
 
@@ -68,42 +61,37 @@ def run(driver: DepthDriver, drafted: Sequence[int | None]) -> list[bool]:
 
 def test_a_report_is_of_the_step_that_was_read() -> None:
     policy = Scripted(2, 2, 2)
-    run(DepthDriver(policy, depth=2), [None, 0, 2])
+    run(DepthDriver(policy), [None, 0, 2])
 
-    assert [report.depth for report in policy.reports] == [0, 2]
-    assert policy.reports[1].emissions == [emitted("a", 3, 2)]
+    assert [depth for _, depth, _ in policy.reports] == [0, 2]
+    assert policy.reports[1][0] == [emitted("a", 3, 2)]
     assert [views[0].context for views in policy.seen] == [5, 5, 6]
 
 
 def test_a_step_around_which_the_depth_changes_has_no_time() -> None:
     policy = Scripted(2, 2, 2, 0, 0, 0)
-    changed = run(DepthDriver(policy, depth=2), [None, 0, 2, 2, 2, 0])
+    changed = run(DepthDriver(policy), [None, 0, 2, 2, 2, 0])
 
     assert changed == [False, True, False, True, True, False]
-    assert [report.seconds for report in policy.reports] == [None, 0.01, None, None, 0.01]
+    assert [seconds for _, _, seconds in policy.reports] == [None, 0.01, None, None, 0.01]
 
 
 def test_the_time_of_a_mixed_step_is_not_reported() -> None:
     policy = Scripted(1, 1)
-    driver = DepthDriver(policy, depth=1)
+    driver = DepthDriver(policy)
     for seconds in (0.01, None):
         driver.before([row("a")], slots=1)
         driver.after([emitted("a", 2, 1)], seconds)
-    assert policy.reports[-1].seconds is None
+    assert policy.reports[-1][2] is None
 
 
 def test_modes_without_drafts_never_ask_for_any() -> None:
-    for policy in (make_policy("batched", 4), make_policy("auto", 0), make_policy("mtp", 0)):
-        driver = DepthDriver(policy, depth=0)
+    for mode, depth in (("batched", 4), ("auto", 0), ("mtp", 0)):
+        driver = DepthDriver(make_policy(mode, depth, depth))
         assert driver.before([row("a")], slots=1) == {"a": 0}
 
 
-def test_a_step_is_told_with_the_context_of_the_rows_that_decoded() -> None:
-    policy = Scripted(0, 0)
-    driver = DepthDriver(policy, depth=0)
-    rows = [row("short", prompt=100), row("shorter", prompt=50)]
-    for _ in range(2):
-        driver.before(rows, slots=2)
-        driver.after([emitted("short", 1, 0)], 0.01)
-        rows[0].tokens.append(7)
-    assert [report.context for report in policy.reports] == [100, 101]
+def test_the_depth_in_use_is_the_one_that_rows_may_have() -> None:
+    driver = DepthDriver(Scripted(3))
+    driver.before([row("one", depth=1), row("none", depth=0)], slots=2)
+    assert (driver.depth, driver.reason) == (1, "depth 3")

@@ -17,6 +17,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
 from omlx_worker.engine.drafts.lookup import Lookup
@@ -59,7 +60,7 @@ class Decoding:
             engine,
             MemoryBudget(PLENTY, 0, decoder.bytes_for),
             self.counters,
-            driver=DepthDriver.fixed(depth),
+            driver=DepthDriver(FixedPolicy(depth)),
             chunks=ChunkSize(256),
         )
 
