@@ -31,7 +31,6 @@ KNOWN = frozenset(
         "OMLX_QUEUE_LOG_FORMAT",
         "OMLX_QUEUE_LOG_LEVEL",
         "OMLX_QUEUE_LOOKUP",
-        "OMLX_QUEUE_LOOKUP_RING",
         "OMLX_QUEUE_MAX_BATCH",
         "OMLX_QUEUE_MEMORY_LIMIT",
         "OMLX_QUEUE_METAL_KERNEL",

@@ -27,11 +27,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from rich.console import Console
 
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.row import Sampling
@@ -48,7 +48,7 @@ DEEPEST = 3
 """Drafts that ``auto`` may choose."""
 
 LOOKUP = "lookup"
-"""Among the depths: no drafts, but every step looks for them, in a ring of random tokens."""
+"""Among the depths: no drafts are judged, but every step looks for them."""
 
 DISTINCT = 8
 """Prompts that are read; further rows decode copies of them, each with a seed of its own."""
@@ -94,8 +94,7 @@ class Sides:
     def _own(self, depth: str) -> Side:
         if depth == LOOKUP:
             model = as_ragged(self._network, drafts=False)
-            decoder = GivenDecoder(model, self._caches, 0, Lookup())
-            decoder.remember(mx.random.randint(0, model.vocabulary, (Lookup().ring,)))
+            decoder = GivenDecoder(model, self._caches, 0, MAX_DRAFT_DEPTH)
             return DecoderSide(decoder, mode="batched", name=LOOKUP)
         deepest = DEEPEST if depth == AUTO else int(depth)
         model = as_ragged(self._network, drafts=deepest > 0)

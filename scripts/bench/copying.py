@@ -5,8 +5,8 @@
 
 64 edits: a held-out Python file, the line "the same file with f renamed to g", and the beginning of
 the copy, since the demo model follows no instruction but goes on with a copy. 64 ordinary prompts:
-held-out beginnings. Greedy, each prompt once, so a ring never holds its own answer. The sides take
-turns group by group: no drafts, the model's head, lookups, both; with drafts the depth is `auto`'s.
+held-out beginnings. Greedy. The sides take turns group by group: no drafts, the model's head,
+lookups, both; with drafts the depth is `auto`'s.
 A ratio is taken within a group, to the head's speed in it, and the median over groups is told.
 
 On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
@@ -32,22 +32,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.row import Sampling
 from scripts.bench.models import add_model_options, model_of
 
 PROMPTS, DEPTH = 64, 3
-SIDES: dict[str, tuple[int, Lookup | None]] = {
-    "head": (DEPTH, None),
-    "plain": (0, None),
-    "lookup": (0, Lookup()),
-    "both": (DEPTH, Lookup()),
+SIDES: dict[str, tuple[int, int]] = {
+    "head": (DEPTH, 0),
+    "plain": (0, 0),
+    "lookup": (0, MAX_DRAFT_DEPTH),
+    "both": (DEPTH, MAX_DRAFT_DEPTH),
 }
 
 

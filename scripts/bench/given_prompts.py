@@ -16,7 +16,6 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
@@ -102,7 +101,7 @@ class GivenDecoder(RaggedDecoder):
     """A decoder whose rows join as soon as they are added."""
 
     def __init__(
-        self, model: RaggedModel, caches: PromptCaches, depth: int, lookup: Lookup | None = None
+        self, model: RaggedModel, caches: PromptCaches, depth: int, lookup: int = 0
     ) -> None:
         super().__init__(model, depth, lookup)
         self._given = caches

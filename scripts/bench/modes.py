@@ -94,8 +94,8 @@ def main() -> None:
 def started(
     args: argparse.Namespace, url: str, folder: Path, mode: str
 ) -> AbstractContextManager[Process]:
-    """A worker whose alias is its mode. Laps repeat prompts, so it forgets ended texts."""
-    options = {"model": args.model, "max-batch": max(args.jobs), "mode": mode, "lookup-ring": 0}
+    """A worker whose alias is its mode."""
+    options = {"model": args.model, "max-batch": max(args.jobs), "mode": mode}
     return worker(url, mode, options, {"OMLX_QUEUE_STATE_DIR": str(folder)})
 
 

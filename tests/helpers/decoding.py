@@ -16,7 +16,6 @@ from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_worker.engine.checkpoint import DEMO, resolve
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import Decoder
 from omlx_worker.engine.loader import load
 from omlx_worker.engine.models.families import as_ragged
@@ -46,7 +45,7 @@ class Loaded:
         """The demo model, loaded once a process."""
         return cls.at(resolve(DEMO))
 
-    def decoder(self, depth: int = 0, lookup: Lookup | None = None) -> RaggedDecoder:
+    def decoder(self, depth: int = 0, lookup: int = 0) -> RaggedDecoder:
         model = as_ragged(self.network, drafts=depth > 0, checks=False)
         return RaggedDecoder(model, depth, lookup)
 

@@ -12,8 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from omlx_worker.engine.drafts.lookup import LONGEST, PIECE, Lookup
-from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.lookups import LONGEST, PIECE, history_of
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.step import Outcome, State, advance, fit
@@ -53,7 +52,6 @@ def draw_pairs(
         step: decodes one window of every row.
     """
     counted: Counter[tuple[int, int]] = Counter()
-    looking = Lookups(Lookup(ring=0), 0, VOCABULARY)
     for lap in range(rounds):
         rows = [replace(sampling, seed=lap * ROWS + index) for index in range(ROWS)]
         plan = Plan.of(rows, drafts=True)
@@ -65,7 +63,7 @@ def draw_pairs(
         state: State = dict.fromkeys(names, zeros) | {"pending": mx.full((ROWS,), START, mx.int32)}
         if text:
             state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
-            history = widened(looking.begin([*text, START])["history"], LONGEST + PIECE)
+            history = widened(history_of([*text, START]), LONGEST + PIECE)
             state["history"] = mx.broadcast_to(history, (ROWS, history.shape[1]))
         if plan.penalties:
             state["counts"] = mx.zeros((ROWS, VOCABULARY), mx.int32)
@@ -76,11 +74,7 @@ def draw_pairs(
         while lengths.min() < 3:
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
-            before = state
-            outcome, state = step(model, before, settings, plan, depth, own)
-            if text:
-                emitted, limits = outcome.tokens, settings["depth"]
-                state = looking.step(before, state, emitted, limits, depth, ratio=plan.ratio)
+            outcome, state = step(model, state, settings, plan, depth, own)
             accepted = np.array(outcome.counts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)

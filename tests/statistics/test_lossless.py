@@ -66,8 +66,10 @@ def test_an_eighth_of_the_samples_follow_the_target_law(rule: str) -> None:
     assert disagreement(counted, exact_pairs(model, sampling)) < 1
 
 
-# What follows the last tokens, `START` included, differs from what the target prefers.
-TEXT = [5, 5, 4, 4, 3, 3, 5, 4, 0, START, 1, 3, 5, 0, START, 3, 1, 4, 0]
+# Four first tokens complete a match of six. What followed it is not what the target prefers.
+BEFORE = [5, 4, 3, 0]
+FOLLOWED = [[0, 4, 1], [1, 3, 5], [3, 1, 0], [5, 3, 4]]
+TEXT = [token for followed in FOLLOWED for token in (*BEFORE, START, *followed)] + BEFORE
 
 
 @pytest.mark.statistics

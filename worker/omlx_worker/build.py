@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize
 from redis import Redis
 
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.budget import in_units
 from omlx_worker.decode.depth.driver import DepthDriver, make_policy
@@ -16,7 +17,6 @@ from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from omlx_worker.engine.drafts.graft import Graft
-    from omlx_worker.engine.drafts.lookup import Lookup
     from omlx_worker.engine.engine import DecodingEngine
     from omlx_worker.engine.loader import Prefixes
 
@@ -86,15 +86,11 @@ def _graft(settings: WorkerSettings) -> Graft | None:
     return Graft(settings.mtp_from, settings.state_dir) if settings.mtp_from else None
 
 
-def _lookup(settings: WorkerSettings) -> Lookup | None:
-    """How drafts are looked up. A mode that does not choose the depth has one for all drafts."""
-    from omlx_worker.engine.drafts.lookup import Lookup
-
+def _lookup(settings: WorkerSettings) -> int:
+    """Drafts that are looked up, at most. A mode that does not choose the depth has one for all."""
     if not (settings.lookup and settings.depth):
-        return None
-    if settings.mode == "auto":
-        return Lookup(ring=settings.lookup_ring)
-    return Lookup(settings.depth, settings.lookup_ring)
+        return 0
+    return MAX_DRAFT_DEPTH if settings.mode == "auto" else settings.depth
 
 
 def _prefixes(settings: WorkerSettings) -> Prefixes | None:

@@ -21,7 +21,7 @@ USAGE = 2
 SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "draft_model"),
     "Decoding": (
-        *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup", "lookup_ring"),
+        *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup"),
         *("acceptance", "state_dir"),
     ),
     "Queue and Redis": (

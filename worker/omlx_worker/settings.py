@@ -87,9 +87,6 @@ class WorkerSettings(BaseSettings):
     lookup: bool = Field(
         default=True, description="Also draft what followed the same tokens before."
     )
-    lookup_ring: int = Field(
-        default=65_536, ge=0, description="Tokens of ended texts that lookups search; 0 for none."
-    )
     acceptance: Literal["coupled", "ratio"] = Field(
         default="coupled", description="The rule for drafts of requests without a seed."
     )

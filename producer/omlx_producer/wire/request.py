@@ -79,9 +79,8 @@ class GenerationRequest(RequestPart):
     The worker makes a missing seed from the job id, so a retry gives the same text. ``draft_depth``
     limits speculation and ``draft: false`` turns it off. Neither changes the distribution, nor the
     text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
-    prompts with the same prefix. Requests share such prefixes, and texts to look drafts up in,
-    only with requests of the same ``cache_salt``. A job that is not finished ``completion_window``
-    after its submission fails.
+    prompts with the same prefix. Requests share such prefixes only with requests of the same
+    ``cache_salt``. A job that is not finished ``completion_window`` after its submission fails.
 
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue

@@ -39,8 +39,7 @@ class CrewMember:
             **{"model": "demo", "model-alias": ALIAS, "name": name, "redis-url": url},
             # The demo shows drafts, also where they do not pay.
             **{"mode": "mtp", "max-batch": max_batch, "lease-seconds": LEASE_SECONDS},
-            # Own text alone: the other jobs ran a moment ago.
-            **{"lookup-ring": 0, "state-dir": folder, "redis-grace": 10},
+            **{"state-dir": folder, "redis-grace": 10},
         }
         given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         with self._log.open("wb") as output:

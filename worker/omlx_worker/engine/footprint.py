@@ -12,7 +12,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.interface import LONGEST_CHUNK
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
@@ -25,7 +24,7 @@ IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
 
 _SEARCHED = 3
-"""Arrays ``[S, ring + history]`` int32 that a search for drafts holds at once. Measured: 2.3, or 13
+"""Arrays ``[S, history]`` int32 that a search for drafts holds at once. Measured: 2.3, or 13
 where `mx.compile` is off."""
 
 
@@ -93,10 +92,10 @@ class Footprint:
 
     Args:
         depth: drafts a row and step, at most.
-        lookup: how drafts are looked up; None if they are not.
+        looks_up: whether drafts are looked up.
     """
 
-    def __init__(self, model: RaggedModel, depth: int, lookup: Lookup | None = None) -> None:
+    def __init__(self, model: RaggedModel, depth: int, *, looks_up: bool = False) -> None:
         # Never evaluated, so nothing is allocated.
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
@@ -120,7 +119,7 @@ class Footprint:
         # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._prompt = state
-        self._lookup = lookup
+        self._looks_up = looks_up
 
     @property
     def of_row(self) -> RowBytes:
@@ -143,11 +142,11 @@ class Footprint:
 
     def of_histories(self, layouts: Sequence[Layout]) -> int:
         """Bytes of histories, and of a search for drafts, in any of these layouts."""
-        if not self._lookup:
+        if not self._looks_up:
             return 0
         slots = max(map(slots_of, layouts), default=0)
         length = max(map(history_length, layouts), default=0)
-        return 4 * slots * (IN_FLIGHT * length + _SEARCHED * (self._lookup.ring + length))
+        return 4 * slots * (IN_FLIGHT + _SEARCHED) * length
 
     def of_prompts(self, lengths: Sequence[int]) -> int:
         """Bytes of prompts while they are read, with the room that rows have which meet.

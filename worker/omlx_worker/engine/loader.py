@@ -20,7 +20,6 @@ from omlx_worker.engine.checkpoint import resolve
 from omlx_worker.engine.constraints import Grammars
 from omlx_worker.engine.drafts.draft_model import WithDraftModel
 from omlx_worker.engine.drafts.graft import Graft, head_hint
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.drafts.mtp import MTPHead, with_head
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
@@ -57,7 +56,7 @@ def load_engine(
     ratio: bool = False,
     graft: Graft | None = None,
     draft_model: str | None = None,
-    lookup: Lookup | None = None,
+    lookup: int = 0,
     prefixes: Prefixes | None = None,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
 ) -> DecodingEngine:
@@ -70,7 +69,7 @@ def load_engine(
         ratio: judge the drafts of requests without a seed by the ratio rule.
         graft: see `load`; left out at depth 0.
         draft_model: named like ``model``; not loaded at depth 0.
-        lookup: how drafts are looked up; None for not at all.
+        lookup: most drafts a step that are looked up; 0 for none.
         prefixes: how beginnings of prompts are kept; None for not at all.
         chat_tokens: of a chat that sets no limit, at most.
 
@@ -214,7 +213,7 @@ def decoder_of(
     max_rows: int,
     depth: int,
     draft: nn.Module | None = None,
-    lookup: Lookup | None = None,
+    lookup: int = 0,
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else the faster of mlx-lm's loops that is right.

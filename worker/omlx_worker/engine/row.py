@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from omlx_worker.engine.constraints import Grammar
 
 Source = Literal["model", "lookup", "grammar"]
-"""Who drafts: the model itself by its head or draft model, a lookup in earlier text, or a grammar
+"""Who drafts: the model itself by its head or draft model, a lookup in its own text, or a grammar
 that leaves one way to go on."""
 
 SOURCES: tuple[Source, ...] = ("model", "lookup", "grammar")
@@ -74,9 +74,8 @@ class Row:
         generated: tokens that an interrupted or paused run has produced, oldest first. They are
             read after the prompt, count towards ``max_tokens`` and penalties, and are not
             emitted again.
-        cache: whether its prompt may be taken from the prefix cache and kept there, and drafts of
-            other rows may be looked up in its text.
-        salt: rows share prompts and texts with rows of the same salt alone.
+        cache: whether its prompt may be taken from the prefix cache and kept there.
+        salt: rows share prompts with rows of the same salt alone.
         marks: lengths of beginnings that later prompts may share, such as a system message's.
         goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.

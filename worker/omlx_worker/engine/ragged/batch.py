@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import LEAD, Lookup
 from omlx_worker.engine.footprint import Footprint, RowBytes
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
 from omlx_worker.engine.ragged.layout import Layout, grown, reachable
-from omlx_worker.engine.ragged.lookups import Lookups
+from omlx_worker.engine.ragged.lookups import history_of
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, params, report
 from omlx_worker.engine.ragged.slots import Slot, Slots
@@ -54,33 +53,32 @@ class _Flight:
 class Batch:
     """The rows being decoded on one model.
 
+    Args:
+        depth: drafts of a row and step, at most, that the model makes itself.
+        lookup: the same of those that are looked up; 0 for none.
+
     Attributes:
         depth: drafts per row and step, at most; a row may have a lower limit.
         own_depth: of those that the model makes itself; the others are looked up.
         reads: how many outcomes the host has read.
     """
 
-    def __init__(self, model: RaggedModel, depth: int = 0, lookup: Lookup | None = None) -> None:
+    def __init__(self, model: RaggedModel, depth: int = 0, lookup: int = 0) -> None:
         self.own_depth = depth if model.drafts else 0
-        self.depth = max(lookup.depth if lookup else 0, self.own_depth)
+        self.depth = max(lookup, self.own_depth)
+        self.looks_up = lookup > 0
         self.reads = 0
         self.weight_bytes = model.weight_bytes
         self._model = model
-        self._lookups = Lookups(lookup, self.own_depth, model.vocabulary) if lookup else None
-        self._slots = Slots(model, looks_up=lookup is not None)
+        self._slots = Slots(model, looks_up=self.looks_up)
         self._buffers = self._slots.buffers
-        self._footprint = Footprint(model, self.depth, lookup)
+        self._footprint = Footprint(model, self.depth, looks_up=self.looks_up)
         self._suspended: dict[str, tuple[Slot, Snapshot]] = {}
         self._plan = Plan()
         self._params: Params = {}
-        self._owners: mx.array | None = None
         self._depths: Mapping[str, int] = {}
         self._steps = Steps(model, self.own_depth)
         self._in_flight: _Flight | None = None
-
-    @property
-    def looks_up(self) -> bool:
-        return self._lookups is not None
 
     @property
     def slots(self) -> int:
@@ -118,8 +116,8 @@ class Batch:
         values = {"pending": history[-1], "cursors": length, "body_lengths": length}
         values |= {"accepted": 0, "drafted": 0, "source": 0}
         state = {name: mx.array([value], mx.int32) for name, value in values.items()}
-        if self._lookups:
-            state |= self._lookups.begin(history)
+        if self.looks_up:
+            state["history"] = history_of(history)
         if row.sampling.penalises:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
         slot = Slot(row, history, length, length, row.max_tokens - len(row.generated))
@@ -156,11 +154,6 @@ class Batch:
             return
         index = self._slots.find(row_id)
         if index is not None:
-            slot = self._slots.at(index)
-            if self._lookups and slot.row.cache:
-                history = self._buffers.state["history"]
-                text = history[index, LEAD + len(slot.row.prompt) : LEAD + self._committed(slot)]
-                self._lookups.remember(text, slot.row.salt)
             self._slots.free(index).left = True
 
     def text_so_far(self, row_id: str) -> tuple[list[int], Arrays]:
@@ -176,11 +169,6 @@ class Batch:
         length = slot.cursor - in_flight + 1 if in_flight else slot.cursor - slot.accepted
         self._slots.drain()
         return slot.tokens[:length], self._buffers.beginning(index, slot.body_length, length)
-
-    def remember(self, text: mx.array) -> None:
-        """Look drafts up in these tokens too, ``[N]`` int32, until they are the oldest."""
-        if self._lookups:
-            self._lookups.remember(text)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Dispatch a step, then read the outcome of the last one.
@@ -239,12 +227,8 @@ class Batch:
             return masks.fill(before, depth)
 
         outcome = self._steps.run(buffers, self._params, plan, depth, fill if masked else None)
-        limits = self._params["depth"]
-        if self._lookups:
-            buffers.state = self._lookups.step(
-                before, buffers.state, outcome.tokens, limits, depth, self._owners, ratio=plan.ratio
-            )
         if masked:
+            limits = self._params["depth"]
             buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
         rows = self._slots.taken
         for _, slot in rows:
@@ -280,10 +264,6 @@ class Batch:
             steps.append(step)
         return steps
 
-    def _committed(self, slot: Slot) -> int:
-        """Tokens of a row that the host has read, the pending one left out."""
-        return slot.cursor - self._width_in_flight(slot)
-
     def _width_in_flight(self, slot: Slot) -> int:
         """Of the step in flight, if the row is in it; else 0."""
         flight = self._in_flight
@@ -311,8 +291,6 @@ class Batch:
         self._params = params(rows, self._plan)
         self._params["active"] = mx.array([slot is not None for slot in slots], mx.int32)
         self._params["depth"] = mx.array(depths, mx.int32)
-        if self._lookups:
-            self._owners = self._lookups.owners([slot.row.salt if slot else None for slot in slots])
         self._slots.changed = False
         self._buffers.keep("counts", self._plan.penalties, (), mx.int32)
         drafts = self._buffers.state.get("drafts")

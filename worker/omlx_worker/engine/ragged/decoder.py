@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
@@ -26,7 +25,7 @@ class RaggedDecoder(Batch):
         self,
         model: RaggedModel,
         depth: int = 0,
-        lookup: Lookup | None = None,
+        lookup: int = 0,
         prefixes: PrefixCache | None = None,
     ) -> None:
         super().__init__(model, depth, lookup)

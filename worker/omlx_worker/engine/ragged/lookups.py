@@ -1,151 +1,109 @@
-"""Looks drafts up in a dispatch of its own, right behind the step.
+"""Drafts that are looked up: what followed a row's last tokens where they occurred before.
 
-A batch that looks drafts up has ``history`` in its state too: ``[S, LONGEST + L]`` int32, every
-token, the pending one included, `LEAD` after its position; `START` before them.
+The longest suffix of a row's history, of `LONGEST` tokens or fewer, is searched for earlier in the
+same history, the prompt included. The tokens after the match are the drafts. A step searches in
+its own dispatch, so all of it stays on the device. Rows look up nothing in each other's texts.
 
-The search is compiled apart from the step and dispatched right behind it, so the host waits for
-neither. A trace of a step takes as long as a dozen steps; that of a search takes next to nothing,
-so the ring may grow.
+A batch that looks drafts up has ``history`` in its state: ``[S, LONGEST + L]`` int32, every token,
+the pending one included, `LEAD` after its position; `START` before them.
+
+The idea is prompt lookup (Saxena 2023).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache, partial
-from itertools import count
 
 import mlx.core as mx
 
-from omlx_worker.engine.drafts.lookup import (
-    BEFORE_OWN,
-    GAP,
-    LEAD,
-    PIECE,
-    SHORTEST,
-    START,
-    Lookup,
-    Ring,
-    places,
-    search,
-)
 from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.row import SOURCES
 
-MOST_SALTS = 4096
-"""Salts whose texts are looked up in. What a forgotten one left in the ring is found by nobody."""
+LONGEST, SHORTEST = 8, 3
+"""Tokens of a match."""
+
+BEFORE_OWN = 5
+"""Tokens of a match whose drafts replace the model's own."""
+
+LEAD = LONGEST - 1
+"""Entries before a history, so that a match may end at its first tokens too."""
+
+START = -1
+"""Before a history: no token, so no match begins there."""
+
+PIECE = 256
+"""Tokens that one thread block of a GPU searches."""
 
 _SOURCE = SOURCES.index("lookup")
 
-State = dict[str, mx.array]
+
+def history_of(tokens: Sequence[int]) -> mx.array:
+    """The history of a row that joins with these tokens, ``[1, LEAD + N]``."""
+    return mx.array([[START] * LEAD + list(tokens)], mx.int32)
 
 
-class Lookups:
-    """What a batch looks drafts up in.
+def written(history: mx.array, cursors: mx.array, emitted: mx.array) -> mx.array:
+    """The histories with a step's samples ``[S, W]``; ``cursors`` are those before it."""
+    places = cursors[:, None] + _places(1 + LEAD, emitted.shape[1])
+    return mx.put_along_axis(history, places, emitted, axis=1)
+
+
+def look_up(
+    state: dict[str, mx.array], limits: mx.array, depth: int, shortest: int, vocabulary: int
+) -> dict[str, mx.array]:
+    """Replace drafts by those that are looked up; returns what changes of the state.
 
     Args:
-        own_depth: drafts of a row and step, at most, that the model makes itself.
-        vocabulary: tokens.
+        state: after a step, ``history`` included.
+        limits: ``[S]`` int32, drafts of each row, at most.
+        depth: drafts that the next step may judge for any row. With 0 the state says which rows
+            have a match, so that the depth policy knows.
+        shortest: tokens of a match, at least.
+        vocabulary: 0 if the drafts' distributions are not asked for.
     """
-
-    def __init__(self, lookup: Lookup, own_depth: int, vocabulary: int) -> None:
-        self._ring = Ring(lookup.ring) if lookup.ring >= PIECE else None
-        self._owners: OrderedDict[str, int] = OrderedDict()
-        self._unused = count(1)
-        self._own_depth = own_depth
-        self._function = cache(
-            lambda **options: mx.compile(partial(_look, **options, vocabulary=vocabulary))
-        )
-
-    def begin(self, history: Sequence[int]) -> State:
-        """A joining row's part of the state, ``[1, ...]``."""
-        return {"history": mx.array([[START] * LEAD + list(history)], mx.int32)}
-
-    def owners(self, salts: Sequence[str | None]) -> mx.array:
-        """``[S]`` int32: a number for each salt, never that of another one; 0 for none."""
-        return mx.array([self._owner(salt) for salt in salts], mx.int32)
-
-    def remember(self, text: mx.array, salt: str | None = None) -> None:
-        """Look drafts of rows with this salt up in these tokens too, ``[N]`` int32, until they are
-        the oldest."""
-        if self._ring:
-            self._ring.add(text, self._owner(salt))
-
-    def step(
-        self,
-        before: State,
-        after: State,
-        emitted: mx.array,
-        limits: mx.array,
-        depth: int,
-        owners: mx.array | None = None,
-        *,
-        ratio: bool,
-    ) -> State:
-        """Draft for the next step what can be looked up; returns the new state.
-
-        Args:
-            before, after: the state before a step and the one that it returned.
-            emitted: ``[S, W]`` int32, the step's samples.
-            limits: ``[S]`` int32, drafts of each row, at most.
-            depth: drafts that the next step may judge for any row. With 0 the state says which rows
-                have a match, so that the depth policy knows.
-            owners: see `owners`; None if no row has a salt.
-            ratio: whether a row's drafts are judged by the `ratio` rule.
-        """
-        ring = None
-        if self._ring:
-            theirs = mx.zeros_like(limits) if owners is None else owners
-            ring = (self._ring.tokens, self._ring.owners, theirs)
-        # In a deeper step the model drafts nothing that a match would have to beat.
-        shortest = BEFORE_OWN if max(depth, 1) <= self._own_depth else SHORTEST
-        function = self._function(depth=depth, shortest=shortest, ratio=ratio)
-        found: State = function(before["history"], before["cursors"], after, emitted, limits, ring)
-        return after | found
-
-    def _owner(self, salt: str | None) -> int:
-        if salt is None:
-            return 0
-        if salt not in self._owners:
-            self._owners[salt] = next(self._unused)
-        self._owners.move_to_end(salt)
-        if len(self._owners) > MOST_SALTS:
-            self._owners.popitem(last=False)
-        return self._owners[salt]
-
-
-def _look(
-    history: mx.array,
-    cursors: mx.array,
-    after: State,
-    emitted: mx.array,
-    limits: mx.array,
-    ring: tuple[mx.array, mx.array, mx.array] | None,
-    *,
-    depth: int,
-    shortest: int,
-    ratio: bool,
-    vocabulary: int,
-) -> State:
-    written = cursors[:, None] + places(1 + LEAD, emitted.shape[1])
-    history = mx.put_along_axis(history, written, emitted, axis=1)
-    texts = None
-    if ring is not None:
-        tokens, owners, rows = ring
-        texts = mx.where(owners == rows[:, None], tokens, GAP)
-    drafts, counts = search(history, after["cursors"], texts, max(depth, 1), shortest)
-    chosen = counts > 0
-    state = {
-        "history": history,
-        "source": mx.where(chosen, _SOURCE, after["source"]),
-        "drafted": mx.where(chosen, mx.minimum(counts, limits), after["drafted"]),
+    tokens, found = search(state["history"], state["cursors"], max(depth, 1), shortest)
+    changed = {
+        "source": mx.where(found, _SOURCE, state["source"]),
+        "drafted": mx.where(found, mx.minimum(limits, depth), state["drafted"]),
     }
-    if depth:
-        state |= merged(drafts, chosen, after, depth, vocabulary if ratio else 0)
-    return state
+    return changed | merged(tokens, found, state, depth, vocabulary) if depth else changed
 
 
-def merged(tokens: mx.array, chosen: mx.array, after: State, depth: int, vocabulary: int) -> State:
+def search(
+    history: mx.array, cursors: mx.array, depth: int, shortest: int
+) -> tuple[mx.array, mx.array]:
+    """What followed the latest of the longest matches of every row, ``[S, depth]`` int32, and
+    whether it has one, ``[S]`` bool.
+
+    On a GPU the cost is that of the kernel launches, so indices are constants and most operations
+    fuse.
+
+    Args:
+        history: ``[S, LONGEST + L]``; ``L`` is a multiple of `PIECE`.
+        cursors: ``[S]`` int32, the position of each row's last token.
+        shortest: tokens of a match, at least.
+    """
+    size = history.shape[1] - LONGEST
+    last = cursors[:, None]
+    suffix = mx.take_along_axis(history, last + _places(LEAD, -LONGEST), axis=1)
+    shifted = [history[:, LEAD - back : LEAD - back + size] for back in range(LONGEST)]
+    *equal, length = (part == suffix[:, b : b + 1] for b, part in enumerate(shifted))
+    for same in reversed(equal):
+        length = same * (1 + length)
+    ends = _places(0, size)
+    scores = mx.where((length >= shortest) & (ends < last), length * size + ends, 0)
+    # In two stages, since a GPU gives a row to a single block.
+    best = scores.reshape(scores.shape[0], -1, PIECE).max(axis=2).max(axis=1, keepdims=True)
+
+    ends = best % size
+    # A text that repeats itself goes on repeating past its own end.
+    after = ends + (1 + LEAD) + _places(0, depth) % mx.maximum(last - ends, 1)
+    return mx.take_along_axis(history, after, axis=1), best[:, 0] > 0
+
+
+def merged(
+    tokens: mx.array, chosen: mx.array, state: dict[str, mx.array], depth: int, vocabulary: int
+) -> dict[str, mx.array]:
     """The drafts of the next step: ``tokens`` where ``chosen``, ``[S]`` bool, else as they are.
 
     A draft that was not sampled is certain, so its distribution is a point mass: under ``ratio`` it
@@ -153,15 +111,21 @@ def merged(tokens: mx.array, chosen: mx.array, after: State, depth: int, vocabul
 
     Args:
         tokens: ``[S, depth]`` int32.
-        after: the state, with the model's own drafts if it has made any.
+        state: after a step, with the model's own drafts if it has made any.
         vocabulary: 0 if no distributions are asked for.
     """
-    where, state = chosen[:, None], {"drafts": tokens}
-    if "drafts" in after:
-        state["drafts"] = mx.where(where, tokens, widened(after["drafts"], depth))
+    where, after = chosen[:, None], {"drafts": tokens}
+    if "drafts" in state:
+        after["drafts"] = mx.where(where, tokens, widened(state["drafts"], depth))
     if vocabulary:
         weights = mx.where(mx.arange(vocabulary) == tokens[..., None], 0.0, -mx.inf)
-        if "weights" in after:
-            weights = mx.where(where[..., None], weights, widened(after["weights"], depth))
-        state["weights"] = weights
-    return state
+        if "weights" in state:
+            weights = mx.where(where[..., None], weights, widened(state["weights"], depth))
+        after["weights"] = weights
+    return after
+
+
+def _places(first: int, count: int) -> mx.array:
+    """``first``, and as many after it, or before it if ``count`` is negative; ``[|count|]``."""
+    step = 1 if count > 0 else -1
+    return mx.array(list(range(first, first + count, step)), mx.int32)

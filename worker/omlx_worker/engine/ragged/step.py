@@ -11,7 +11,6 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
 ``counts``        ``[S, V]``, how often each token occurs in the history; only with penalties
-
 ``history``       see `omlx_worker.engine.ragged.lookups`; only if drafts are looked up
 
 Every step, with drafts or without, writes the head's keys and values of the tokens it commits, so
@@ -28,6 +27,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.attention_cache import spans_of
+from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, look_up, written
 from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
@@ -194,6 +194,7 @@ def commit(
         counted = (mx.arange(width) <= accepted[:, None]).astype(mx.int32)
         counts = after["counts"] = counts.at[rows, emitted].add(counted)
     following = mx.concatenate([tokens[:, :1], emitted], axis=1)
+    shortest = BEFORE_OWN if own else SHORTEST
     own = min(own, depth)
     proposed = None
     if own:
@@ -216,10 +217,15 @@ def commit(
         model.draft(following, hidden, caches, window)
     after["drafted"] = mx.minimum(params["depth"], own)
     after["source"] = mx.zeros_like(offered)
+    if "history" in state:
+        after["history"] = written(state["history"], cursors, emitted)
     if proposed is not None:
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
             after["weights"] = proposed.weights
+    if "history" in state:
+        vocabulary = model.vocabulary if plan.ratio else 0
+        after |= look_up(after, params["depth"], depth, shortest, vocabulary)
     judged = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
     return Outcome(judged, emitted, target.logits), after
 

@@ -1,38 +1,41 @@
-"""Rows whose drafts are looked up: the same text, whoever drafts, however deep."""
+"""Drafts are what followed a row's last tokens before; the text is the same, whoever drafts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from unittest.mock import patch
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.engine.drafts.lookup import (
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.lookups import (
     BEFORE_OWN,
-    GAP,
     LEAD,
     LONGEST,
     PIECE,
     SHORTEST,
-    Lookup,
+    history_of,
+    search,
 )
-from omlx_worker.engine.ragged import lookups
-from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.lookups import Lookups
 from omlx_worker.engine.ragged.recurrent_cache import widened
-from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.ragged.sampling import Plan, params
+from omlx_worker.engine.ragged.step import RowStep, advance
 from omlx_worker.engine.row import SOURCES, Row, Sampling, Source
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+from tests.helpers.table_model import TableModel
 
 PROMPTS = {
     "loop": [5, 9, 13, 21, 34, 55, 89, 144] * 3,
     "short": [3],
     "words": [*range(40, 70), 7, 7, 7],
 }
+LOOP = "value = 1\n" * 8
 SEEDED = Sampling(temperature=0.7, top_p=0.95, seed=11)
 TOKENS = 48
 
@@ -71,84 +74,41 @@ def rows(sampling: Sampling) -> list[Row]:
 def test_a_text_is_the_same_at_every_depth_and_in_company(qwen: Loaded, sampling: Sampling) -> None:
     alone = {r.row_id: run(qwen.decoder(), [r])[r.row_id] for r in rows(sampling)}
 
-    for own, lookup in ((0, Lookup(1)), (0, Lookup(8)), (2, Lookup(3)), (3, Lookup(8, ring=0))):
+    for own, lookup in ((0, 1), (0, 8), (2, 3), (3, 8)):
         decoder = qwen.decoder(own, lookup)
         assert run(decoder, rows(sampling), arrivals={"words": 4}) == alone, (own, lookup)
 
 
-def test_a_text_in_the_ring_is_copied_in_few_steps(qwen: Loaded) -> None:
-    model = qwen.decoder(0, Lookup())._model
-    decoder = Counting(model, 0, Lookup(8))
-    first = run(decoder, [row("first", PROMPTS["words"], TOKENS)])
-    before, reads = decoder.accepted["lookup"], decoder.reads
+def test_a_text_that_repeats_itself_is_copied_in_few_steps(demo: Loaded) -> None:
+    prompt = demo.tokenizer.encode(LOOP)
+    decoder = Counting(demo.decoder()._model, 0, 8)
 
-    second = run(decoder, [row("second", PROMPTS["words"], TOKENS)])
-
-    assert second["second"] == first["first"]
-    assert decoder.accepted["lookup"] - before > TOKENS // 2
-    assert decoder.reads - reads < TOKENS // 2
+    assert run(decoder, [row("again", prompt, TOKENS)])["again"] == demo.greedy(prompt, TOKENS)
+    assert decoder.accepted["lookup"] > TOKENS // 2
+    assert decoder.reads < TOKENS // 2
 
 
-def test_a_row_that_is_not_cached_leaves_nothing_to_other_rows(qwen: Loaded) -> None:
-    decoder = qwen.decoder(2, Lookup(2))
-    lookups = decoder._lookups
-    assert lookups
-    assert lookups._ring
-
-    run(decoder, [replace(row("own", PROMPTS["words"], TOKENS), cache=False)])
-
-    assert mx.all(lookups._ring.tokens == GAP)
-    run(decoder, [row("shared", PROMPTS["words"], TOKENS)])
-    assert mx.any(lookups._ring.tokens != GAP)
-
-
-def test_a_text_in_the_ring_is_found_by_rows_of_its_salt_alone(qwen: Loaded) -> None:
-    model = qwen.decoder(0, Lookup())._model
-    decoder = Counting(model, 0, Lookup(8))
+@pytest.mark.parametrize("salt", ["theirs", "ours", None])
+def test_no_row_looks_up_what_another_has_written(qwen: Loaded, salt: str | None) -> None:
+    model = qwen.decoder()._model
+    alone, beside = Counting(model, 0, 8), Counting(model, 0, 8)
     prompt = PROMPTS["words"]
-    first = run(decoder, [replace(row("first", prompt, TOKENS), salt="theirs")])["first"]
+    first = run(alone, [row("alone", prompt, TOKENS)])["alone"]
+    run(beside, [replace(row("before", prompt, TOKENS), salt="theirs")])
+    before = beside.accepted["lookup"]
 
-    accepted = {}
-    for salt in ("ours", None, "theirs"):
-        before = decoder.accepted["lookup"]
-        alike = replace(row("alike", prompt, TOKENS), salt=salt, cache=False)
-        assert run(decoder, [alike])["alike"] == first
-        accepted[salt] = decoder.accepted["lookup"] - before
+    after = run(beside, [replace(row("after", prompt, TOKENS), salt=salt)])["after"]
 
-    alone = Counting(model, 0, Lookup(8))
-    run(alone, [row("alone", prompt, TOKENS)])
-    assert accepted["ours"] == accepted[None] == alone.accepted["lookup"]
-    assert accepted["theirs"] > accepted["ours"] + TOKENS // 4
+    assert after == first
+    assert beside.accepted["lookup"] - before == alone.accepted["lookup"]
 
 
-def test_rows_of_many_salts_decode_side_by_side(qwen: Loaded) -> None:
-    decoder = qwen.decoder(0, Lookup(8))
-    assert decoder._lookups
-    prompt = PROMPTS["words"]
-    for salt in "abc":
-        decoder._lookups.remember(mx.array([*prompt, *[ord(salt)] * 9], mx.int32), salt)
-    wanted = qwen.greedy(prompt, TOKENS)
-
-    rows = [replace(row(salt, prompt, TOKENS), salt=salt) for salt in "abcd"]
-
-    assert run(decoder, rows) == dict.fromkeys("abcd", wanted)
-
-
-def test_more_salts_than_are_known_at_a_time_find_nothing_of_each_other() -> None:
-    with patch.object(lookups, "MOST_SALTS", 2):
-        searching = Lookups(Lookup(8), 0, 300)
-        numbers = [searching.owners([salt, None]).tolist() for salt in "abcab"]
-
-    assert [none for _, none in numbers] == [0] * 5
-    assert len({owner for owner, _ in numbers}) == 5
-
-
-def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> None:
-    wanted = qwen.greedy(PROMPTS["loop"], TOKENS)
+def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(demo: Loaded) -> None:
+    prompt = demo.tokenizer.encode(LOOP)
+    wanted = demo.greedy(prompt, TOKENS)
     for limit in (6, MAX_DRAFT_DEPTH):
-        decoder = qwen.decoder(0, Lookup())
-        run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
-        decoder.add(replace(row("loop", PROMPTS["loop"], TOKENS), depth=limit))
+        decoder = demo.decoder(0, 8)
+        decoder.add(replace(row("loop", prompt, TOKENS), depth=limit))
         while decoder.prefill({"loop": 100})["loop"]:
             pass
         tokens: list[int] = []
@@ -161,51 +121,97 @@ def test_a_row_may_have_any_limit_up_to_the_depth_of_lookups(qwen: Loaded) -> No
         assert drafted == limit
 
 
-def looked_up(lookups: Lookups, history: list[int], depth: int) -> dict[str, mx.array]:
-    """The state after a step that sampled the last token of this history."""
-    cursor = len(history) - 1
-    state = lookups.begin(history[:-1])
-    before = {
-        "history": widened(state["history"], LONGEST + PIECE),
-        "cursors": mx.array([cursor - 1], mx.int32),
-    }
-    after = {name: mx.array([0], mx.int32) for name in ("drafted", "source")}
-    after |= {"cursors": mx.array([cursor], mx.int32)}
-    sampled, limits = mx.array([history[-1:]], mx.int32), mx.array([min(depth, 2)], mx.int32)
-    return lookups.step(before, after, sampled, limits, depth, ratio=False)
+DEPTH = 4
+
+
+def found(
+    histories: list[list[int]], depth: int = DEPTH, shortest: int = SHORTEST
+) -> list[list[int]]:
+    """The drafts of each row."""
+    rows = [history_of([*history, *[7] * (PIECE + 1 - len(history))]) for history in histories]
+    cursors = mx.array([len(history) - 1 for history in histories], mx.int32)
+    tokens, matched = search(mx.concatenate(rows), cursors, depth, shortest)
+    pairs = zip(tokens.tolist(), matched.tolist(), strict=True)
+    return [drafts if match else [] for drafts, match in pairs]
+
+
+def longest(history: list[int], shortest: int) -> tuple[int, int]:
+    """The same search in plain Python: length and end of the best match before the last token."""
+    best = (0, 0)
+    for end in range(len(history) - 1):
+        length = 0
+        while length < min(LONGEST, end + 1) and history[end - length] == history[-1 - length]:
+            length += 1
+        if length >= shortest:
+            best = max(best, (length, end))
+    return best
+
+
+TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from([SHORTEST, BEFORE_OWN]))
+def test_the_latest_of_the_longest_matches_is_found(
+    histories: list[list[int]], shortest: int
+) -> None:
+    for history, drafts in zip(histories, found(histories, shortest=shortest), strict=True):
+        length, end = longest(history, shortest)
+        after = history[end + 1 :]
+        assert drafts == ([after[place % len(after)] for place in range(DEPTH)] if length else [])
+
+
+def test_two_tokens_in_common_are_no_match() -> None:
+    assert found([[1, 2, 3, 4, 8, 2, 3]]) == [[]]
+
+
+def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
+    assert found([[*[1, 2, 3] * 4]], depth=7) == [[1, 2, 3, 1, 2, 3, 1]]
+
+
+def stepped(history: list[int], own: int, depth: int) -> dict[str, mx.array]:
+    """The state after a greedy step of a row with this history."""
+    plan = Plan.of([GREEDY], drafts=True)
+    settings = params([GREEDY], plan)
+    settings |= {"active": mx.array([1], mx.int32), "depth": mx.array([depth], mx.int32)}
+    values = dict.fromkeys(("body_lengths", "accepted", "drafted", "source"), 0)
+    values |= {"pending": history[-1], "cursors": len(history) - 1}
+    state = {name: mx.array([value], mx.int32) for name, value in values.items()}
+    state["history"] = widened(history_of(history), LONGEST + PIECE)
+    model: Any = TableModel(closeness=0.6)
+    return advance(model, [], state, settings, plan, depth, own)[1]
 
 
 def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
-    lookups = Lookups(Lookup(ring=0), own_depth=0, vocabulary=32)
+    sampled = stepped([9, 8, 2], own=0, depth=3)["pending"].item()
 
-    found = looked_up(lookups, [1, 2, 3, 4, 5, 1, 2, 3], depth=3)
+    after = stepped([9, 8, 2, sampled, 7, 9, 8, 2], own=0, depth=3)
 
-    assert found["drafts"].tolist() == [[4, 5, 1]]
-    assert found["drafted"].tolist() == [2]
-    assert SOURCES[found["source"].item()] == "lookup"
+    assert after["drafts"].tolist() == [[7, 9, 8]]
+    assert after["drafted"].tolist() == [3]
+    assert SOURCES[after["source"].item()] == "lookup"
 
 
 @pytest.mark.parametrize(
     ("own", "depth", "shortest"),
-    [(0, 0, SHORTEST), (0, 2, SHORTEST), (2, 0, BEFORE_OWN), (2, 2, BEFORE_OWN), (2, 3, SHORTEST)],
+    [(0, 0, SHORTEST), (0, 2, SHORTEST), (2, 0, BEFORE_OWN), (2, 2, BEFORE_OWN)],
 )
 def test_only_long_matches_go_before_what_the_model_drafts_itself(
     own: int, depth: int, shortest: int
 ) -> None:
-    lookups = Lookups(Lookup(ring=0), own_depth=own, vocabulary=32)
+    sampled = stepped([2], own=0, depth=0)["pending"].item()
     sources = {}
-    for length in range(1, LONGEST):
-        history = [*range(length), 20, 21, *range(length)]
-        sources[length] = SOURCES[looked_up(lookups, history, depth)["source"].item()]
+    for length in range(2, LONGEST + 1):
+        ending = [*range(10, 8 + length), 2]
+        after = stepped([*ending, sampled, 30, *ending], own, depth)
+        sources[length] = SOURCES[after["source"].item()]
 
-    assert sources == {
-        length: "lookup" if length >= shortest else "model" for length in range(1, LONGEST)
-    }
+    long = range(shortest, LONGEST + 1)
+    assert sources == dict.fromkeys(range(2, LONGEST + 1), "model") | dict.fromkeys(long, "lookup")
 
 
 def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
     wanted = run(qwen.decoder(), rows(SEEDED))
-    decoder = qwen.decoder(2, Lookup(6))
+    decoder = qwen.decoder(2, 6)
     got: dict[str, list[int]] = {name: [] for name in PROMPTS}
 
     def decode(steps: int) -> None:
@@ -237,7 +243,7 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
 def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     [whole] = [run(qwen.decoder(), [r])["loop"] for r in rows(SEEDED) if r.row_id == "loop"]
     rest = replace(row("loop", PROMPTS["loop"], TOKENS, SEEDED), generated=tuple(whole[:17]))
-    decoder = qwen.decoder(2, Lookup())
+    decoder = qwen.decoder(2, 8)
     decoder.add(rest)
     while decoder.prefill({"loop": 7})["loop"]:
         pass
@@ -249,16 +255,16 @@ def test_an_interrupted_row_goes_on_as_if_it_had_not_been(qwen: Loaded) -> None:
     assert got[: TOKENS - 17] == whole[17:]
 
 
-def test_steps_without_drafts_say_which_rows_have_a_match(qwen: Loaded) -> None:
-    decoder = qwen.decoder(0, Lookup())
-    run(decoder, [row("before", PROMPTS["loop"], TOKENS)])
-    for name in ("loop", "short"):
-        decoder.add(row(name, PROMPTS[name], TOKENS))
-    while any(decoder.prefill(dict.fromkeys(("loop", "short"), 100)).values()):
+def test_steps_without_drafts_say_which_rows_have_a_match(demo: Loaded) -> None:
+    decoder = demo.decoder(0, 8)
+    prompts = {"loop": demo.tokenizer.encode(LOOP), "short": [3]}
+    for name, prompt in prompts.items():
+        decoder.add(row(name, prompt, TOKENS))
+    while any(decoder.prefill(dict.fromkeys(prompts, 100)).values()):
         pass
-    outcomes = [outcome for _ in range(12) for outcome in decoder.step({"loop": 0, "short": 0})]
-    sources = {name: [o.source for o in outcomes if o.row_id == name] for name in ("loop", "short")}
+    outcomes = [outcome for _ in range(20) for outcome in decoder.step(dict.fromkeys(prompts, 0))]
+    sources = {name: [o.source for o in outcomes if o.row_id == name] for name in prompts}
 
     assert all(outcome.drafted == 0 for outcome in outcomes)
     assert sources["short"][:2] == ["model", "model"]
-    assert "lookup" in sources["loop"]
+    assert set(sources["loop"][8:]) == {"lookup"}

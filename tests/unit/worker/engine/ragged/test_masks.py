@@ -11,7 +11,6 @@ import pytest
 
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.constraints import Grammar, TooSlow
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.ragged import masks, step
 from omlx_worker.engine.ragged.masks import Matcher, Run
 from omlx_worker.engine.row import Row, Sampling
@@ -95,7 +94,7 @@ def test_lookups_beside_constraints_change_no_text(demo: Loaded) -> None:
     rows = [constrained("x"), constrained("y", sampling=HOT), free("f")]
     wanted = play(demo.decoder(3), rows)
 
-    looked_up = play(demo.decoder(3, Lookup(depth=4)), rows)
+    looked_up = play(demo.decoder(3, 4), rows)
 
     assert {n: e.text for n, e in looked_up.items()} == {n: e.text for n, e in wanted.items()}
 

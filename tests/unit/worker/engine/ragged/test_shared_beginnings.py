@@ -20,7 +20,6 @@ from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import FixedPolicy
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
-from omlx_worker.engine.drafts.lookup import Lookup
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -48,7 +47,7 @@ class Decoding:
         model = as_ragged(network, drafts=depth > 0)
         self.prefixes = PrefixCache(Forms.of(model), kept)
         prefixes = self.prefixes if kept else None
-        lookup = Lookup(depth=3) if looks_up else None
+        lookup = 3 if looks_up else 0
         decoder = RaggedDecoder(model, depth, lookup, prefixes)
         tokenizer = Loaded.demo().tokenizer
         info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
