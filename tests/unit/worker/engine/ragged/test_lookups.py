@@ -127,8 +127,8 @@ DEPTH = 4
 def found(
     histories: list[list[int]], depth: int = DEPTH, shortest: int = SHORTEST
 ) -> list[list[int]]:
-    """The drafts of each row."""
-    rows = [history_of([*history, *[7] * (PIECE + 1 - len(history))]) for history in histories]
+    """The drafts of each row, in a slot where another row has left a longer text."""
+    rows = [history_of(([*history, 0] * PIECE)[: PIECE + 1]) for history in histories]
     cursors = mx.array([len(history) - 1 for history in histories], mx.int32)
     tokens, matched = search(mx.concatenate(rows), cursors, depth, shortest)
     pairs = zip(tokens.tolist(), matched.tolist(), strict=True)
