@@ -78,7 +78,7 @@ class Acceptance:
         for (constrained, limit), count in alike.items():
             share = self._shares[constrained]
             for found, part in ((False, 1 - share), (True, share)):
-                chances = self._records[constrained, found].chances()
+                chances = self._records[constrained, found].chances() if part else []
                 for place, chance in enumerate(chances[:limit]):
                     gains[found][place] += count * part * chance
         totals = list(accumulate(gains[True], initial=0.0))

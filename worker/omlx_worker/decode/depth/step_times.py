@@ -28,8 +28,7 @@ class StepTimes:
         self._recent = deque[float](maxlen=MOST)
         self._last: tuple[Cell, int] | None = None
         self._cell: Cell | None = None
-        # By depth. The one that was timed last is the last.
-        self._known: dict[Cell, dict[int, float]] = {}
+        self._known: dict[Cell, dict[int, float]] = {}  # the depth that was timed last is the last
 
     def add(self, cell: Cell, depth: int, seconds: float) -> None:
         """A step at this depth took so long."""
@@ -62,5 +61,6 @@ class StepTimes:
 
     def _nearest(self, cell: Cell) -> dict[int, float]:
         """What is known of this cell, or of the nearest."""
-        near = min(self._known, key=lambda other: dist(other, cell), default=cell)
-        return self._known.get(near, {})
+        if cell in self._known or not self._known:
+            return self._known.get(cell, {})
+        return self._known[min(self._known, key=lambda other: dist(other, cell))]
