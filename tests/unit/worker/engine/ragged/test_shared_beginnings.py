@@ -163,13 +163,16 @@ def test_a_kept_beginning_about_as_long_as_what_another_row_has_read_changes_no_
 
 
 def test_a_row_that_comes_later_finds_what_an_earlier_one_has_branched_from() -> None:
-    decoding = Decoding(tiny("lfm2"))
+    decoding, cold = Decoding(tiny("lfm2")), Decoding(tiny("lfm2"), kept=0)
     first, second, third = rows_that_share(3, shared=200, own=9, level=DEFAULT)
     for row in (first, second, third):
         decoding.run([row])
+    cold.run([bulk("2", third.request.prompt)])
 
     # The second one is read cold, but leaves the states where the two have parted.
     assert [row.cached for row in (first, second, third)] == [0, 0, 200]
+    # A recurrent layer would tell if it read a token of these twice.
+    assert decoding.logprobs["2"] == pytest.approx(cold.logprobs["2"], abs=1e-3)
 
 
 @pytest.mark.parametrize("family", CLASSES)
