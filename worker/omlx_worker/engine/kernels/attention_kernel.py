@@ -15,8 +15,10 @@ CUDA uses it by default. Metal has the same body; it has NOT been run there, see
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +28,8 @@ from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body
 from omlx_worker.engine.kernels.metal.attention import PlainAttention
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
 from omlx_worker.engine.ragged.window import TAIL, Window, apart
+
+log = logging.getLogger(__name__)
 
 SIMD = 32
 """Lanes of a warp."""
@@ -66,9 +70,22 @@ def lanes_for(size: int) -> int | None:
     return few[0] if few else fitting[-1] if fitting and size // fitting[-1] <= 2 * EACH else None
 
 
-def _fits(sizes: set[int]) -> bool:
-    """Whether the kernels take heads of these sizes, of keys and of values."""
-    return len(sizes) == 1 and lanes_for(*sizes) is not None
+def _fits(keys: int, values: int) -> bool:
+    """Whether the kernels take heads of these sizes."""
+    fits = keys == values and lanes_for(keys) is not None
+    if not fits:
+        _tell(keys, values)
+    return fits
+
+
+@cache
+def _tell(keys: int, values: int) -> None:
+    """Warn of heads that the kernels do not take, once a process for each pair of sizes."""
+    log.warning(
+        "the attention kernel is not used: it does not take key heads of %d and value heads of %d;"
+        " plain operations are slower",
+        *(keys, values),
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ class AttentionKernel:
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = keys.shape[-1]
-        if not _fits({size, values.shape[-1]}):
+        if not _fits(size, values.shape[-1]):
             return PlainAttention().put(tails, keys, values, window)
         threads, dtype = size // 4, tails[0].dtype
         inputs = {"tail_keys": tails[0], "tail_values": tails[1]}
@@ -106,10 +123,10 @@ class AttentionKernel:
         scale: float,
         **options: Any,
     ) -> mx.array:
-        sizes = {queries.shape[-1], tails[1].shape[-1]}
+        sizes = queries.shape[-1], tails[1].shape[-1]
         capacity = max(keys.shape[2] for keys, _ in bodies)
         many = queries.size * (capacity + TAIL) > MOST
-        if many or options.get("rotary") is not None or not _fits(sizes):
+        if many or options.get("rotary") is not None or not _fits(*sizes):
             return PlainAttention().attend(queries, bodies, tails, window, scale, **options)
         given = [queries, *tails, window.places]
         sliced = zip(*(apart(array, window.spans) for array in given), strict=True)

@@ -156,6 +156,22 @@ def test_large_products_are_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None
     assert attended(AttentionKernel("cuda"), [(300, 5)]).shape == (1, 2 * HEADS, 1, 16)
 
 
+def test_heads_that_the_kernels_do_not_take_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attention_kernel._tell.cache_clear()
+    tails = noise(1, 1, HEADS, TAIL, 18), noise(2, 1, HEADS, TAIL, 18)
+    window = Window.at(mx.array([3]), mx.array([0]), 1, ((1, 256),))
+
+    for seed in (3, 4):
+        new = noise(seed, 1, HEADS, 1, 18)
+        keys, _ = AttentionKernel("cuda").put(tails, new, new, window)
+        assert mx.array_equal(keys[:, :, 3:4], new)
+
+    [told] = caplog.messages
+    assert told.startswith("the attention kernel is not used: it does not take key heads of 18")
+
+
 def test_heads_have_as_many_lanes_as_hold_few_numbers_each() -> None:
     assert [lanes_for(size) for size in (64, 80, 128, 256, 512)] == [4, 4, 8, 16, 32]
     assert lanes_for(18) is None
