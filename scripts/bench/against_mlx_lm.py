@@ -32,9 +32,9 @@ from omlx_worker.bench.laps import Measured, Plan, measure
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine, table_of
 from omlx_worker.bench.sides import AUTO, DecoderSide, Side
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from scripts.bench.given_prompts import (
     GivenBatchGenerator,
     GivenDecoder,

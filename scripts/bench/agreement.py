@@ -19,9 +19,9 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
 from omlx_worker.bench.prompts import heldout_texts
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from scripts.bench.models import add_model_options, model_of
 
 CHUNK = 512

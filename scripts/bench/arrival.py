@@ -15,10 +15,10 @@ import statistics
 import time
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.checkpoint import DEMO
-from omlx_worker.engine.interface import LONGEST_CHUNK
-from omlx_worker.engine.loader import load_engine
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.loading.checkpoint import DEMO
+from omlx_worker.engine.loading.loader import load_engine
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Row
 from scripts.bench.in_process import InProcess
 
 numbers = itertools.count()

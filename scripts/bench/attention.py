@@ -19,12 +19,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.layout import capacity_for
 from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.device import attention_for_device
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.layout import capacity_for
-from omlx_worker.engine.ragged.window import TAIL, Window
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.window import TAIL, Window
 
 STEPS = 10
 """Dispatched one ahead, in each lap."""

@@ -38,9 +38,9 @@ from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
 from omlx_worker.bench.prompts import heldout_prompts
 from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
-from omlx_worker.engine.constraints import Grammar, Grammars
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.row import Known, Row, Sampling
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.rows.constraints import Grammar, Grammars
+from omlx_worker.engine.rows.row import Known, Row, Sampling
 from scripts.bench.given_prompts import GivenDecoder, PromptCaches
 from scripts.bench.models import add_model_options, model_of
 from scripts.bench.synthetic_tokens import SyntheticGrammars

@@ -37,9 +37,9 @@ from omlx_worker.bench.laps import Measured, Plan, in_turn, lap
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
 from omlx_worker.bench.sides import DecoderSide
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from scripts.bench.models import add_model_options, model_of
 
 PROMPTS, DEPTH = 64, 3

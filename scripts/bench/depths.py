@@ -32,12 +32,12 @@ from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver, make_policy
+from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.checkpoint import DEMO
-from omlx_worker.engine.interface import LONGEST_CHUNK
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.loading.checkpoint import DEMO
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.settings import WorkerSettings
 
 FIXED = ("batched", "mtp")

@@ -16,14 +16,14 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from omlx_worker.bench.sides import FOREVER, BatchGeneratorSide, StreamSide
-from omlx_worker.engine.interface import LONGEST_CHUNK
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.row import Known, Row, Sampling
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Known, Row, Sampling
 
 
 class PromptCaches:

@@ -6,12 +6,12 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import DecodeRow
-from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
-from omlx_worker.engine.row import Emission, Row
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Engine
+from omlx_worker.engine.rows.row import Emission, Row
 
 
 class InProcess:

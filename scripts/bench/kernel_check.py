@@ -24,14 +24,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3_5 import GatedDeltaNet, Model, ModelArgs, TextModelArgs
 
-from omlx_worker.engine.drafts.mtp import with_head
+from omlx_worker.engine.caches.layout import capacity_for
 from omlx_worker.engine.kernels.delta_rule import Inputs
 from omlx_worker.engine.kernels.device import Kernels, for_device
+from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.models.mtp import with_head
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
-from omlx_worker.engine.ragged.layout import capacity_for
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.ragged.window import TAIL, Window
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 SLOTS, KEY_HEADS, HEADS, DK, DV, HIDDEN = 4, 16, 32, 128, 128, 512
 ACCEPTED = mx.array([0, 1, 2, 3])

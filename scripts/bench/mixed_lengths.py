@@ -22,16 +22,16 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
-from omlx_worker.engine.loader import load
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.caches import layout
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.window import TAIL
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged import layout
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
-from omlx_worker.engine.ragged.window import TAIL
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 STEPS = 16
 """Of a stretch, at most; fewer where a tail would fill up in a run."""

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
-from omlx_worker.engine.loader import load
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.loader import load
 from scripts.bench.shapes import SHAPES, random_network, shape_of
 from scripts.grown_model.grow import SIZES, grow
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from omlx_producer.client.producer import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.bench.prompts import heldout_texts
-from omlx_worker.engine.checkpoint import DEMO
+from omlx_worker.engine.loading.checkpoint import DEMO
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.processes import Process, wait_until_served, worker
 

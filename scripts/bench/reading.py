@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator
 
-from omlx_worker.engine.interface import LONGEST_CHUNK
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Row, Sampling
 
 
 @dataclass

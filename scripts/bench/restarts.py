@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from omlx_worker.engine.checkpoint import resolve
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.prefixes import Prefixes
+from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.prefixes import Prefixes
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from scripts.bench.models import add_model_options, model_of
 
 CHUNK = 512

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from omlx_worker.engine.drafts.mtp import with_head
+from omlx_worker.engine.models.mtp import with_head
 
 _QWEN: dict[str, Any] = {
     "linear_key_head_dim": 128,

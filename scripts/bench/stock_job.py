@@ -15,8 +15,8 @@ from redis import Redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from omlx_worker.engine.checkpoint import resolve
-from omlx_worker.engine.loader import load
+from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.loader import load
 
 MODEL = "OMLX_STOCK_MODEL"
 

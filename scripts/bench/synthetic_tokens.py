@@ -6,7 +6,7 @@ import random
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from omlx_worker.engine.constraints import Grammars
+from omlx_worker.engine.rows.constraints import Grammars
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

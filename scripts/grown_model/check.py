@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from omlx_worker.bench.prompts import heldout_texts
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 DEPTH = 3
 

@@ -23,9 +23,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
-from omlx_worker.engine.drafts.mtp import with_head
-from omlx_worker.engine.loader import load
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.loader import load
+from omlx_worker.engine.models.mtp import with_head
 from scripts.grown_model.check import compare
 from scripts.grown_model.layout import Layout, Map, grown_layers
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 
 @dataclass(frozen=True)

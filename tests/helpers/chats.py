@@ -13,11 +13,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 from tokenizers import AddedToken, Tokenizer
 
 from omlx_worker.delivery.response import message_of
-from omlx_worker.engine.reply import ReplyForm
-from omlx_worker.engine.row import Row, Sampling
-from omlx_worker.engine.text import RowText, decode_faithfully
-from omlx_worker.engine.tools.syntax import Syntax, syntax_of
-from omlx_worker.engine.vocabulary import tokens_of
+from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.text import RowText, decode_faithfully
+from omlx_worker.engine.rows.tools.syntax import Syntax, syntax_of
+from omlx_worker.engine.rows.vocabulary import tokens_of
 from tests.helpers.checkpoints import write_tokenizer
 
 ADDED = {

@@ -16,7 +16,7 @@ from mlx_lm.models import llama
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omlx_worker.engine.drafts.mtp import with_head
+from omlx_worker.engine.models.mtp import with_head
 from tests.helpers.families import config_of, tiny
 
 EOS = "<|end|>"

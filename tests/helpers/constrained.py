@@ -9,10 +9,10 @@ from typing import Any
 
 from omlx_producer.wire import FinishReason
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.constraints import Grammar, Grammars
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.row import Row, Sampling
-from omlx_worker.engine.text import RowText, decode_faithfully
+from omlx_worker.engine.rows.constraints import Grammar, Grammars
+from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.text import RowText, decode_faithfully
 from tests.helpers.decoding import GREEDY, Loaded, row
 
 ORDER: dict[str, Any] = {

@@ -15,13 +15,13 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.caches import layout
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.loader import load
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged import layout
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 GREEDY = Sampling(temperature=0.0)
 

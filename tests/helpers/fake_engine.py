@@ -20,8 +20,8 @@ from omlx_producer.wire import (
     Markup,
     ModelInfo,
 )
-from omlx_worker.engine.reply import ReplyForm
-from omlx_worker.engine.row import Emission, Known, Row, Said, Sampling
+from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
 
 CONTEXT = 10_000
 BYTES_A_TOKEN = 1024

@@ -9,13 +9,13 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged.attention_cache import spans_of
-from omlx_worker.engine.ragged.layout import capacity_for
+from omlx_worker.engine.caches.attention_cache import spans_of
+from omlx_worker.engine.caches.layout import capacity_for
+from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.ragged.window import Window
 from tests.helpers.decoding import row
 
 

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "producer"), str(ROOT / "worker")]
 from redis import Redis  # noqa: E402
 
 from omlx_worker.control.worker import GenerationWorker  # noqa: E402
-from omlx_worker.engine.interface import Emission  # noqa: E402
+from omlx_worker.engine.rows.interface import Emission  # noqa: E402
 from omlx_worker.settings import WorkerSettings  # noqa: E402
 from tests.helpers.fake_engine import FakeEngine  # noqa: E402
 

@@ -7,7 +7,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import DEFAULT, DecodeRow
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.row import Known, Row, Sampling
+from omlx_worker.engine.rows.row import Known, Row, Sampling
 
 
 class Clock:

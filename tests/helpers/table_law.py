@@ -12,11 +12,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.ragged.lookups import LONGEST, PIECE, history_of
-from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
 from omlx_worker.engine.ragged.step import Outcome, State, advance, fit
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.table_model import VOCABULARY, TableModel
 
 Step = Callable[[Any, State, Params, Plan, int, int], tuple[Outcome, State]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from omlx_worker.decode.depth.policies import DepthPolicy, RowView
 from omlx_worker.decode.depth.step_times import cell_of
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from tests.simulation.tables import CostTable
 from tests.simulation.workloads import SimulatedJob
 

@@ -14,12 +14,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.drafts.draft_model import WithDraftModel
+from omlx_worker.engine.caches.recurrent_cache import widened
+from omlx_worker.engine.models.draft_model import WithDraftModel
 from omlx_worker.engine.ragged import lookups, speculation
-from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Distribution
 from omlx_worker.engine.ragged.speculation import Drafts
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, START, draw_pairs, exact_pairs
 from tests.helpers.table_model import VOCABULARY, TableModel

@@ -16,7 +16,7 @@ import pytest
 from omlx_worker.engine.ragged.masks import Run, force, packed
 from omlx_worker.engine.ragged.sampling import Params, Plan
 from omlx_worker.engine.ragged.step import Outcome, State, commit, forward
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.chi_square import disagreement
 from tests.helpers.table_law import ROUNDS, ROWS, Step, draw_pairs, exact_pairs
 from tests.helpers.table_model import VOCABULARY, TableModel

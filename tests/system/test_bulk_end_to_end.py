@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.job import CHECKPOINT_SECONDS
 from tests.helpers.bulk_runs import errors, jobs_in_redis, lines, submit
 from tests.helpers.workers import wait_for

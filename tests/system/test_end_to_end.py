@@ -22,7 +22,7 @@ from rq.cli import main as rq_cli
 
 from omlx_producer import JobFailed, Producer
 from omlx_producer.wire import DoneEvent, JobEvent, Priority, TokensEvent, queue_name
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.decoding import Loaded
 from tests.helpers.redis_server import cut_readers
 

@@ -15,7 +15,7 @@ from redis import Redis
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from omlx_worker.engine.loader import load
+from omlx_worker.engine.loading.loader import load
 from tests.helpers.checkpoints import write_family
 
 TOKENS, LONG = 60, 600

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.checkpoints import convert_without_head, shard
 from tests.helpers.hub import hub_server
 

@@ -24,7 +24,7 @@ MORE_OWN_IMPORTS = {
     "omlx_worker.decode.loop": 11,
     "omlx_worker.decode.thread": 13,
     "omlx_worker.engine.kernels.device": 11,
-    "omlx_worker.engine.loader": 23,
+    "omlx_worker.engine.loading.loader": 23,
     "omlx_worker.engine.ragged.batch": 13,
 }
 # What the modules of a room may not import.
@@ -43,6 +43,9 @@ WALLS = {
     "omlx_worker.control": {"mlx", "mlx_lm"},
     "omlx_worker.delivery": {"omlx_worker.control", "mlx", "mlx_lm"},
 }
+
+# The engine's packages, the lowest first. Its own modules, "", are one of them.
+ENGINE = ["rows", "kernels", "caches", "models", "ragged", "", "loading"]
 
 
 @cache
@@ -125,6 +128,23 @@ def test_rooms_import_in_one_direction(room: str) -> None:
         if within(name, room)
         for other in sorted(imported(path))
         if any(within(other, barred) for barred in WALLS[room])
+    ]
+    assert wrong == []
+
+
+def test_packages_of_the_engine_import_only_those_below_them() -> None:
+    engine = "omlx_worker.engine"
+
+    def height(name: str) -> int:
+        inner = modules()[name].relative_to(ROOT / "worker/omlx_worker/engine")
+        return ENGINE.index("" if len(inner.parts) == 1 else inner.parts[0])
+
+    inside = {name for name in modules() if within(name, engine)} - {engine}
+    wrong = [
+        f"{name} imports {other}"
+        for name in sorted(inside)
+        for other in sorted(imported(modules()[name]) & inside)
+        if height(other) > height(name)
     ]
     assert wrong == []
 

@@ -11,14 +11,14 @@ from redis import Redis
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.budget import in_units
-from omlx_worker.decode.depth.driver import DepthDriver, make_policy
-from omlx_worker.engine.interface import ModelError
+from omlx_worker.decode.depth_driver import DepthDriver, make_policy
+from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from omlx_worker.engine.drafts.graft import Graft
     from omlx_worker.engine.engine import DecodingEngine
-    from omlx_worker.engine.loader import Prefixes
+    from omlx_worker.engine.loading.graft import Graft
+    from omlx_worker.engine.loading.loader import Prefixes
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
     Raises:
         ModelError: if the model does not exist or cannot be loaded.
     """
-    from omlx_worker.engine import loader
+    from omlx_worker.engine.loading import loader
 
     engine = loader.load_engine(
         settings.model,
@@ -81,7 +81,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
 
 def _graft(settings: WorkerSettings) -> Graft | None:
     """Where the model gets its MTP head from; None for its own."""
-    from omlx_worker.engine.drafts.graft import Graft
+    from omlx_worker.engine.loading.graft import Graft
 
     return Graft(settings.mtp_from, settings.state_dir) if settings.mtp_from else None
 
@@ -95,8 +95,8 @@ def _lookup(settings: WorkerSettings) -> int:
 
 def _prefixes(settings: WorkerSettings) -> Prefixes | None:
     """The limits of the prefix cache; None without one."""
-    from omlx_worker.engine.footprint import budget
-    from omlx_worker.engine.loader import Prefixes
+    from omlx_worker.engine.loading.loader import Prefixes
+    from omlx_worker.engine.ragged.footprint import budget
 
     size = settings.prefix_cache
     if size is None:

@@ -25,7 +25,7 @@ from omlx_producer.cli.common import (
 from omlx_producer.terminal import write
 from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
-from omlx_worker.engine.interface import ModelError
+from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, read_settings, require_mlx, settings_options
 from omlx_worker.run import run
@@ -87,7 +87,7 @@ def convert(original: str, output: Path, **options: Any) -> None:
     cache of Hugging Face are not downloaded again.
     """
     require_mlx()
-    from omlx_worker.engine.conversion import Conversion, in_units
+    from omlx_worker.engine.loading.conversion import Conversion, in_units
 
     if options["group_size"] and not options["bits"]:
         fail(USAGE, f"--group-size: got {options['group_size']}, but no --bits; give both")

@@ -22,7 +22,7 @@ from omlx_producer.wire import (
 )
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow, Stage
-from omlx_worker.engine.row import Emission, Mark, Row, Said
+from omlx_worker.engine.rows.row import Emission, Mark, Row, Said
 from omlx_worker.queue.claim import Claim
 
 CHECKPOINT_SECONDS = 5.0

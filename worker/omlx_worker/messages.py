@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

@@ -23,7 +23,7 @@ from omlx_producer.wire import PRIORITIES
 from omlx_worker.control.worker import GenerationWorker
 from omlx_worker.decode.counters import DraftCounts
 from omlx_worker.delivery.observers import OUTCOMES, JobObserver
-from omlx_worker.engine.row import SOURCES, Emission
+from omlx_worker.engine.rows.row import SOURCES, Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, SectionedCommand, fail
-from omlx_worker.engine.interface import ModelError
+from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
 from omlx_worker.options import USAGE, read_settings, require, require_mlx, settings_options
 from omlx_worker.settings import WorkerSettings

@@ -30,9 +30,9 @@ from omlx_producer import Producer
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.bench.report import machine
-from omlx_worker.engine.checkpoint import DEMO
-from omlx_worker.engine.interface import Engine
-from omlx_worker.engine.loader import load_engine
+from omlx_worker.engine.loading.checkpoint import DEMO
+from omlx_worker.engine.loading.loader import load_engine
+from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.pipeline.clients import WorkerSide
 from scripts.bench.pipeline.engines import InProcessSide

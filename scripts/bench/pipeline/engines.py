@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.interface import Engine
-from omlx_worker.engine.row import Emission, Row
+from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.engine.rows.row import Emission, Row
 from scripts.bench.in_process import InProcess
 from scripts.bench.pipeline.lap import Lap, Watched
 

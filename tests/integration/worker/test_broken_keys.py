@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.queue import lua
 from omlx_worker.queue.ending import Commit, Ending
 from tests.helpers.leases import (

@@ -23,7 +23,7 @@ from rq.utils import now, utcformat
 from omlx_producer.wire import MODELS_KEY
 from omlx_worker import build, cli
 from omlx_worker.build import load_engine
-from omlx_worker.engine.interface import ModelError
+from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.queue import embedded as embedded_redis
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import BREAKS_STEP, FakeEngine

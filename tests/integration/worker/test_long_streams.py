@@ -9,7 +9,7 @@ from redis import Redis
 
 from omlx_producer.wire import ChoiceDelta, TokensEvent, events_key
 from omlx_worker.control.intake import PAGE, Intake
-from omlx_worker.engine.row import Said
+from omlx_worker.engine.rows.row import Said
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.fake_engine import FakeEngine

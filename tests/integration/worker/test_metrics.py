@@ -16,7 +16,7 @@ from omlx_producer.bulk.row import Row
 from omlx_producer.client.cancel import cancel_job
 from omlx_producer.wire import MODELS_KEY, GenerationRequest
 from omlx_worker import build, cli, options
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.settings import WorkerSettings

@@ -17,7 +17,7 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.control import rq_record
 from omlx_worker.control.admission import MOST_COMING
 from omlx_worker.control.worker import GenerationWorker
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.workers import (
     enqueue,
     events,

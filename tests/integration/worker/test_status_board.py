@@ -25,10 +25,10 @@ from omlx_producer.wire import MODELS_KEY, FinishReason, GenerationRequest, Mode
 from omlx_worker.control.status import StatusBoard
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.delivery.job_log import JobCounts
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.lease import LeaseTable

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from omlx_worker import cli
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
 from tests.helpers.families import SLIDING

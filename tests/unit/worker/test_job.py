@@ -18,8 +18,8 @@ from omlx_producer.wire import (
     TokensEvent,
 )
 from omlx_worker.delivery.response import finished
-from omlx_worker.engine.reply import ReplyForm
-from omlx_worker.engine.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
 from omlx_worker.job import CHECKPOINT_SECONDS, ActiveJob, OtherModel
 from omlx_worker.queue.claim import Claim
 

@@ -9,7 +9,7 @@ import pytest
 
 from omlx_producer.wire import ChoiceDelta, GenerationRequest, TokensEvent
 from omlx_worker.delivery.job_log import JobLog
-from omlx_worker.engine.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

@@ -19,9 +19,9 @@ from omlx_producer.bulk.row import Row as BulkRow
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.wire import Constraint, GenerationRequest, ModelInfo
 from omlx_worker.delivery.response import finished
-from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.row import Emission, Row, Sampling
-from omlx_worker.engine.text import RowText
+from omlx_worker.engine.rows.chat import Chat
+from omlx_worker.engine.rows.row import Emission, Row, Sampling
+from omlx_worker.engine.rows.text import RowText
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.chats import tokenizer_of, vocabulary

@@ -21,10 +21,10 @@ from omlx_worker.bench.sides import (
     has_head,
 )
 from omlx_worker.decode.budget import MemoryBudget, in_units
-from omlx_worker.engine.checkpoint import resolve
-from omlx_worker.engine.drafts.graft import Graft
-from omlx_worker.engine.footprint import budget
-from omlx_worker.engine.loader import context_length, decoder_of, load, load_draft_model
+from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.graft import Graft
+from omlx_worker.engine.loading.loader import context_length, decoder_of, load, load_draft_model
+from omlx_worker.engine.ragged.footprint import budget
 
 DEEPEST = 3
 """Drafts a step that are tried by default, and that `auto` may choose."""

@@ -111,8 +111,8 @@ def bench(
     require_mlx()
     from omlx_worker.bench.benchmark import BenchError, Benchmark
     from omlx_worker.bench.laps import Plan
-    from omlx_worker.engine.drafts.graft import Graft
-    from omlx_worker.engine.interface import ModelError
+    from omlx_worker.engine.loading.graft import Graft
+    from omlx_worker.engine.rows.interface import ModelError
 
     if mtp_from and options["draft_model"]:
         fail(USAGE, "--mtp-from: --draft-model drafts in place of a head; leave one of the two out")

@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import Any
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 
 
 def heldout_texts() -> list[str]:

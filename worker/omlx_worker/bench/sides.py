@@ -16,15 +16,15 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from omlx_worker.decode.clock import StepClock
-from omlx_worker.decode.depth.driver import DepthDriver, make_policy
 from omlx_worker.decode.depth.policies import Mode
+from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.engine.engine import Decoder
-from omlx_worker.engine.interface import LONGEST_CHUNK
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.families import as_ragged
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.row import Emission, Row, Sampling
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.rows.row import Emission, Row, Sampling
 
 FOREVER = 1 << 30
 """Token limit of a row; the end of a lap removes the row."""

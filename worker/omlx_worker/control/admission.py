@@ -16,7 +16,7 @@ from omlx_worker.control.intake import Intake
 from omlx_worker.control.preparers import Preparers
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.delivery.observers import Observers
-from omlx_worker.engine.interface import Engine
+from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,

@@ -32,8 +32,8 @@ from omlx_producer.wire import (
     parse_event,
 )
 from omlx_producer.wire.request_part import MAX_LEVELS
-from omlx_worker.engine.interface import Engine
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import ActiveJob, OtherModel
 from omlx_worker.messages import Failed, Stopped
 from omlx_worker.queue.claim import MAX_BODY_BYTES, Claim, Size

@@ -15,7 +15,7 @@ from threading import Thread
 from redis.exceptions import RedisError
 
 from omlx_producer.outage import passes
-from omlx_worker.engine.interface import PREPARED_AT_ONCE
+from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE
 from omlx_worker.messages import Crashed, Failed, GivenBack, MainMailbox, Outcome, Prepared
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.unfit import unfit

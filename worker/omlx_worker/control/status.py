@@ -24,7 +24,7 @@ from omlx_producer.wire import MODELS_KEY, ModelInfo
 from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.delivery.job_log import JobCounts
 from omlx_worker.queue.lease import LeaseTable
 

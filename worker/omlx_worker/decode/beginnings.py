@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from omlx_worker.decode.row import BULK, DecodeRow, Stage
-from omlx_worker.engine.tokens import in_common
+from omlx_worker.engine.rows.tokens import in_common
 
 SHORTEST = 64
 """Tokens of the shortest beginning that is worth a stop and a wait."""

@@ -10,7 +10,7 @@ from omlx_worker.queue.claim import Size
 
 
 class BytesFor(Protocol):
-    """See `omlx_worker.engine.interface.Engine.bytes_for`."""
+    """See `omlx_worker.engine.rows.interface.Engine.bytes_for`."""
 
     def __call__(self, rows: Sequence[Size], /, *, alone: bool = False) -> int: ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from omlx_producer.terminal import counted
 from omlx_producer.wire import Speculation
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.clock import StepClock
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.row import DecodeRow
 from omlx_worker.decode.scheduler import PATIENCE_SECONDS, Scheduler
-from omlx_worker.engine.interface import Engine
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.interface import Engine
+from omlx_worker.engine.rows.row import Emission
 
 log = logging.getLogger("omlx_worker.decode.loop")
 

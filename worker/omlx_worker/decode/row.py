@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.queue.claim import Size
 
 HIGH, DEFAULT, BULK = 0, 1, 2

@@ -30,7 +30,7 @@ from omlx_worker.decode.beginnings import SHORTEST, awaits, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.row import BULK, HIGH, DecodeRow, Stage
-from omlx_worker.engine.row import Known
+from omlx_worker.engine.rows.row import Known
 
 PATIENCE_SECONDS = 30.0
 

@@ -17,12 +17,12 @@ from omlx_producer.errors import one_line
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver, make_policy
+from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.interface import LONGEST_CHUNK, Engine
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Engine
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 

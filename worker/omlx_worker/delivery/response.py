@@ -11,7 +11,7 @@ from omlx_producer.wire.completion import Completion
 from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
 from omlx_producer.wire.responses import response_of
-from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending
 

@@ -12,14 +12,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from omlx_producer.wire import GenerationRequest, ModelInfo, TokenLogprob
 from omlx_producer.wire.events import Alternative
-from omlx_worker.engine.constraints import TOO_SLOW
-from omlx_worker.engine.footprint import RowBytes, budget, keep_within
-from omlx_worker.engine.interface import Rows
-from omlx_worker.engine.prompts import Prompter
+from omlx_worker.engine.ragged.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.ragged.sampling import Sampled
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.row import Emission, Known, Row, Said
-from omlx_worker.engine.text import RowText, bytes_of_tokens, decode_faithfully
+from omlx_worker.engine.rows.constraints import TOO_SLOW
+from omlx_worker.engine.rows.interface import Rows
+from omlx_worker.engine.rows.prompts import Prompter
+from omlx_worker.engine.rows.row import Emission, Known, Row, Said
+from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Decoder(Rows, Protocol):
 
 
 class DecodingEngine:
-    """An `omlx_worker.engine.interface.Engine` over a decoder.
+    """An `omlx_worker.engine.rows.interface.Engine` over a decoder.
 
     Args:
         family: of the model, as mlx-lm names it.

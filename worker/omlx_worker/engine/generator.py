@@ -10,10 +10,10 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator, generate_step
 
-from omlx_worker.engine.footprint import GeneratorFootprint, RowBytes
+from omlx_worker.engine.ragged.footprint import GeneratorFootprint, RowBytes
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
 from omlx_worker.engine.ragged.step import RowStep
-from omlx_worker.engine.row import Known, Row
+from omlx_worker.engine.rows.row import Known, Row
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt that are read within a step, at most."""

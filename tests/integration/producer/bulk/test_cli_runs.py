@@ -26,7 +26,7 @@ from omlx_producer.wire import (
     queue_name,
     row_job_id,
 )
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.bulk_runs import (
     batch_line,

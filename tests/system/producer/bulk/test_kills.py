@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.bulk_runs import (
     batch_line,
     count_lines,

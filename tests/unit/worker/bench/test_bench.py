@@ -20,8 +20,8 @@ from omlx_worker.bench.benchmark import BenchError, Benchmark
 from omlx_worker.bench.laps import Measured, Plan, in_turn, lap, measure
 from omlx_worker.bench.sides import AUTO, BatchGeneratorSide, DecoderSide, Step
 from omlx_worker.cli import main
-from omlx_worker.engine.loader import decoder_of, load
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.loading.loader import decoder_of, load
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import write_llama, write_qwen
 
 QUICK = ("--context", "8", "--tokens", "3", "--laps", "1")

@@ -18,7 +18,7 @@ from omlx_worker.decode.chunk_size import (
 )
 from omlx_worker.decode.row import DecodeRow, Stage
 from omlx_worker.decode.scheduler import Scheduler
-from omlx_worker.engine.row import Known, Row, Sampling
+from omlx_worker.engine.rows.row import Known, Row, Sampling
 
 Cost = Callable[[int, int], float]
 

@@ -9,11 +9,11 @@ import pytest
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import FixedPolicy, RowView
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.row import Emission, Known, Row, Sampling
+from omlx_worker.engine.rows.row import Emission, Known, Row, Sampling
 from tests.helpers.fake_engine import FakeEngine
 
 

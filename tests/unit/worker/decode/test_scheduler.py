@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omlx_worker.decode.actions import Decode, Join, Prefill
 from omlx_worker.decode.row import BULK, DEFAULT, HIGH, DecodeRow
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.scheduling import Rows
 
 

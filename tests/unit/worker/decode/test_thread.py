@@ -13,7 +13,7 @@ from pydantic import ByteSize
 from omlx_producer.wire import GenerationRequest
 from omlx_worker.decode import thread
 from omlx_worker.decode.thread import DecodeThread, EngineBroken
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,

@@ -10,7 +10,7 @@ import pytest
 from omlx_producer.wire import FunctionCall
 from omlx_producer.wire.markup import Markup, read
 from omlx_worker.delivery.response import message_of
-from omlx_worker.engine.reply import ReplyForm
+from omlx_worker.engine.rows.reply import ReplyForm
 
 
 def read_call(text: str) -> list[FunctionCall]:

@@ -16,10 +16,10 @@ from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.client.stream import Delivered
 from omlx_producer.wire import GenerationRequest, TokensEvent
 from omlx_worker.delivery.response import finished
-from omlx_worker.engine.chat import Chat
-from omlx_worker.engine.constraints import Grammars
-from omlx_worker.engine.row import Emission, Row, Said, Sampling
-from omlx_worker.engine.text import RowText, decode_faithfully
+from omlx_worker.engine.rows.chat import Chat
+from omlx_worker.engine.rows.constraints import Grammars
+from omlx_worker.engine.rows.row import Emission, Row, Said, Sampling
+from omlx_worker.engine.rows.text import RowText, decode_faithfully
 from omlx_worker.job import ActiveJob
 from omlx_worker.queue.claim import Claim
 from tests.helpers.chats import spelled, tokenizer_of

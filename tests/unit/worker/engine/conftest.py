@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omlx_worker.engine.checkpoint import DEMO, resolve
+from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from tests.helpers.checkpoints import write_llama, write_qwen
 from tests.helpers.decoding import Loaded
 

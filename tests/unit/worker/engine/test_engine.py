@@ -13,12 +13,12 @@ import pytest
 
 from omlx_producer.wire import GenerationRequest
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine import loader
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.interface import ModelError
-from omlx_worker.engine.loader import load_engine
+from omlx_worker.engine.loading import loader
+from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.rows.row import Emission
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import write_family, write_llama, write_qwen
 

@@ -15,9 +15,9 @@ from omlx_producer.wire import GenerationRequest
 from omlx_worker.engine import generator
 from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.loader import load_engine
+from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.sampling import Sampled
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import Loaded, row, run
 
 PROMPTS = ([5, 6, 7], [9], list(range(40, 75)), [250, 3])

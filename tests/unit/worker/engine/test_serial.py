@@ -14,14 +14,14 @@ import pytest
 from mlx_lm.generate import BatchGenerator, generate_step
 
 from omlx_producer.wire import GenerationRequest
+from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
-from omlx_worker.engine.interface import ModelError
-from omlx_worker.engine.loader import decoder_of, load, load_engine
-from omlx_worker.engine.models import self_check
+from omlx_worker.engine.loading import self_check
+from omlx_worker.engine.loading.loader import decoder_of, load, load_engine
+from omlx_worker.engine.loading.self_check import check_batched
 from omlx_worker.engine.models.any_family import Unsupported
-from omlx_worker.engine.models.self_check import check_batched
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import write_family
 from tests.helpers.decoding import row, run
 from tests.helpers.families import ALONE, SLIDING, tiny

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from omlx_worker.engine.kernels.device import compiles
-from omlx_worker.engine.loader import load
+from omlx_worker.engine.loading.loader import load
 from tests.helpers.decoding import Loaded, row, run
 
 PROMPTS = {"a": [5, 6, 7], "b": [9, 20]}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from omlx_worker.decode.depth.acceptance import Acceptance
 from omlx_worker.decode.depth.policies import RowView
 from omlx_worker.decode.depth.step_times import StepTimes, cell_of
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 
 MARGIN, CHANGE = 0.005, 0.4  # gains of a step that count, and the sum that changes the depth
 PROBE, INTERVAL = 6, 48  # steps of a probe, and from a change or a probe to the next probe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 
 Mode = Literal["auto", "hybrid", "mtp", "batched"]
 

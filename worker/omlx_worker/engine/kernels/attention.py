@@ -7,7 +7,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.kernels.window import Window
 
 Pair = tuple[mx.array, mx.array]
 """Keys ``[S, H, L, D]`` and values ``[S, H, L, Dv]``."""

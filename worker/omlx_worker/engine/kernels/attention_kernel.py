@@ -25,9 +25,9 @@ import mlx.core as mx
 
 from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
-from omlx_worker.engine.ragged.window import TAIL, Window, apart
+from omlx_worker.engine.kernels.window import TAIL, Window, apart
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.cuda import net_inputs, products
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import DeltaRule
-from omlx_worker.engine.kernels.metal import products as plain
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
-from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
+from omlx_worker.engine.kernels.plain import products as plain
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.attention import Attention
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
 from omlx_worker.engine.models.recurrent_view import RecurrentView, serve_recurrent_views
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.window import Window
 
 
 class Unsupported(Exception):

@@ -20,8 +20,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.window import Window
 
 _ATTENTION = "scaled_dot_product_attention"
 

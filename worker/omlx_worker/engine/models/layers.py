@@ -7,13 +7,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.delta_rule import Kept
 from omlx_worker.engine.kernels.device import Kernels
-from omlx_worker.engine.kernels.metal.net_inputs import Projected
+from omlx_worker.engine.kernels.plain.net_inputs import Projected
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.window import Window
 
 
 class Layer:

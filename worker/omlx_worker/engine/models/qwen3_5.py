@@ -14,13 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
 
-from omlx_worker.engine.drafts.mtp import text_model
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.device import Kernels, for_device
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layers import Layer
+from omlx_worker.engine.models.mtp import text_model
 from omlx_worker.engine.models.ragged_model import LayerCache
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.window import Window
 
 
 class RaggedQwen35:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
+from omlx_worker.engine.kernels.window import Window
 
 LayerCache = AttentionCache | RecurrentCache
 

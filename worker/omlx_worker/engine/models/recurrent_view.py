@@ -20,7 +20,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.models.cache import ArraysCache
 
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 
 Layer = Callable[[Sequence[mx.array], ArraysCache], Any]
 """A module's forward from its inputs ``[S, T, ...]`` to outputs ``[S, T, ...]``."""

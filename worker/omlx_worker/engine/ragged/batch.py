@@ -19,18 +19,18 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.footprint import Footprint, RowBytes
+from omlx_worker.engine.caches.layout import Layout, grown, reachable
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Snapshot, counts_of
-from omlx_worker.engine.ragged.layout import Layout, grown, reachable
+from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
 from omlx_worker.engine.ragged.lookups import history_of
 from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, params, report
 from omlx_worker.engine.ragged.slots import Slot, Slots
 from omlx_worker.engine.ragged.step import Arrays, Cut, RowStep, Verdict, cut, fit
 from omlx_worker.engine.ragged.steps import Steps
-from omlx_worker.engine.ragged.window import TAIL
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class Batch:
         return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """See `omlx_worker.engine.interface.Rows`."""
+        """See `omlx_worker.engine.rows.interface.Rows`."""
         prompts = self._footprint.of_prompts([to_read for to_read, _ in rows])
         # A row's last step may commit drafts beyond its end before the host has read it.
         needs = [longest + max(0, self.depth - 1) for _, longest in rows]

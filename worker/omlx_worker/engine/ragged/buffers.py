@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache, Move, moves_of
+from omlx_worker.engine.caches.layout import Group, Layout, slots_of, unmoved
+from omlx_worker.engine.caches.recurrent_cache import widened
+from omlx_worker.engine.kernels.window import TAIL, Spans
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, Move, moves_of
-from omlx_worker.engine.ragged.layout import Group, Layout, slots_of, unmoved
 from omlx_worker.engine.ragged.lookups import LONGEST, PIECE
-from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.step import Arrays, State
-from omlx_worker.engine.ragged.window import TAIL, Spans
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "drafted", "source")
 _CUT = ("drafts", "weights", "history")

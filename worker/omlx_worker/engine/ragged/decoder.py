@@ -8,7 +8,7 @@ from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.row import Known, Row
+from omlx_worker.engine.rows.row import Known, Row
 
 
 class RaggedDecoder(Batch):

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from omlx_worker.engine.ragged.recurrent_cache import widened
-from omlx_worker.engine.row import SOURCES
+from omlx_worker.engine.caches.recurrent_cache import widened
+from omlx_worker.engine.rows.row import SOURCES
 
 LONGEST, SHORTEST = 8, 3
 """Tokens of a match."""

@@ -24,11 +24,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from omlx_worker.engine.constraints import Grammar
 from omlx_worker.engine.ragged.lookups import merged
 from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.ragged.timed_threads import TimedThreads
-from omlx_worker.engine.row import SOURCES
+from omlx_worker.engine.rows.constraints import Grammar
+from omlx_worker.engine.rows.row import SOURCES
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher

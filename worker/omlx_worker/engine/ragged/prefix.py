@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.ragged.prefix_arrays import Forms, Layers, copies, halves, size_of
 from omlx_worker.engine.ragged.prefix_disk import Beginning, PrefixDisk, Tokens
-from omlx_worker.engine.tokens import in_common
+from omlx_worker.engine.rows.tokens import in_common
 
 
 @dataclass(eq=False, slots=True)

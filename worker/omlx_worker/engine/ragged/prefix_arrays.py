@@ -13,8 +13,8 @@ from typing import Self
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
 
 AT_ONCE = 64 << 20
 """Bytes that are copied before the device is waited for."""

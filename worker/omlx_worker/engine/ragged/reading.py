@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
+from omlx_worker.engine.caches.layout import FIRST_LIMIT, Group, capacity_for
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.ragged.layout import FIRST_LIMIT, Group, capacity_for
 from omlx_worker.engine.ragged.prefix_arrays import Layers
-from omlx_worker.engine.ragged.window import Window
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 
 MOST_POSITIONS = 1 << 16
 """Most positions of rows that are read together."""

@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from omlx_producer.wire import MAX_TOP_LOGPROBS
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 Params = dict[str, mx.array]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from omlx_worker.engine.caches.layout import Layout, Seated, excess, packed, seat, slots_of, unmoved
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.buffers import Buffers, Snapshot
-from omlx_worker.engine.ragged.layout import Layout, Seated, excess, packed, seat, slots_of, unmoved
 from omlx_worker.engine.ragged.masks import Matcher
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 
 SHRINK_AFTER = 32
 """Steps with twice the slots or capacity that rows need before the batch shrinks (hysteresis).

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.sampling import (
     Distribution,
@@ -29,7 +30,6 @@ from omlx_worker.engine.ragged.sampling import (
     noise,
     uniform,
 )
-from omlx_worker.engine.ragged.window import Window
 
 _DRAFT_STREAM = 0x9E3779B9
 _VERDICT_STREAM = 0x7F4A7C15

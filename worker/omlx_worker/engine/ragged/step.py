@@ -25,10 +25,11 @@ from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import spans_of
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
+from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, look_up, written
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.ragged.sampling import (
     Draw,
     Params,
@@ -38,8 +39,7 @@ from omlx_worker.engine.ragged.sampling import (
     distribution,
 )
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
-from omlx_worker.engine.ragged.window import Window
-from omlx_worker.engine.row import SOURCES, Row, Source
+from omlx_worker.engine.rows.row import SOURCES, Row, Source
 
 _OF_DRAFTS = ("drafts", "weights")
 
@@ -71,7 +71,7 @@ class RowStep:
         tokens: committed tokens: the accepted drafts and the one after them.
         drafted: drafts that were judged for the row.
         window: the most drafts that the step could judge for any row.
-        source: see `omlx_worker.engine.row.Emission`.
+        source: see `omlx_worker.engine.rows.row.Emission`.
         cut: why the row ends here, if its constraint cannot be followed any further: its text
             has ``failed`` to match, or the constraint is too ``slow`` to follow.
     """
@@ -89,7 +89,7 @@ class RowStep:
 
     @property
     def draft_fields(self) -> dict[str, Any]:
-        """The fields of an `omlx_worker.engine.row.Emission` about drafts."""
+        """The fields of an `omlx_worker.engine.rows.row.Emission` about drafts."""
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,

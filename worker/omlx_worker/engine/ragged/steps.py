@@ -12,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.window import Spans
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.attention_cache import spans_of
 from omlx_worker.engine.ragged.buffers import Buffers
 from omlx_worker.engine.ragged.sampling import Params, Plan
 from omlx_worker.engine.ragged.step import Arrays, Outcome, State, advance, commit, forward
-from omlx_worker.engine.ragged.window import Spans
 
 MOST_STEPS = 48
 """Compiled steps that are kept; the least recently used go.

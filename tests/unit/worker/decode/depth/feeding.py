@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omlx_worker.decode.depth.policies import DepthPolicy, RowView
-from omlx_worker.engine.row import Emission, Source
+from omlx_worker.engine.rows.row import Emission, Source
 
 
 def outcome(row_id: str, drafted: int, accepted: int, source: Source = "model") -> Emission:

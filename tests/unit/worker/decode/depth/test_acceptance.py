@@ -6,7 +6,7 @@ import pytest
 
 from omlx_worker.decode.depth.acceptance import Acceptance
 from omlx_worker.decode.depth.policies import RowView
-from omlx_worker.engine.row import Emission
+from omlx_worker.engine.rows.row import Emission
 from tests.unit.worker.decode.depth.feeding import outcome, rows
 
 OWN, MOST = 3, 8

@@ -13,8 +13,8 @@ import pytest
 from omlx_worker.engine.kernels import attention_kernel
 from omlx_worker.engine.kernels.attention import Attention, Pair
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
-from omlx_worker.engine.ragged.window import TAIL, Window
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.window import TAIL, Window
 from tests.unit.worker.engine.kernels import emulator
 from tests.unit.worker.engine.kernels.emulator import needs_compiler
 

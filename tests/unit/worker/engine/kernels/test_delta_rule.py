@@ -23,9 +23,9 @@ from omlx_worker.engine.kernels.device import (
     for_device,
     for_metal,
 )
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
-from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.source import Platform, source
 from tests.unit.worker.engine.kernels import emulator
 from tests.unit.worker.engine.kernels.emulator import needs_compiler

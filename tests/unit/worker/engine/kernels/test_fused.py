@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from omlx_worker.engine.kernels.cuda.products import fuse, product
 from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
 from omlx_worker.engine.kernels.device import Kernels
-from omlx_worker.engine.kernels.metal.products import Product
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.kernels.plain.products import Product
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import Loaded, row, run

@@ -13,8 +13,8 @@ import pytest
 
 from omlx_worker.engine.kernels.cuda import net_inputs
 from omlx_worker.engine.kernels.delta_rule import Inputs
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
-from omlx_worker.engine.kernels.metal.products import product
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations, Projected
+from omlx_worker.engine.kernels.plain.products import product
 from tests.helpers.decoding import Loaded
 from tests.unit.worker.engine.kernels import emulator
 from tests.unit.worker.engine.kernels.emulator import needs_compiler

@@ -14,17 +14,17 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.engine.kernels.metal.attention import PlainAttention
-from omlx_worker.engine.loader import decoder_of
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.loader import decoder_of
+from omlx_worker.engine.loading.self_check import difference
 from omlx_worker.engine.models.any_family import AnyFamily, Unsupported
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.models.self_check import difference
 from omlx_worker.engine.ragged import lookups
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import LEAD
-from omlx_worker.engine.ragged.window import TAIL, Window
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import row, run, small_classes
 from tests.helpers.families import FAMILIES, RECURRENT, SLIDING, tiny
 

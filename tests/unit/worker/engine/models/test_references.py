@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged.window import Window
+from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.loading.families import as_ragged
 from tests.helpers.decoding import Loaded, row, run
 
 pytest.importorskip("torch", reason="references are PyTorch models: pip install torch")

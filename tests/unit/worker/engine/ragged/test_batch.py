@@ -9,10 +9,10 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged.layout import MIN_CAPACITY, Layout
+from omlx_worker.engine.caches.layout import MIN_CAPACITY, Layout
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.slots import SHRINK_AFTER
-from omlx_worker.engine.ragged.window import TAIL
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import Loaded, row, run, small_classes
 
 

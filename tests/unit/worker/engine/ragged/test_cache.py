@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
-from omlx_worker.engine.row import Row
+from omlx_worker.engine.rows.row import Row
 from tests.helpers.decoding import GREEDY, Loaded, small_classes
 
 LENGTH = 140

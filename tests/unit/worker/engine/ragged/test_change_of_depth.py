@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged.recurrent_cache import RecurrentCache
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.ragged.step import State, fit
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 DEEPEST = 3

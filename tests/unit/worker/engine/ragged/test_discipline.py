@@ -8,11 +8,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.models.families import as_ragged
-from omlx_worker.engine.ragged.attention_cache import AttentionCache
+from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.window import TAIL
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.batch import Batch
-from omlx_worker.engine.ragged.window import TAIL
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from scripts.bench.mixed_lengths import made_up
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 

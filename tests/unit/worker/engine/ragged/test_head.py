@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.window import TAIL
 from tests.helpers.decoding import Loaded, row
 from tests.unit.worker.engine.ragged.test_cache import Driver
 

@@ -17,7 +17,7 @@ import pytest
 from omlx_worker.engine.ragged import batch, speculation, step
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, distribution, params
 from omlx_worker.engine.ragged.step import State, advance
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import Loaded, row, run
 from tests.helpers.table_model import VOCABULARY, TableModel
 

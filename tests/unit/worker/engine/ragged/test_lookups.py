@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
+from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.lookups import (
     BEFORE_OWN,
@@ -23,10 +24,9 @@ from omlx_worker.engine.ragged.lookups import (
     history_of,
     search,
 )
-from omlx_worker.engine.ragged.recurrent_cache import widened
 from omlx_worker.engine.ragged.sampling import Plan, params
 from omlx_worker.engine.ragged.step import RowStep, advance
-from omlx_worker.engine.row import SOURCES, Row, Sampling, Source
+from omlx_worker.engine.rows.row import SOURCES, Row, Sampling, Source
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 from tests.helpers.table_model import TableModel
 

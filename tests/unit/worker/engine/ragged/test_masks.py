@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 
 from omlx_producer.wire.structure import Constraint
-from omlx_worker.engine.constraints import Grammar, TooSlow
 from omlx_worker.engine.ragged import masks, step
 from omlx_worker.engine.ragged.masks import Matcher, Run
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.constraints import Grammar, TooSlow
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.constrained import (
     ORDER,
     Ended,

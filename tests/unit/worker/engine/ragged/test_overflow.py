@@ -10,7 +10,7 @@ import mlx.nn as nn
 import pytest
 
 from omlx_worker.engine.kernels.device import unfused
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.decoding import row
 from tests.helpers.families import tiny

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omlx_worker.engine.ragged.layout import (
+from omlx_worker.engine.caches.layout import (
     Group,
     Layout,
     anew,

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import reading
 from omlx_worker.engine.ragged.decoder import RaggedDecoder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, params, sample
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.chi_square import disagreement
 
 VOCABULARY = 50

@@ -16,16 +16,16 @@ from omlx_worker.decode.beginnings import SHORTEST, note
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
-from omlx_worker.decode.depth.driver import DepthDriver
 from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth_driver import DepthDriver
 from omlx_worker.decode.loop import DecodeLoop
 from omlx_worker.decode.row import BULK, DEFAULT, DecodeRow
 from omlx_worker.engine.engine import DecodingEngine
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.prefix_arrays import Forms
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import Loaded
 from tests.helpers.families import tiny
 

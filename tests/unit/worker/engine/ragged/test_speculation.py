@@ -10,7 +10,7 @@ import pytest
 
 from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 DEPTHS = [

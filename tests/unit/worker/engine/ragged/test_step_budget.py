@@ -15,9 +15,9 @@ import pytest
 
 from omlx_worker.engine.kernels import source
 from omlx_worker.engine.kernels.device import for_cuda
-from omlx_worker.engine.models.families import as_ragged
+from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.row import Sampling
+from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.checkpoints import write_qwen
 from tests.helpers.decoding import GREEDY, Loaded, row
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
-from omlx_worker.engine.ragged.window import TAIL
-from omlx_worker.engine.row import Row, Sampling
+from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
 
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)

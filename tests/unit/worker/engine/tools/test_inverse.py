@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.chat import Chat
+from omlx_worker.engine.rows.chat import Chat
 from tests.helpers.chats import (
     ADDED,
     answer_of,

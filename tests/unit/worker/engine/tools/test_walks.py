@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher
 
 from omlx_producer.wire import GenerationRequest
-from omlx_worker.engine.chat import Chat
+from omlx_worker.engine.rows.chat import Chat
 from tests.helpers.chats import ADDED, answer_of, tokenizer_of, vocabulary
 
 WALKS = 15

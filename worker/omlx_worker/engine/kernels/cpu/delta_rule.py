@@ -14,7 +14,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from omlx_worker.engine.kernels.delta_rule import Inputs, Kept
-from omlx_worker.engine.kernels.metal.delta_rule import PlainRule
+from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
 
 CHUNK = 16
 """Positions of a chunk: on two CPU cores 16 took half of what 64 did, and a seventh of the loop."""

@@ -14,8 +14,8 @@ from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
 from omlx_worker.engine.kernels.cuda.products import fuse
 from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
-from omlx_worker.engine.kernels.metal.net_inputs import NetOperations, Projected
-from omlx_worker.engine.kernels.metal.products import Product
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations, Projected
+from omlx_worker.engine.kernels.plain.products import Product
 from omlx_worker.engine.kernels.source import IN_A_NAME, launch, source
 
 _HISTORY = """

@@ -17,8 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
-from omlx_worker.engine.kernels.metal import products as plain
-from omlx_worker.engine.kernels.metal.products import Product
+from omlx_worker.engine.kernels.plain import products as plain
+from omlx_worker.engine.kernels.plain.products import Product
 from omlx_worker.engine.kernels.source import launch
 
 MOST_ROWS = 16

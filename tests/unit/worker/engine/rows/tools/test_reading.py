@@ -1,0 +1,209 @@
+"""Calls in a model's text are read with mlx-lm's parsers; what is no call is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock, patch
+
+import pytest
+
+from omlx_producer.wire import FunctionDefinition
+from omlx_worker.engine.rows.tools.reading import CallReader
+from tests.helpers.chats import ADDED, syntax, tokenizer_of, written
+
+WEATHER = FunctionDefinition(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "place": {"type": "string"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "exact": {"$ref": "#/$defs/flag"},
+        },
+        "$defs": {"flag": {"type": ["boolean", "null"]}},
+    },
+)
+
+
+def read(family: str, text: str) -> list[tuple[str, Any]]:
+    calls = CallReader(tokenizer_of(family), [WEATHER]).read(text)
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("json_tools", '{"name": "get_weather", "arguments": {"place": "é", "days": 2}}'),
+        (
+            "json_tools",
+            '{"name": "get_weather", "arguments": "{\\"place\\": \\"é\\", \\"days\\": 2}"}',
+        ),
+        ("", '{"name": "get_weather", "parameters": {"place": "é", "days": 2}}'),
+        ("", '\n{"name": "get_weather", "arguments": {"place": "é", "days": 2}} '),
+        (
+            "qwen3_coder",
+            "<function=get_weather>\n<parameter=place>\né\n</parameter>\n"
+            "<parameter=days>\n2\n</parameter>\n</function>",
+        ),
+        (
+            "glm47",
+            "get_weather\n<arg_key>place</arg_key>\n<arg_value>é</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>2</arg_value>",
+        ),
+        ("mistral", 'get_weather[ARGS]{"place": "é", "days": 2}'),
+        ("gemma4", 'call:get_weather{place:<|"|>é<|"|>,days:2}'),
+    ],
+)
+def test_a_call_is_read(family: str, text: str) -> None:
+    assert read(family, text) == [("get_weather", {"place": "é", "days": 2})]
+
+
+def test_one_text_may_hold_several_calls() -> None:
+    text = 'get_weather[ARGS]{"days": 1}[TOOL_CALLS]get_weather[ARGS]{"days": 2}'
+    assert [arguments["days"] for _, arguments in read("mistral", text)] == [1, 2]
+
+
+def one(family: str, name: str = "get_weather", arguments: str = '{"days": 1}') -> str:
+    """One call of a family whose texts between markers may hold several."""
+    if family == "kimi_k2":
+        called = f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+        return f"{called}{arguments}<|tool_call_end|>"
+    return f"[TOOL_CALLS]{name}[ARGS]{arguments}"
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "mistral"])
+@pytest.mark.parametrize("name", ["get_rain", "get_weather"])
+@pytest.mark.parametrize("arguments", ["{}", "[1]", '{"place": NaN}', '{"place": "'])
+def test_one_call_that_cannot_be_read_takes_no_other_with_it(
+    family: str, name: str, arguments: str
+) -> None:
+    bad = one(family, name, arguments)
+    expected = [("get_weather", {"days": 1}), ("get_weather", {"days": 1})]
+    if (name, arguments) == ("get_weather", "{}"):
+        expected.insert(1, ("get_weather", {}))
+    text = one(family) + bad + one(family)
+    assert read(family, text.removeprefix("[TOOL_CALLS]")) == expected
+
+
+@pytest.mark.parametrize("family", ["kimi_k2", "minimax_m2", "qwen3_coder", "json_tools"])
+def test_of_a_text_that_was_cut_the_calls_with_their_own_ends_are_read(family: str) -> None:
+    reader, form = CallReader(tokenizer_of(family), [WEATHER]), syntax(family)
+    first, second = (
+        written(replace(form, start="", end=""), "get_weather", {"days": days, "place": "é"})
+        for days in (1, 2)
+    )
+
+    for length in range(len((first + second).rstrip("\n"))):
+        cut = (first + second)[:length].lstrip("\n")
+        whole = len(first.rstrip("\n")) <= length
+        assert len(reader.read_cut(cut)) == whole
+    assert [call.parsed["days"] for call in reader.read_cut((first + second).strip())] == [1, 2]
+    assert reader.read_cut("") == []
+
+
+@pytest.mark.parametrize("family", ["glm47", "minicpm5", "mistral", "pythonic"])
+def test_of_a_text_that_was_cut_no_call_is_read_without_an_end_of_its_own(family: str) -> None:
+    text = written(replace(syntax(family), start="", end=""), "get_weather", {"days": 12})
+    assert CallReader(tokenizer_of(family), [WEATHER]).read_cut(text) == []
+
+
+def test_a_start_marker_inside_a_text_begins_no_call() -> None:
+    text = 'get_weather[ARGS]{"place": "[TOOL_CALLS]"}'
+    assert read("mistral", text) == [("get_weather", {"place": "[TOOL_CALLS]"})]
+
+
+def test_values_that_may_be_null_have_their_types() -> None:
+    pair = "<parameter={}>\n{}\n</parameter>\n"
+    text = "<function=get_weather>\n" + pair.format("exact", "true") + pair.format("days", "null")
+    assert read("qwen3_coder", text + "</function>") == [
+        ("get_weather", {"exact": True, "days": None})
+    ]
+
+
+def test_a_text_that_says_null_is_no_null() -> None:
+    text = "<function=get_weather>\n<parameter=place>\nnull\n</parameter>\n</function>"
+    assert read("qwen3_coder", text) == [("get_weather", {"place": "null"})]
+
+
+def test_half_a_surrogate_pair_stays_an_escape_so_that_the_call_can_be_sent() -> None:
+    text = '{"name": "get_weather", "arguments": {"place": "é \\ud83d"}}'
+    (call,) = CallReader(tokenizer_of("json_tools"), [WEATHER]).read(text)
+    # A test's report cannot be sent with it either.
+    assert call.arguments.encode(errors="replace").decode() == '{"place": "é \\ud83d"}'
+
+
+@pytest.mark.parametrize("nested", ["-", "[", "not ", "a "])
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("qwen3_coder", "<function=save>\n<parameter=o>\n{}\n</parameter>\n</function>"),
+        ("minimax_m2", '<invoke name="save">\n<parameter name="o">{}</parameter>\n</invoke>'),
+        ("minicpm5", '"save"><param name="o">{}</param>'),
+        ("glm47", "save<arg_key>o</arg_key><arg_value>{}</arg_value>"),
+        ("pythonic", "[save(o={})]"),
+        ("json_tools", '{{"name": "save", "arguments": {{"o": {}}}}}'),
+    ],
+)
+def test_a_value_that_is_nested_too_deeply_ends_no_job(family: str, call: str, nested: str) -> None:
+    save = FunctionDefinition(
+        name="save", parameters={"properties": {"o": {"type": "object"}, "l": {"type": "array"}}}
+    )
+    text = call.format(nested * 20_000 + "1")
+    for found in CallReader(tokenizer_of(family), [save]).read(text):
+        assert found.name == "save"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "times"),
+    [
+        ("gemma4", "call:get_weather{a", 1000),
+        ("gemma4", 'call:get_weather{<|"|>', 1000),
+        ("glm47", "get_weather<arg_key>o</arg_key>\n", 3000),
+        ("json_tools", "[", 100_001),
+    ],
+)
+def test_a_parser_gets_no_text_that_it_takes_long_to_read(
+    family: str, text: str, times: int
+) -> None:
+    parser = Mock(side_effect=ValueError, __module__=family)
+    with patch.object(tokenizer_of(family), "_tool_parser", parser):
+        reader = CallReader(tokenizer_of(family), [WEATHER])
+    assert reader.read(text * 100) == []
+    assert parser.call_count == 1
+    assert reader.read(text * times) == []
+    assert parser.call_count == 1
+
+
+@pytest.mark.parametrize("family", ["gemma4", "json_tools", "qwen3_coder"])
+def test_a_long_text_is_an_argument_like_any_other(family: str) -> None:
+    long = "call: x " * 10 + "é" * 90_000
+    call = {
+        "gemma4": f'call:get_weather{{place:<|"|>{long}<|"|>}}',
+        "json_tools": f'{{"name": "get_weather", "arguments": {{"place": "{long}"}}}}',
+        "qwen3_coder": f"<function=get_weather>\n<parameter=place>\n{long}\n</parameter>\n"
+        "</function>",
+    }
+    assert read(family, call[family]) == [("get_weather", {"place": long})]
+
+
+@pytest.mark.parametrize("family", ADDED)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "It is late.",
+        '{"name": "get_weather"',
+        '{"name": "get_rain", "arguments": {}}',
+        '{"name": "get_weather", "arguments": [1]}',
+        '{"name": "get_weather", "arguments": {"days": NaN}}',
+        '[{"name": 5}]',
+        "<function=get_rain>\n</function>",
+        "<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n</function>",
+        "[get_rain(days=5)]",
+        "(" * 1000,
+    ],
+)
+def test_what_is_no_call_of_a_function_given_is_none(family: str, text: str) -> None:
+    assert read(family, text) == []

@@ -1,0 +1,63 @@
+"""Asks the depth policy before each decode step, and reports outcomes to it.
+
+A step is dispatched before the outcome of the one before it is read, so whatever is decided now
+shows in the outcome after next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omlx_producer.wire.request import MAX_DRAFT_DEPTH
+from omlx_worker.decode.depth.auto import AutoPolicy
+from omlx_worker.decode.depth.policies import DepthPolicy, FixedPolicy, Mode, RowView
+from omlx_worker.decode.row import DecodeRow
+from omlx_worker.engine.rows.row import Emission
+
+
+def make_policy(mode: Mode, max_depth: int, own_depth: int) -> DepthPolicy:
+    """The policy of a mode; see `AutoPolicy`. Nothing drafts where ``max_depth`` is 0."""
+    if mode == "batched" or max_depth == 0:
+        return FixedPolicy(0)
+    if mode == "auto":
+        return AutoPolicy(max_depth, own_depth)
+    return FixedPolicy(max_depth, alone=mode == "hybrid")
+
+
+class DepthDriver:
+    """What the decode loop calls before and after each step.
+
+    Attributes:
+        depth: drafts that any row gets in the step that was dispatched last.
+        reason: why that deep, in words.
+        changes_depth: whether the depth changed in the step that was reported last or the next.
+    """
+
+    def __init__(self, policy: DepthPolicy) -> None:
+        self.depth, self.reason, self.changes_depth = 0, "", False
+        self._policy = policy
+        self._dispatched = 0
+
+    def before(self, rows: Sequence[DecodeRow], slots: int, coming: int = 0) -> dict[str, int]:
+        """How many tokens each row drafts in the next step; see `DepthPolicy.choose`."""
+        views = [_view(row) for row in rows]
+        depth, self.reason = self._policy.choose(views, slots, coming)
+        depths = {view.row_id: min(view.limit, depth) for view in views}
+        self._dispatched, self.depth = self.depth, max(depths.values(), default=0)
+        return depths
+
+    def after(self, emissions: Sequence[Emission], seconds: float | None) -> None:
+        """A step was dispatched, and these emissions of the one before it were read. It has no
+        ``seconds`` if anything but a step took time."""
+        if not emissions:
+            return
+        depth = max(emission.window for emission in emissions)
+        # A step drafts for the next: either change takes time that neither depth takes.
+        self.changes_depth = not depth == self._dispatched == self.depth
+        self._policy.observe(emissions, depth, None if self.changes_depth else seconds)
+
+
+def _view(row: DecodeRow) -> RowView:
+    request = row.request
+    limit = MAX_DRAFT_DEPTH if request.depth is None else request.depth
+    return RowView(row.row_id, limit, row.length, request.grammar is not None)

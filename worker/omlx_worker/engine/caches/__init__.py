@@ -1,0 +1,1 @@
+"""What layers keep of rows: keys and values, and recurrent states."""

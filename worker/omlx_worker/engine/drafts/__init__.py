@@ -1,1 +1,0 @@
-"""Where drafts come from."""

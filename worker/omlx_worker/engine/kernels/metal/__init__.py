@@ -1,1 +1,0 @@
-"""The default implementations: plain forms, which run on every device."""

@@ -1,0 +1,1 @@
+"""The plain forms: MLX's own operations, right on every device."""

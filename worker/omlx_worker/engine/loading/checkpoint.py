@@ -1,0 +1,195 @@
+"""Finds a model's files: in a folder, or in a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils.tqdm import tqdm
+
+from omlx_producer.errors import one_line
+from omlx_worker.engine.rows.interface import ModelError
+
+DEMO = "demo"
+
+WEIGHTS = "model*.safetensors"
+_BESIDE = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "*.txt")
+
+_BASE_MODEL = re.compile(r"""^base_model:\s+(?:-\s+)?["']?([\w.-]+/[\w.-]+)""", re.MULTILINE)
+
+_HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""The base of all errors of the library that the hub's client fetches with."""
+
+_NOT_FETCHED = (_HTTP_ERROR, LocalEntryNotFoundError, OSError)
+
+
+class _Silent(tqdm):
+    """No progress bar."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+
+def resolve(model: str, option: str = "--model") -> Path:
+    """The directory of a model's files, downloaded first if it is a repository.
+
+    Args:
+        option: that named it, for errors.
+
+    Raises:
+        ModelError: if there is none.
+    """
+    return _folder_of(model, option) or _download(model, option, [*_BESIDE, WEIGHTS])
+
+
+def base_model(model: str, path: Path) -> str | None:
+    """The repository that a checkpoint was made from, by its model card.
+
+    Args:
+        path: from `resolve`.
+    """
+    card = path / "README.md"
+    try:
+        if not card.is_file() and not Path(model).expanduser().is_dir():
+            card = Path(hf_hub_download(model, card.name, revision=path.name, tqdm_class=_Silent))
+        named = _BASE_MODEL.search(card.read_text())
+    except (*_NOT_FETCHED, ValueError):
+        return None
+    return named and named[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A checkpoint whose weights are fetched by file, as they are wanted.
+
+    Attributes:
+        name: as the user gave it, to ``option``.
+        folder: has its configuration, index and tokenizer, and the weights once fetched.
+        revision: the commit of a repository; None for a folder.
+        config: its configuration.
+        index: the file of every tensor; empty if it has no index.
+    """
+
+    name: str
+    option: str
+    folder: Path
+    revision: str | None
+    config: dict[str, Any]
+    index: dict[str, str]
+
+    @classmethod
+    def find(cls, name: str, option: str) -> Original:
+        """The checkpoint of this name; of a repository all but the weights is downloaded.
+
+        Raises:
+            ModelError: if there is none.
+        """
+        folder, revision = _folder_of(name, option), None
+        if folder is None:
+            folder = _download(name, option, _BESIDE)
+            revision = folder.name
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{option} {name}: no checkpoint, for it has no config.json")
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            index = folder / "model.safetensors.index.json"
+            shards = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
+            return cls(name, option, folder, revision, config, dict(shards))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{option} {name}: its configuration or index cannot be read "
+                f"({one_line(str(error))}); download it again"
+            ) from None
+
+    @property
+    def family(self) -> str:
+        return str(self.config.get("model_type", "unknown")).removesuffix("_text")
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        text: dict[str, Any] = self.config.get("text_config", self.config)
+        return text
+
+    def sizes(self, patterns: Sequence[str]) -> tuple[int, int]:
+        """Bytes of these files, and those of them that must be downloaded.
+
+        Both are 0 where the hub does not tell.
+
+        Raises:
+            ModelError: if a file of a folder is missing or has not all of its bytes.
+        """
+        if self.revision is None:
+            return sum(path.stat().st_size for path in self.fetch(patterns)), 0
+        try:
+            listed = snapshot_download(
+                self.name,
+                revision=self.revision,
+                allow_patterns=list(patterns),
+                dry_run=True,
+                tqdm_class=_Silent,
+            )
+        except _NOT_FETCHED:
+            # Offline, perhaps with all of them at hand.
+            return 0, 0
+        size = sum(file.file_size or 0 for file in listed)
+        return size, sum(file.file_size or 0 for file in listed if file.will_download)
+
+    def fetch(self, patterns: Sequence[str]) -> list[Path]:
+        """These files, complete; those of a repository are downloaded first.
+
+        Raises:
+            ModelError: if one is missing or has not all of its bytes.
+        """
+        if self.revision is not None:
+            _download(self.name, self.option, patterns, self.revision)
+        for pattern in patterns:
+            if not any(self.folder.glob(pattern)):
+                raise ModelError(f"{self.option} {self.name}: {pattern} is missing from it")
+        found = sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
+        for path in found:
+            try:
+                # Reads the header, and compares it with the file's size.
+                mx.load(str(path))
+            except RuntimeError:
+                raise ModelError(
+                    f"{self.option} {self.name}: {path.name} is incomplete; download it again"
+                ) from None
+        return found
+
+
+def _folder_of(model: str, option: str) -> Path | None:
+    """The directory that a name means; None for a repository."""
+    if model == DEMO:
+        with as_file(files("omlx_worker") / "demo_model") as path:
+            return path
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith((".", "~")):
+        raise ModelError(f"{option} {model}: no such directory; give a directory or a repository")
+    return None
+
+
+def _download(
+    model: str, option: str, patterns: Sequence[str], revision: str | None = None
+) -> Path:
+    """Download what matches, but for files that were downloaded before."""
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+    except HFValidationError:
+        raise ModelError(
+            f"{option} {model}: neither 'demo', a directory, nor a repository name like org/name"
+        ) from None
+    except _NOT_FETCHED as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ModelError(
+            f"{option} {model}: could not be downloaded ({reason}); check the name and the network"
+        ) from None

@@ -1,0 +1,249 @@
+"""Takes the MTP head for a model from the original checkpoint that the model was converted from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+from pydantic import ByteSize
+
+from omlx_producer.errors import one_line
+from omlx_worker.engine.loading.checkpoint import WEIGHTS, Original, base_model
+from omlx_worker.engine.loading.identity import digest_of
+from omlx_worker.engine.models.mtp import (
+    MTPHead,
+    Weights,
+    as_weights_of,
+    can_have_head,
+    is_of_head,
+    new_head,
+    promises_head,
+    text_model,
+)
+from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.engine.rows.tokens import same_vocabulary
+
+log = logging.getLogger(__name__)
+
+MTP_FROM = "--mtp-from"
+
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+    *("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+)
+"""What the configurations of a model and its original have in common, where both name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """Where a model gets its head from.
+
+    Attributes:
+        original: a directory or a Hugging Face repository, in either of which only the files that
+            hold the head are wanted.
+        state_dir: its folder ``heads`` keeps the heads, ready for their models, so that later
+            starts need neither the network nor the original.
+    """
+
+    original: str
+    state_dir: Path
+
+    def onto(
+        self, network: nn.Module, config: Mapping[str, Any], tokenizer: TokenizerWrapper, path: Path
+    ) -> None:
+        """Give a network the head, quantised as its own layers are.
+
+        Args:
+            network: loaded from ``path``, in the precision of its files.
+
+        Raises:
+            ModelError: if the original has no head for it.
+        """
+        if not can_have_head(network):
+            raise self._error(
+                f"the model's family, {config['model_type']}, has no MTP head that drafts here; "
+                "leave it out"
+            )
+        model = digest_of(path)
+        files = [self._file(source, model) for source in self._sources()]
+        head = next((head for file in files if (head := self._kept(file, network))), None)
+        if head is None:
+            self._keep(self._made(network, config, tokenizer), files[0])
+            head = self._kept(files[0], network)
+        network.mtp = head
+
+    def _sources(self) -> list[str]:
+        """Names that the head may be kept under: a directory may be gone by now."""
+        path = Path(self.original).expanduser()
+        folder = str(path.resolve())
+        return [folder] if path.is_dir() else [self.original, folder]
+
+    def _file(self, source: str, model: str) -> Path:
+        key = hashlib.sha256(f"{source} {model}".encode()).hexdigest()[:16]
+        return self.state_dir / "heads" / f"{Path(source).name}-{key}.safetensors"
+
+    def _kept(self, file: Path, network: nn.Module) -> MTPHead | None:
+        """The head in a file; None if it is not there, or of an original that has changed since."""
+        if not file.is_file():
+            return None
+        head = new_head(network)
+        _quantise_like(head, network)
+        try:
+            weights, metadata = _read(file)
+            head.load_weights(list(weights.items()))
+        except (OSError, ValueError, RuntimeError) as error:
+            log.warning("the MTP head in %s cannot be used (%s): made anew", file, error)
+            return None
+        original = Path(self.original).expanduser()
+        if original.is_dir() and metadata["identity"] != digest_of(original):
+            return None
+        head.eval()
+        mx.eval(head.parameters())
+        head.origin, head.file = metadata["origin"], file
+        return head
+
+    def _made(
+        self, network: nn.Module, config: Mapping[str, Any], tokenizer: TokenizerWrapper
+    ) -> tuple[MTPHead, dict[str, str]]:
+        """The head, made from the original, and its metadata."""
+        original = Original.find(self.original, MTP_FROM)
+        self._require_kin(original, config, tokenizer)
+        head = new_head(network)
+        dtype = text_model(network).model.norm.weight.dtype
+        weights = self._weights(original, head)
+        head.load_weights([(name, value.astype(dtype)) for name, value in weights.items()])
+        _quantise_like(head, network)
+        identity = original.revision or digest_of(original.folder)
+        origin = self.original + (f", revision {identity[:12]}" if original.revision else "")
+        return head, {"origin": origin, "identity": identity, "format": "mlx"}
+
+    def _weights(self, original: Original, head: MTPHead) -> Weights:
+        """The head's tensors, their files downloaded first."""
+        none = self._error("it has no mtp.* weights; give the repository that the model is made of")
+        index = original.index
+        files = sorted({file for tensor, file in index.items() if is_of_head(tensor)})
+        if index and not files:
+            raise none
+        self._announce(original, files or [WEIGHTS])
+        found: Weights = {}
+        raw = False
+        for file in original.fetch(files or [WEIGHTS]):
+            tensors, metadata = _read(file)
+            found |= {name: tensor for name, tensor in tensors.items() if is_of_head(name)}
+            raw |= metadata.get("format") == "pt"
+        if not found:
+            raise none
+        if any(name.endswith(".scales") for name in found):
+            raise self._error("its MTP head is quantised; give the repository it was made from")
+        weights, fault = as_weights_of(head, found, raw_backbone=raw)
+        if fault:
+            raise self._error(f"its MTP head cannot be used ({fault})")
+        return {name.removeprefix("mtp."): value for name, value in weights.items()}
+
+    def _announce(self, original: Original, files: list[str]) -> None:
+        _, download = original.sizes(files)
+        if not download:
+            return
+        free = shutil.disk_usage(original.folder).free
+        wanted, left = (ByteSize(n).human_readable() for n in (download, free))
+        if download > free:
+            raise self._error(
+                f"{wanted} must be downloaded to {original.folder}, and {left} are free; make room"
+            )
+        log.warning("%s %s: downloads %s for its MTP head", MTP_FROM, self.original, wanted)
+
+    def _require_kin(
+        self, original: Original, config: Mapping[str, Any], tokenizer: TokenizerWrapper
+    ) -> None:
+        remedy = "give the repository that the model was converted from"
+        family = str(config["model_type"]).removesuffix("_text")
+        if original.family != family:
+            raise self._error(
+                f"its family is {original.family}, and the model's is {family}; {remedy}"
+            )
+        ours, theirs = config.get("text_config", config), original.text_config
+        for name in _SIZES:
+            if name in ours and name in theirs and ours[name] != theirs[name]:
+                raise self._error(
+                    f"its {name} is {theirs[name]}, and the model's is {ours[name]}; {remedy}"
+                )
+        try:
+            other = load_tokenizer(original.folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._error(f"its tokenizer cannot be read: {one_line(str(error))}") from None
+        if not same_vocabulary(tokenizer.get_vocab(), other.get_vocab()):
+            raise self._error(f"its tokens have other ids than the model's; {remedy}")
+
+    def _keep(self, made: tuple[MTPHead, dict[str, str]], file: Path) -> None:
+        head, metadata = made
+        unfinished = file.with_name(f".{os.getpid()}-{file.name}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                tensors = dict(tree_flatten(head.parameters()))
+                mx.save_safetensors(str(unfinished), tensors, metadata)
+                unfinished.replace(file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:
+            raise self._error(
+                f"the head cannot be kept in {file.parent} ({one_line(str(error))}); "
+                "give another --state-dir"
+            ) from None
+
+    def _error(self, said: str) -> ModelError:
+        return ModelError(f"{MTP_FROM} {self.original}: {said}")
+
+
+def head_hint(network: nn.Module, model: str, path: Path) -> str | None:
+    """What to do about a head that a model's configuration speaks of and its files lack.
+
+    Args:
+        model: its name, and ``path``, where it was loaded from.
+
+    Returns:
+        A sentence with the command; None if the model has a head or needs none.
+    """
+    if not can_have_head(network) or network.mtp is not None or not promises_head(network):
+        return None
+    original = base_model(model, path) or "ORIGINAL"
+    command = f"omlx-worker run -m {shlex.quote(model)} {MTP_FROM} {original}"
+    said = f"the model's files have no MTP head to draft with; get it with: {command}"
+    if original == "ORIGINAL":
+        said += " (ORIGINAL is the repository that the model was converted from)"
+    return said
+
+
+def _quantise_like(head: MTPHead, network: nn.Module) -> None:
+    """Quantise a head's layers as the model's last layer of that kind is; its `fc` never."""
+    attention = [layer for layer in text_model(network).layers if not layer.is_linear]
+    twins = dict(attention[-1].named_modules())
+
+    def as_twin(path: str, _: nn.Module) -> bool | dict[str, Any]:
+        twin = twins.get(path.removeprefix("layers.0."))
+        if twin is None or not hasattr(twin, "bits"):
+            return False
+        return {"group_size": twin.group_size, "bits": twin.bits, "mode": twin.mode}
+
+    nn.quantize(head, class_predicate=as_twin)
+
+
+def _read(file: Path) -> tuple[Weights, dict[str, str]]:
+    """The tensors of a file, which are loaded when they are used, and its metadata."""
+    tensors: Any
+    metadata: Any
+    tensors, metadata = mx.load(str(file), return_metadata=True)
+    return tensors, metadata

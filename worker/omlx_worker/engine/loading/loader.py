@@ -1,0 +1,272 @@
+"""Loads a model by its name: checkpoint, tokenizer, precision, and a decoder for its family."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+
+from omlx_producer.errors import one_line
+from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
+from omlx_worker.engine.engine import Decoder, DecodingEngine
+from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
+from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.loading.checkpoint import resolve
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.loading.graft import Graft, head_hint
+from omlx_worker.engine.loading.identity import fingerprint_of
+from omlx_worker.engine.loading.prefixes import Prefixes as Prefixes
+from omlx_worker.engine.loading.self_check import CannotGenerate, check_batched
+from omlx_worker.engine.models.any_family import Unsupported
+from omlx_worker.engine.models.draft_model import WithDraftModel
+from omlx_worker.engine.models.mtp import MTPHead, with_head
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.rows.constraints import Grammars
+from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE, ModelError
+from omlx_worker.engine.rows.prompts import Prompter, sampling_defaults
+from omlx_worker.engine.rows.row import Sampling
+from omlx_worker.engine.rows.tokens import same_ids, same_vocabulary
+
+log = logging.getLogger(__name__)
+
+DRAFT_MODEL = "--draft-model"
+DEFAULT_CONTEXT = 32_768
+# Families name it differently; beyond it, GPT-2's have no positions.
+CONTEXT_NAMES = (
+    *("max_position_embeddings", "n_positions", "model_max_length"),
+    *("max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
+)
+
+
+def load_engine(
+    model: str,
+    *,
+    max_rows: int,
+    depth: int = 0,
+    ratio: bool = False,
+    graft: Graft | None = None,
+    draft_model: str | None = None,
+    lookup: int = 0,
+    prefixes: Prefixes | None = None,
+    chat_tokens: int = DEFAULT_CHAT_TOKENS,
+) -> DecodingEngine:
+    """Load a model and make an engine of it, in the thread that will drive it.
+
+    Args:
+        model: ``demo``, a directory with a checkpoint, or a Hugging Face repository.
+        max_rows: how many rows may decode at once.
+        depth: most drafts a step by an MTP head or a draft model.
+        ratio: judge the drafts of requests without a seed by the ratio rule.
+        graft: see `load`; left out at depth 0.
+        draft_model: named like ``model``; not loaded at depth 0.
+        lookup: most drafts a step that are looked up; 0 for none.
+        prefixes: how beginnings of prompts are kept; None for not at all.
+        chat_tokens: of a chat that sets no limit, at most.
+
+    Raises:
+        ModelError: if there is no such model, its files cannot be used, or the draft model cannot
+            draft for it.
+    """
+    path = resolve(model)
+    network, tokenizer, config = load(path, graft=graft if depth else None)
+    head: MTPHead | None = getattr(network, "mtp", None)
+    if not depth:
+        draft_model = None
+    draft, paths = None, [path]
+    if draft_model:
+        paths.append(resolve(draft_model, DRAFT_MODEL))
+        draft = load_draft_model(draft_model, tokenizer, paths[-1])
+    make_prefixes = (
+        partial(prefixes.cache, paths=paths, head=head and head.file) if prefixes else None
+    )
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
+    info = ModelInfo(
+        model=model,
+        context_length=context_length(config),
+        longest_token=max(len(token) for token in tokenizer.get_vocab()),
+        draft_depth=decoder.depth,
+        system_fingerprint=fingerprint_of(path),
+        chat_template=tokenizer.has_chat_template,
+    )
+    defaults = _defaults(path)
+    grammars = None
+    if isinstance(decoder, RaggedDecoder):
+        # The config may tell of fewer.
+        vocabulary = decoder.vocabulary
+        grammars = Grammars(tokenizer, vocabulary)
+    else:
+        vocabulary = config.get("text_config", config).get("vocab_size") or len(tokenizer)
+    prompters = [
+        Prompter(
+            tokenizer,
+            info,
+            vocabulary,
+            defaults,
+            ratio=ratio,
+            grammars=grammars,
+            chat_tokens=chat_tokens,
+        )
+        for _ in range(PREPARED_AT_ONCE)
+    ]
+    family = config["model_type"]
+    if isinstance(decoder, SerialDecoder):
+        max_rows = 1
+    engine = DecodingEngine(family, decoder, tokenizer, prompters, info, max_rows, draft_model)
+    if depth and not draft_model and not engine.reason:
+        engine.head = (head.origin or "the checkpoint") if head else None
+        engine.head_hint = head_hint(network, model, path)
+    return engine
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """Tokens of a prompt and its answer, at most, by the config of a checkpoint."""
+    text_config = config.get("text_config", config)
+    known = (text_config[name] for name in CONTEXT_NAMES if text_config.get(name))
+    return int(next(known, DEFAULT_CONTEXT))
+
+
+def load(
+    path: Path, option: str = "--model", graft: Graft | None = None
+) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]:
+    """Load network, tokenizer and config from a directory; in float32 without a GPU.
+
+    Args:
+        option: that named the directory, for errors.
+        graft: where its MTP head comes from; None for its own, if it has one.
+
+    Raises:
+        ModelError: if it cannot be loaded, or gets no head from there.
+    """
+    if not compiles():
+        log.warning("mx.compile is off (on a CPU it needs g++): steps run unfused, which is slower")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{option} {path}: no checkpoint, for it has no config.json; give another")
+    try:
+        network, config = load_model(path, get_model_classes=classes_with_head)
+        tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"{option} {path}: the checkpoint cannot be loaded: {one_line(str(error))}"
+        ) from None
+    if graft is not None:
+        graft.onto(network, config, tokenizer, path)
+    elif fault := getattr(network, "head_fault", None):
+        log.warning("the checkpoint's MTP head cannot be used (%s): no drafts", fault)
+    if mx.default_device() == mx.cpu:
+        network.set_dtype(mx.float32)
+        mx.eval(network.parameters())
+    return network, tokenizer, config
+
+
+def load_draft_model(
+    model: str, tokenizer: TokenizerWrapper, path: Path | None = None
+) -> nn.Module:
+    """Load the network that drafts for a model with this tokenizer.
+
+    Args:
+        path: from `resolve`; None to find it here.
+
+    Raises:
+        ModelError: if it cannot be loaded or its tokens have other ids.
+    """
+    network, other, _ = load(path or resolve(model, DRAFT_MODEL), DRAFT_MODEL)
+    ids, others = tokenizer.get_vocab(), other.get_vocab()
+    if not same_vocabulary(ids, others):
+        raise ModelError(
+            f"{DRAFT_MODEL} {model}: {same_ids(ids, others)} of its {len(others)} tokens are among "
+            f"the model's {len(ids)} by the same ids; give a model with the same vocabulary"
+        )
+    return network
+
+
+def _defaults(path: Path) -> Sampling:
+    """What the checkpoint asks requests to sample with."""
+    wishes = path / "generation_config.json"
+    try:
+        return sampling_defaults(json.loads(wishes.read_text()) if wishes.exists() else {})
+    except ValueError as error:
+        raise ModelError(f"--model {path}: {wishes.name} is not JSON: {error}") from None
+
+
+def classes_with_head(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+    """mlx-lm's classes of a model and its arguments; the model's keeps its MTP head."""
+    model_type = config["model_type"]
+    if model_type.startswith("qwen3_5"):
+        # A checkpoint saved without its vision tower names the text model, which mlx-lm does not.
+        model_type = model_type.removesuffix("_text")
+    model_class, args_class = _get_classes(config | {"model_type": model_type})
+    return with_head(model_class), args_class
+
+
+def decoder_of(
+    network: nn.Module,
+    max_rows: int,
+    depth: int,
+    draft: nn.Module | None = None,
+    lookup: int = 0,
+    make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
+) -> Decoder:
+    """The ragged batch if the model has that form, else the faster of mlx-lm's loops that is right.
+
+    Args:
+        draft: drafts in place of the model's own head.
+        lookup: see `load_engine`.
+        make_prefixes: makes the prefix cache; None for none.
+
+    Raises:
+        ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
+    """
+    try:
+        ragged = as_ragged(network, drafts=depth > 0 and draft is None)
+    except Unsupported as reason:
+        if draft is not None:
+            raise ModelError(
+                f"{DRAFT_MODEL}: leave it out; the model does not run on the ragged batch, so it "
+                f"has no drafts, because {reason}"
+            ) from None
+        return _plain_decoder(network, max_rows, str(reason))
+    if draft is not None:
+        try:
+            ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False))
+        except Unsupported as reason:
+            raise ModelError(
+                f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another"
+            ) from None
+    if depth and not (ragged.drafts or lookup):
+        log.warning("the model has no MTP head to draft with: rows decode a token a step")
+    return RaggedDecoder(ragged, depth, lookup, make_prefixes(ragged) if make_prefixes else None)
+
+
+def _plain_decoder(network: nn.Module, max_rows: int, reason: str) -> Decoder:
+    """mlx-lm's `BatchGenerator` if it is right on this model, else its `generate_step`.
+
+    Raises:
+        ModelError: if that fails too.
+    """
+    try:
+        check_batched(network)
+    except Unsupported as other:
+        log.warning(
+            "the model runs one row at a time on mlx-lm's generate_step, slowly and without "
+            "drafts, because %s, and %s",
+            reason,
+            other,
+        )
+        return SerialDecoder(network, f"{reason}, and {other}")
+    except CannotGenerate as error:
+        family = getattr(network, "model_type", type(network).__module__)
+        raise ModelError(
+            f"--model: mlx-lm itself cannot generate with this {family} ({error}); give another"
+        ) from None
+    log.warning("the model runs on mlx-lm's BatchGenerator, without drafts, because %s", reason)
+    return GeneratorDecoder(network, max_rows, reason)

@@ -1,0 +1,48 @@
+"""How beginnings of prompts are kept for other prompts, as the options say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omlx_worker.engine.loading.identity import identity_of
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.ragged.prefix_disk import NotPrivate, PrefixDisk
+from omlx_worker.engine.rows.interface import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """How beginnings of prompts are kept for other prompts.
+
+    Attributes:
+        size: bytes of memory, at most.
+        folder: where they are kept for the next start; None for nowhere.
+        folder_limit: bytes of files, at most.
+    """
+
+    size: int
+    folder: Path | None = None
+    folder_limit: int = 0
+
+    def cache(self, model: RaggedModel, paths: list[Path], head: Path | None = None) -> PrefixCache:
+        """The cache of a model from these checkpoints, and of a head from a file of its own.
+
+        Raises:
+            ModelError: if the folder cannot be used.
+        """
+        forms = Forms.of(model)
+        if self.folder is None:
+            return PrefixCache(forms, self.size)
+        try:
+            identity = identity_of(paths, model, head)
+            disk = PrefixDisk(self.folder, identity, self.folder_limit, forms, self.size)
+        except NotPrivate as reason:
+            raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None
+        except OSError as error:
+            raise ModelError(
+                f"--prefix-dir {self.folder}: cannot be used ({error.strerror}); give another"
+            ) from None
+        return PrefixCache(forms, self.size, disk)

@@ -1,0 +1,204 @@
+"""The memory that rows take on the device, computed from shapes, and the memory budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
+from omlx_worker.engine.caches.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.models.ragged_model import RaggedModel
+from omlx_worker.engine.ragged.buffers import history_length
+from omlx_worker.engine.ragged.reading import SPREAD, room_for
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+
+IN_FLIGHT = 3
+"""Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
+
+_SEARCHED = 3
+"""Arrays ``[S, history]`` int32 that a search for drafts holds at once. Measured: 2.3, or 13
+where `mx.compile` is off."""
+
+
+ROWS_SHARE = 0.9
+"""Share of Metal's recommended working set; the rest is for results of a prefill chunk."""
+
+_CACHE_SHARE, _MOST_CACHED = 8, 4 << 30
+
+
+def budget() -> int:
+    """Bytes that weights and rows may take together.
+
+    Nine tenths of Metal's recommended working set. Elsewhere what CUDA, or without a GPU the
+    system, reports as free, plus what this process has taken already.
+    """
+    info = mx.device_info()
+    if recommended := info.get("max_recommended_working_set_size"):
+        return int(ROWS_SHARE * int(recommended))
+    taken = mx.get_active_memory() + mx.get_cache_memory()
+    return int(info.get("free_memory") or _free()) + taken
+
+
+def keep_within(limit: int) -> None:
+    """Set the limits of MLX's allocator.
+
+    Free buffers kept for reuse are limited to an eighth of the budget and to 4 GiB, because
+    layouts change and a buffer of one layout fits few others. No allocation fails because of the
+    limits: beyond them MLX frees kept buffers and waits for work in flight.
+
+    Args:
+        limit: bytes for everything.
+    """
+    mx.set_memory_limit(limit)
+    mx.set_cache_limit(min(limit // _CACHE_SHARE, _MOST_CACHED))
+
+
+def _free() -> int:
+    """Memory that the system can give out without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBytes:
+    """What the cache of one row takes.
+
+    Attributes:
+        token: bytes a token, in layers that keep all of them.
+        sliding: bytes of layers with a sliding window, at most.
+        state: bytes of recurrent layers.
+    """
+
+    token: int
+    sliding: int
+    state: int
+
+
+class Footprint:
+    """Memory of a ragged batch by its shapes.
+
+    Args:
+        depth: drafts a row and step, at most.
+        looks_up: whether drafts are looked up.
+    """
+
+    def __init__(self, model: RaggedModel, depth: int, *, looks_up: bool = False) -> None:
+        # Never evaluated, so nothing is allocated.
+        caches = model.new_caches(1, TAIL)
+        attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
+        recurrent = [cache for cache in caches if not isinstance(cache, AttentionCache)]
+        # Bytes of a position and the ring of every attention layer.
+        self._layers = [(_bytes(cache.tails) // TAIL, cache.ring) for cache in attention]
+        state = sum(_bytes(cache.arrays) for cache in recurrent)
+        kept = 0
+        if depth:
+            start = mx.zeros((1,), mx.int32)
+            window = Window.at(start, start, 1 + depth, spans_of(caches))
+            model.forward(mx.zeros((1, 1 + depth), mx.int32), caches, window, start)
+            kept = sum(_bytes(cache.kept) for cache in recurrent)
+        # Tails, states, kept inputs, counts, and the drafts' own weights.
+        self._slot = (
+            sum(TAIL * size for size, _ in self._layers)
+            + state
+            + kept
+            + 4 * model.vocabulary * (1 + depth)
+        )
+        # Ten float32 arrays over a window at once: all sampling rules together.
+        self._window = 40 * model.vocabulary * (1 + depth)
+        self._prompt = state
+        self._looks_up = looks_up
+
+    @property
+    def of_row(self) -> RowBytes:
+        token = sum(size for size, ring in self._layers if not ring)
+        return RowBytes(token, sum(size * ring for size, ring in self._layers), self._prompt)
+
+    def of_batch(self, layout: Layout) -> int:
+        """Bytes of a batch, plus those of a step or of a rearrangement."""
+        slots, positions = slots_of(layout), positions_of(layout)
+        # With a ring by its largest possible size: layouts are compared by their positions.
+        longest = max((group.capacity for group in layout), default=0)
+        bodies = [
+            size * (slots * min(longest, ring) if ring else positions)
+            for size, ring in self._layers
+        ]
+        stepping = slots * ((IN_FLIGHT - 1) * self._slot + self._window)
+        # One layer's bodies, old and new.
+        rearranging = max(bodies, default=0)
+        return sum(bodies) + slots * self._slot + max(stepping, rearranging)
+
+    def of_histories(self, layouts: Sequence[Layout]) -> int:
+        """Bytes of histories, and of a search for drafts, in any of these layouts."""
+        if not self._looks_up:
+            return 0
+        slots = max(map(slots_of, layouts), default=0)
+        length = max(map(history_length, layouts), default=0)
+        return 4 * slots * (IN_FLIGHT + _SEARCHED) * length
+
+    def of_prompts(self, lengths: Sequence[int]) -> int:
+        """Bytes of prompts while they are read, with the room that rows have which meet.
+
+        Args:
+            lengths: in tokens; those that are 0 are not read.
+        """
+        rows = [self._of_prompt(length) for length in lengths if length]
+        return int(sum(rows) * (SPREAD if len(rows) > 1 else 1))
+
+    def _of_prompt(self, tokens: int) -> int:
+        # Bodies, and one layer's old body and its window beside them.
+        positions = room_for(tokens)
+        layers = [
+            size * (min(positions, ring) if ring else positions) for size, ring in self._layers
+        ]
+        chunk = min(tokens, LONGEST_CHUNK) * max((size for size, _ in self._layers), default=0)
+        return sum(layers) + max(layers, default=0) + chunk + self._prompt
+
+
+def _bytes(arrays: Iterable[mx.array]) -> int:
+    total: int = sum(array.nbytes for array in arrays)
+    return total
+
+
+class GeneratorFootprint:
+    """Memory of mlx-lm's `BatchGenerator`, from the sizes of its model's own caches.
+
+    An upper estimate: rows are padded to the longest, bounded caches count as if they grew
+    without bound, and a step copies arrays that the last one still holds.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        short, long = (_cache_bytes(model, length) for length in (1, 1 + KVCache.step))
+        self._step: int = long - short
+        self._fixed = max(0, short - self._step)
+
+    @property
+    def of_row(self) -> RowBytes:
+        return RowBytes(self._step // int(KVCache.step), 0, self._fixed)
+
+    def of_batch(self, rows: int, tokens: int) -> int:
+        steps = 1 + -(-tokens // int(KVCache.step))
+        return 2 * rows * (self._fixed + steps * self._step)
+
+    def of_prompt(self, tokens: int) -> int:
+        return self.of_batch(1, tokens) if tokens else 0
+
+
+def _cache_bytes(model: nn.Module, tokens: int) -> int:
+    """Bytes of one row's caches after ``tokens``, by their shapes; nothing is computed."""
+    caches = make_prompt_cache(model)
+    model(mx.zeros((1, tokens), mx.int32), cache=caches)
+    states = (state for _, state in tree_flatten([cache.state for cache in caches]))
+    return _bytes(state for state in states if isinstance(state, mx.array))

@@ -1,0 +1,249 @@
+"""Compiles what a text must match: constraints to grammars of llguidance over a model's tokens.
+
+Grammars are compiled in the thread that prepares rows, never in the one that decodes. Each is first
+tried in a process of its own; see `omlx_worker.engine.rows.dry_run`.
+
+Nothing is relaxed: a schema with a keyword that llguidance does not enforce is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.client.compiling import JSON_FORM, plain_reason
+from omlx_producer.wire.structure import Constraint
+from omlx_worker.engine.rows.lark import Spelling, literally, numbered, quoted
+from omlx_worker.engine.rows.vocabulary import named_tokens, tokens_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_GRAMMARS = 128
+"""Compiled grammars that are kept; the least recently used go."""
+
+HARMLESS_CHOICES = 10_000
+"""Characters of choices up to which they are compiled without a dry run."""
+
+MOST_SECONDS, MOST_WALL_SECONDS = 2, 10.0
+"""CPU time and wall time that the dry run of one grammar may take."""
+
+TOO_SLOW = "{}: the constraint takes too long to follow; make it less ambiguous"
+"""Ends a row whose grammar exceeds its budget of time, and refuses the grammar from then on."""
+
+_DRY_RUN = Path(__file__).with_name("dry_run.py")
+
+_TOKEN, _SOME_TOKEN = re.compile(r"<\[[^]<>]*\]>"), "<[256]>"
+"""Tokens by their ids, and one of the dry run's vocabulary that is not a byte."""
+
+
+class BadConstraint(ValueError):
+    """A constraint that cannot be compiled. The message is the reason, without a full stop.
+
+    Attributes:
+        rule: the rule of a grammar whose schema is to blame; "" if none is known.
+    """
+
+    def __init__(self, reason: str, rule: str = "") -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+class TooSlow(BadConstraint):
+    """A constraint that took too long to follow when a text was held to it."""
+
+
+class TooLate(BadConstraint):
+    """A constraint that was not compiled in time. The machine may have been busy."""
+
+
+@dataclass(slots=True, eq=False)
+class Grammar:
+    """A compiled constraint, shared by all rows that have it.
+
+    Attributes:
+        start: at the beginning of a text; copied for every row.
+        vocabulary: tokens that its masks cover, at least the entries of the model's logits.
+        ends: end tokens, allowed where a text may end.
+        slow: whether it has taken too long to follow. The decode thread sets it; then no more rows
+            may have it.
+    """
+
+    start: LLMatcher = field(repr=False)
+    vocabulary: int
+    ends: frozenset[int]
+    slow: bool = False
+
+
+class _Kept:
+    """The place of a grammar that is compiled once, or of the reason why it cannot be."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.made: Grammar | BadConstraint | None = None
+
+
+class Grammars:
+    """Compiles constraints for one model, different ones at the same time. Any thread may call it.
+
+    Args:
+        vocabulary: entries of the model's logits. Those past the tokenizer's are never allowed.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._lock = Lock()
+        self._kept = lru_cache(MOST_GRAMMARS)(lambda _: _Kept())
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint.
+
+        Raises:
+            BadConstraint: if it cannot be compiled, or not in time.
+            TooSlow: if it took too long to follow before.
+        """
+        with self._lock:
+            place = self._kept(constraint)
+        with place.lock:
+            kept = place.made = place.made or self._compiled(constraint)
+        if isinstance(kept, BadConstraint):
+            raise BadConstraint(str(kept), kept.rule)
+        if kept.slow:
+            raise TooSlow("it takes too long to follow")
+        return kept
+
+    @cached_property
+    def tokens(self) -> LLTokenizer:
+        """The model's tokens as llguidance wants them; takes a second for a large vocabulary."""
+        try:
+            # Some tokenizers know tokens that their model does not.
+            size = max(self._vocabulary, len(self._tokenizer))
+            return tokens_of(self._tokenizer._tokenizer, size, self._tokenizer.eos_token_ids)
+        except ImportError:
+            raise BadConstraint("the worker has no llguidance; install it there") from None
+        except ValueError as error:
+            raise BadConstraint(f"the model's tokenizer cannot be constrained: {error}") from None
+
+    def _compiled(self, constraint: Constraint) -> Grammar | BadConstraint:
+        """The grammar of a constraint, or why there is none, which is kept as well."""
+        try:
+            with self._lock:
+                tokens = self.tokens
+            text = self._text_of(constraint)
+            if not _is_harmless(constraint):
+                _dry_run(constraint, _TOKEN.sub(_SOME_TOKEN, text))
+        except TooLate:
+            raise  # and not kept
+        except BadConstraint as error:
+            return BadConstraint(str(error), error.rule)  # without the frames of this one
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False)
+        start = LLMatcher(tokens, text, log_level=0, limits=limits)
+        start.compute_bitmask()
+        if start.is_error():
+            return BadConstraint(plain_reason(start.get_error()))
+        if warnings := start.get_grammar_warnings():
+            return BadConstraint(plain_reason(warnings[0]))
+        return Grammar(start, tokens.vocab_size, frozenset(tokens.eos_tokens))
+
+    def _text_of(self, constraint: Constraint) -> str:
+        """A constraint in llguidance's own form."""
+        text = _text_of_answer(constraint, named_tokens(self._tokenizer._tokenizer))
+        if not constraint.begin_after:
+            return text
+        added = self._tokenizer._tokenizer.get_added_vocab()
+        before, after = _lead(constraint, Spelling(added))
+        [answer] = json.loads(text)["grammars"]
+        lead = {"lark_grammar": f"start: before {after} @answer\n{before}"}
+        return _form(lead, {**answer, "name": "answer"})
+
+
+def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
+    """The same, of what follows `Constraint.begin_after`."""
+    from llguidance import LLMatcher
+
+    value = constraint.value
+    match constraint.kind:
+        case "grammar":
+            return _form({"lark_grammar": numbered(value, names)})
+        case "regex":
+            return LLMatcher.grammar_from_regex(value)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(literally, json.loads(value))))
+        case "json_object":
+            value = '{"type": "object"}'
+    try:
+        return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
+    except ValueError as error:
+        raise BadConstraint(plain_reason(str(error))) from None
+
+
+def _form(*grammars: dict[str, str]) -> str:
+    """Grammars in llguidance's own form."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _is_harmless(constraint: Constraint) -> bool:
+    """Whether it compiles in no time whoever wrote it, so that no dry run is needed."""
+    if constraint.kind == "choice":
+        return len(constraint.value) <= HARMLESS_CHOICES
+    return constraint.kind == "json_object"
+
+
+def _lead(constraint: Constraint, spelling: Spelling) -> tuple[str, str]:
+    """The rule of the text up to the marker, and what follows it before the answer begins."""
+    marker = constraint.begin_after
+    gap = "/[ \\n]*/" if constraint.kind in ("json_object", "json_schema") else ""
+    if (first := spelling.first(marker)) is None:
+        return f"before[suffix={quoted(marker)}]: /(?s:.*)/", gap
+    before = f"before: /(?s:.*){literally(marker[:first])}/"
+    return before, f"{spelling.literal(marker[first:])} {gap}"
+
+
+def _dry_run(constraint: Constraint, text: str) -> None:
+    """Compile a grammar in another process.
+
+    Raises:
+        BadConstraint: if it cannot be compiled, takes too long, or ends the process.
+    """
+    asked: dict[str, Any] = {"grammar": text, "seconds": MOST_SECONDS, "options": JSON_FORM}
+    if constraint.kind == "json_schema":
+        asked["schema"] = json.loads(constraint.value)
+    with subprocess.Popen(
+        [sys.executable, "-P", _DRY_RUN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        late = False
+        try:
+            said, _ = process.communicate(json.dumps(asked), timeout=MOST_WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            said, _ = process.communicate()
+    (error, rule), *paths = map(json.loads, said.splitlines() or ['["", ""]'])
+    if error:
+        where = ".".join(["schema", *paths[0]]) + ": " if paths else ""
+        raise BadConstraint(where + plain_reason(error), rule)
+    if late or process.returncode == -signal.SIGXCPU:
+        slow = f"it takes more than {MOST_SECONDS} seconds to compile; make it simpler"
+        raise TooLate(slow) if late else BadConstraint(slow)
+    if process.returncode < 0:
+        raise BadConstraint("it is nested too deeply to compile; make it simpler")
+    if process.returncode:
+        raise BadConstraint(f"it cannot be tried: Python ended with {process.returncode}")

@@ -1,0 +1,195 @@
+"""The interface between the service and an engine. This module imports no MLX.
+
+The service prepares rows from requests on any threads. One thread then drives the engine: ``add``,
+``prefill`` until the prompt is read, then ``step`` repeatedly. One ``prefill`` may read several
+prompts. A row leaves with the `Emission` that carries its finish reason, or by ``remove``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from omlx_producer.wire import GenerationRequest, ModelInfo
+from omlx_worker.engine.rows.row import Emission, Known, Row, Said
+
+PREPARED_AT_ONCE = 2
+"""Requests that are prepared at the same time."""
+
+LONGEST_CHUNK = 2048
+"""Tokens of a row that one `Rows.prefill` reads, at most."""
+
+
+class ModelError(Exception):
+    """A model that cannot be loaded. The message is one sentence for the user."""
+
+
+class Rows(Protocol):
+    """The part of the interface that an engine shares with its decoder.
+
+    Only `bytes_for` may be called from any thread.
+    """
+
+    @property
+    def slots(self) -> int:
+        """Rows that a step computes, empty ones included; 0 while there are none."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """How often steps were traced or rows moved so far; either makes the next steps slow."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """Whether there is a prefix cache, which keeps beginnings of prompts for other rows."""
+        ...
+
+    @property
+    def pads(self) -> bool:
+        """Whether as many tokens of each row are computed as of the longest, padded."""
+        ...
+
+    def add(self, row: Row) -> Known:
+        """Take a row in; its prompt is not yet read.
+
+        An interrupted row continues after its ``generated`` tokens. Text that they left
+        incomplete is emitted with the tokens that complete it. If they already end the row, the
+        next `step` emits its finish reason and no token.
+        """
+        ...
+
+    def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        """Read more of some rows' prompts, and of what they have generated, together.
+
+        Args:
+            tokens: the most to read of each row, at most `LONGEST_CHUNK`.
+            keep: rows whose tokens, up to the last one read now, the prefix cache keeps.
+
+        Returns:
+            How many of each row's `Row.length` tokens are left to read; at 0 the row decodes
+            from the next step.
+        """
+        ...
+
+    def limit_prefixes(self, room: int) -> None:
+        """Let the prefix cache take no more than ``room`` bytes until the next call."""
+        ...
+
+    def suspend(self, row_id: str) -> bool:
+        """Take a decoding row out of the batch and keep everything needed to resume it.
+
+        The next `step` still emits what the step in flight yields for the row, even if no row is
+        left to decode. That may finish the row.
+
+        Returns:
+            False if the row is not decoding or the decoder cannot suspend rows. The row can
+            instead be removed and added again with its ``generated`` tokens.
+        """
+        ...
+
+    def resume(self, row_id: str) -> None:
+        """Put a suspended row back. It decodes from the next step as if it had never left.
+
+        Raises:
+            KeyError: if no such row is suspended.
+        """
+        ...
+
+    def suspended_bytes(self, row_id: str) -> int:
+        """The memory that a suspended row holds; 0 for any other."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights."""
+        ...
+
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        """The most bytes that rows take while they decode together, without the weights.
+
+        Included are bodies rounded up to their buckets, empty slots, and the copies that exist
+        while a batch grows, for every order in which rows grow and leave. Suspended rows are not
+        included, nor are intermediate results of a prefill chunk: `memory_budget` leaves room
+        for those.
+
+        Args:
+            rows: for each row the tokens left to read (`Row.length`, or 0 once it decodes) and
+                the most it can have (`Row.longest`).
+            alone: count a new batch. By default rows are in the present batch, whose slots and
+                bodies stay for a while after rows have left.
+        """
+        ...
+
+    def remove(self, row_id: str) -> None:
+        """Drop a row at any point, suspended or not; unknown ids are ignored.
+
+        Nothing more is emitted for it.
+        """
+        ...
+
+
+class Engine(Rows, Protocol):
+    """A model that decodes many rows at once.
+
+    Only `prepare`, `text_of` and `bytes_for` may be called from any thread.
+    """
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's name and limits."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows may be added at the same time."""
+        ...
+
+    @property
+    def max_depth(self) -> int:
+        """How many tokens a step can draft for a row; 0 if nothing drafts."""
+        ...
+
+    @property
+    def own_depth(self) -> int:
+        """How many of them the model or its draft model makes; the others are looked up."""
+        ...
+
+    def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
+
+        Raises:
+            InvalidRequest: when this model can never serve it.
+        """
+        ...
+
+    def text_of(self, row: Row) -> Said:
+        """The text that a row's ``generated`` tokens have made final. From any thread."""
+        ...
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
+        """Run one decode step for all rows whose prompts are read.
+
+        Args:
+            depths: how many tokens to draft for each row, for a later step to judge; rows not
+                named get their limit. None keeps those of the last step.
+
+        Emissions may lag one step behind. Rows whose finish reason is set have left.
+        """
+        ...
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that weights and rows may take together on this device."""
+        ...
+
+    def keep_within(self, limit: int) -> None:
+        """Limit the memory of weights, rows and buffers kept for reuse to ``limit`` bytes.
+
+        Called once, before any row is added. No allocation fails because of it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for the device and drop the model. The last call, from the same thread."""
+        ...

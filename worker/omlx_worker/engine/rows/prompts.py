@@ -1,0 +1,203 @@
+"""Turns requests into rows: chat templates, tokens, limits and defaults, all checked here."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from functools import partial
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from omlx_producer.wire import (
+    DEFAULT_CHAT_TOKENS,
+    DEFAULT_MAX_TOKENS,
+    GenerationRequest,
+    InvalidRequest,
+    ModelInfo,
+)
+from omlx_producer.wire.structure import Constraint
+from omlx_worker.engine.rows.chat import Chat
+from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
+from omlx_worker.engine.rows.encoding import Encoder
+from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.tools.grammar import field_of
+
+_KINDS = {
+    "json_object": "object",
+    "json_schema": "schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+}
+
+
+def sampling_defaults(config: dict[str, Any]) -> Sampling:
+    """Defaults for fields that a request leaves out: the model's values, else OpenAI's.
+
+    Args:
+        config: the model's ``generation_config.json``; ``do_sample: false`` means greedy.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return Sampling(**given)
+
+
+class Prompter:
+    """Turns requests into rows for one model. Safe to call from any one thread at a time.
+
+    The tokenizer is copied, because a tokenizer must not encode in one thread while another
+    decodes with it.
+
+    Args:
+        chat_tokens: of a chat that sets no limit, at most.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        info: ModelInfo,
+        vocabulary: int,
+        defaults: Sampling,
+        *,
+        ratio: bool = False,
+        grammars: Grammars | None = None,
+        chat_tokens: int = DEFAULT_CHAT_TOKENS,
+    ) -> None:
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._encoder = Encoder(self._tokenizer, info)
+        self._chat = Chat(self._tokenizer, info.model, partial(self._encoder.encode, "messages"))
+        self._info = info
+        self._vocabulary = vocabulary
+        self._defaults = defaults
+        self._ratio = ratio
+        self._grammars = grammars
+        self._chat_tokens = chat_tokens
+        self._eos = frozenset(tokenizer.eos_token_ids)
+
+    def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
+        """The rows of a request, one a choice, named ``<job id>:<choice>``.
+
+        Raises:
+            InvalidRequest: if this model can never serve it.
+        """
+        prompt = self._encode(request)
+        room = self._info.context_length - len(prompt)
+        if room < 1:
+            field = "messages" if request.messages else "prompt"
+            raise self._encoder.too_long(field, f"{len(prompt)} tokens")
+        self._check_token_ids("logit_bias", request.logit_bias or {})
+        self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
+        stop_tokens = frozenset(request.stop_token_ids or ())
+        reply, constraint = None, request.constraint
+        marks: tuple[int, ...] = ()
+        if request.messages is not None:
+            marks = (self._chat.shared(request, prompt),)
+            reply = self._chat.form(request, prompt)
+            constraint = self._chat.constraint(request, reply)
+        default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
+        field = _field_of(request, constraint)
+        grammar = self._grammar(request, constraint, field)
+        return [
+            Row(
+                row_id=f"{job_id}:{choice}",
+                prompt=prompt,
+                max_tokens=min(request.max_completion_tokens or default, room),
+                sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
+                stop_strings=tuple(request.stop_strings),
+                stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
+                reply=reply,
+                trims=request.messages is not None and grammar is None,
+                depth=request.draft_depth if request.draft else 0,
+                cache=request.cache,
+                salt=request.cache_salt,
+                marks=marks,
+                grammar=grammar,
+                grammar_field=field,
+            )
+            for choice in range(request.n)
+        ]
+
+    def _grammar(
+        self, request: GenerationRequest, constraint: Constraint | None, field: str
+    ) -> Grammar | None:
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(
+                f"{field}: {self._info.model} takes no constraints, as it does not run "
+                "on the ragged batch; leave it out"
+            )
+        try:
+            return self._grammars.compile(constraint)
+        except TooSlow:
+            raise InvalidRequest(TOO_SLOW.format(field)) from None
+        except BadConstraint as error:
+            kind = _KINDS[constraint.kind]
+            if request.calling and (blamed := field_of(error.rule, request)):
+                field, kind = blamed, "schema"
+            raise InvalidRequest(
+                f"{field}: the {kind} cannot be compiled ({error}); change it"
+            ) from None
+
+    def _encode(self, request: GenerationRequest) -> list[int]:
+        tokens: list[int]
+        if request.messages is not None:
+            characters = sum(len(message.text) for message in request.messages)
+            self._encoder.require_characters("messages", characters)
+            tokens = self._chat.encode(request)
+        elif isinstance(request.prompt, str):
+            bos = self._tokenizer.bos_token
+            special = bos is None or not request.prompt.startswith(bos)
+            tokens = self._encoder.encode("prompt", request.prompt, add_special_tokens=special)
+        else:
+            tokens = list(request.prompt or ())
+            self._check_token_ids("prompt", tokens)
+        if not tokens:
+            raise InvalidRequest("prompt: it has no tokens; give at least one character")
+        return tokens
+
+    def _check_token_ids(self, field: str, ids: Any) -> None:
+        for token in ids:
+            if int(token) >= self._vocabulary:
+                raise InvalidRequest(
+                    f"{field}: token id {token} is outside the vocabulary of {self._info.model}, "
+                    f"{self._vocabulary} tokens; remove it"
+                )
+
+    def _sampling(self, request: GenerationRequest, seed: int) -> Sampling:
+        def given(name: str) -> Any:
+            value = getattr(request, name)
+            return getattr(self._defaults, name) if value is None else value
+
+        return Sampling(
+            temperature=given("temperature"),
+            top_p=given("top_p"),
+            top_k=given("top_k"),
+            min_p=given("min_p"),
+            repetition_penalty=given("repetition_penalty"),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+            seed=seed,
+            # A seed promises the same text at any depth, which only coupling gives.
+            ratio=self._ratio and request.seed is None,
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+
+
+def _field_of(request: GenerationRequest, constraint: Constraint | None) -> str:
+    """The field that a constraint comes from."""
+    if constraint and request.calling and constraint.kind == "grammar":
+        return "tools"
+    return "structured_outputs" if request.structured_outputs else "response_format"
+
+
+def _seed(seed: int | None, job_id: str, choice: int) -> int:
+    """The seed of one choice: the request's own, else one made from the job id."""
+    if seed is not None and choice == 0:
+        return seed
+    text = f"{job_id if seed is None else seed}:{choice}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

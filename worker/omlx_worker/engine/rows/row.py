@@ -1,0 +1,179 @@
+"""Rows as an engine takes them, and what it reports of them. This module imports no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from omlx_producer.wire import FinishReason, TokenLogprob
+from omlx_worker.engine.rows.reply import ReplyForm
+
+if TYPE_CHECKING:
+    from omlx_worker.engine.rows.constraints import Grammar
+
+Source = Literal["model", "lookup", "grammar"]
+"""Who drafts: the model itself by its head or draft model, a lookup in its own text, or a grammar
+that leaves one way to go on."""
+
+SOURCES: tuple[Source, ...] = ("model", "lookup", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one row samples, every default resolved. See `omlx_worker.engine.ragged.sampling`.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_p: 1 keeps every token.
+        top_k: 0 keeps every token.
+        min_p: 0 keeps every token.
+        repetition_penalty: 1 changes nothing.
+        logit_bias: added to the logits, by token id.
+        seed: 64 bits; the same seed gives the same tokens in any batch.
+        ratio: judge drafts by the ratio rule instead of coupling; see
+            `omlx_worker.engine.ragged.speculation`.
+        top_logprobs: alternatives reported per token; None reports no log-probabilities.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    ratio: bool = False
+    top_logprobs: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence to generate: a job of ``n`` choices becomes ``n`` rows.
+
+    Attributes:
+        row_id: unique among the engine's rows.
+        prompt: token ids, at least one.
+        max_tokens: at least 1, and fits the context together with the prompt.
+        stop_strings: text that ends the row and is not part of its text.
+        stop_tokens: token ids that end the row and are not part of its text.
+        reply: how its text is read; None for plain text.
+        trims: whether a space that begins its text belongs to the template of a chat, as with
+            tokenizers whose decoders drop it.
+        depth: most drafts a step; 0 for none, None for the engine's own limit.
+        generated: tokens that an interrupted or paused run has produced, oldest first. They are
+            read after the prompt, count towards ``max_tokens`` and penalties, and are not
+            emitted again.
+        cache: whether its prompt may be taken from the prefix cache and kept there.
+        salt: rows share prompts with rows of the same salt alone.
+        marks: lengths of beginnings that later prompts may share, such as a system message's.
+        goes_on: whether a later prompt may begin with this one and its text.
+        grammar: what the text must match, compiled; None for free text.
+        grammar_field: the request's field that it comes from, for errors.
+    """
+
+    row_id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop_strings: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    reply: ReplyForm | None = None
+    trims: bool = False
+    depth: int | None = None
+    generated: tuple[int, ...] = ()
+    cache: bool = True
+    salt: str | None = None
+    marks: tuple[int, ...] = ()
+    goes_on: bool = False
+    grammar: Grammar | None = None
+    grammar_field: str = ""
+
+    @property
+    def history(self) -> list[int]:
+        """Prompt and generated tokens. The last one is not in any cache yet."""
+        return [*self.prompt, *self.generated]
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that the row can have, prompt included."""
+        return len(self.prompt) + self.max_tokens
+
+
+class Mark(NamedTuple):
+    """A token of a row that may write a marker.
+
+    Attributes:
+        token: its index among the row's generated tokens.
+        place: where its text begins in the row's text.
+    """
+
+    token: int
+    place: int
+
+
+class Said(NamedTuple):
+    """The text that some tokens of a row have made final, and those of them that are marks."""
+
+    text: str
+    marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step added to one row.
+
+    Attributes:
+        tokens: committed token ids, without the stop token that ended the row.
+        text: text that is final: never half a character, never part of a stop string.
+        logprobs: one per token; None if the row did not ask for them.
+        finish_reason: set once, with the row's last emission.
+        drafted: drafts that the step judged for the row.
+        accepted: how many of them it accepted: a prefix of the drafts.
+        drafted_text: characters at the start of ``text`` that accepted drafts released.
+        window: the most drafts that the step could judge for any row.
+        source: who made the drafts, or would have made them at a depth of 0.
+        marks: those of the tokens; their text may come later.
+        error: why the row failed, one sentence for its user. It has ended then.
+    """
+
+    row_id: str
+    tokens: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    drafted: int = 0
+    accepted: int = 0
+    drafted_text: int = 0
+    window: int = 0
+    source: Source = "model"
+    marks: Sequence[Mark] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the prefix cache knows of a row's prompt.
+
+    Attributes:
+        held: tokens that need not be read, less than `Row.length`.
+        shared: tokens that another prompt has begun with, kept or not.
+    """
+
+    held: int = 0
+    shared: int = 0

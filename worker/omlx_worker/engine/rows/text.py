@@ -1,0 +1,198 @@
+"""Streams tokens as text: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.generate import TextStateMachine
+from mlx_lm.tokenizer_utils import (
+    BPEStreamingDetokenizer,
+    NaiveStreamingDetokenizer,
+    SPMStreamingDetokenizer,
+    StreamingDetokenizer,
+    TokenizerWrapper,
+    _byte_decoder,
+)
+
+from omlx_producer.wire import FinishReason
+from omlx_worker.engine.rows.row import Mark, Row
+
+
+class _Exact(StreamingDetokenizer):
+    """The text of whole characters. The bytes of an incomplete one wait for the rest of it.
+
+    mlx-lm 0.32.2 holds back any text that ends in U+FFFD, also where the model wrote that very
+    character.
+    """
+
+    def reset(self) -> None:
+        super().reset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add_token(self, token: int) -> None:
+        self.tokens.append(token)
+        self.text += self._trimmed(self._utf8.decode(self.bytes_of(token)))
+
+    def finalize(self) -> None:
+        """An incomplete character never becomes text."""
+
+    @abstractmethod
+    def bytes_of(self, token: int) -> bytes:
+        """What a token writes, which may be part of a character."""
+
+    def _trimmed(self, text: str) -> str:
+        return text
+
+
+class _ByteLevel(_Exact, BPEStreamingDetokenizer):
+    """mlx-lm's byte-level detokenizer with two more corrections.
+
+    It keeps the first space of a completion, and it decodes byte 0. mlx-lm 0.32.2 does neither.
+    """
+
+    def bytes_of(self, token: int) -> bytes:
+        byte_of = _byte_decoder()
+        # Models pad their vocabulary; mlx-lm writes such a token like this.
+        written = self.tokenmap[token] if token < len(self.tokenmap) else "!"
+        return b"".join(bytes([byte_of[c]]) if c in byte_of else c.encode() for c in written)
+
+
+class _SentencePiece(_Exact, SPMStreamingDetokenizer):
+    def bytes_of(self, token: int) -> bytes:
+        # Of a token that pads the vocabulary, at which mlx-lm raises, nothing is written.
+        written: bytes = self.tokenmap[token] if token < len(self.tokenmap) else b""
+        return written.replace(self._sep, b" ")
+
+    def _trimmed(self, text: str) -> str:
+        return text.removeprefix(" ") if self.trim_space and not self.text else text
+
+
+class _After:
+    """Decodes tokens as what follows a letter. Decoders drop the space that begins a text."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self._tokenizer = tokenizer._tokenizer
+        self.encode = self._tokenizer.encode
+        self._letter = self.encode("a", add_special_tokens=False)
+        self._written = len(self._tokenizer.decode(self._letter))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([*self._letter, *tokens]))[self._written :]
+
+    @property
+    def drops_space(self) -> bool:
+        """Whether the tokenizer itself drops the space that begins a text."""
+        *_, last = self.encode("a a", add_special_tokens=False)
+        return bool(self._tokenizer.decode([last]) == self.decode([last])[1:])
+
+
+class _Together(NaiveStreamingDetokenizer):
+    """mlx-lm's detokenizer of tokens without known bytes. It keeps the space before a line."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self.after = _After(tokenizer)
+        self.trim_space = self.after.drops_space
+        super().__init__(self.after)
+
+    @property
+    def text(self) -> str:
+        text: str = super().text
+        return text.removeprefix(" ") if self.trim_space else text
+
+
+def decode_faithfully(tokenizer: TokenizerWrapper) -> None:
+    """Make a tokenizer's detokenizers return a continuation's text unchanged.
+
+    Where a decoder drops the space that begins a text, so does the detokenizer if its
+    ``trim_space`` stays set.
+    """
+    given: Any = tokenizer._detokenizer
+    if type(given) is BPEStreamingDetokenizer:
+        tokenizer._detokenizer = _ByteLevel(tokenizer)
+    elif type(given) is SPMStreamingDetokenizer:
+        tokenizer._detokenizer = _SentencePiece(tokenizer, given.trim_space)
+    elif type(given) is NaiveStreamingDetokenizer:
+        tokenizer._detokenizer = _Together(tokenizer)
+
+
+def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
+    """What single tokens write, parts of characters included if its detokenizer knows them."""
+    detokenizer = tokenizer.detokenizer
+    if isinstance(detokenizer, _Exact):
+        return detokenizer.bytes_of
+    decode = detokenizer.after.decode if isinstance(detokenizer, _Together) else tokenizer.decode
+    return lambda token: decode([token]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The final text that one token released, and the reason if it ended the row."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    keeps_token: bool = True
+
+
+class RowText:
+    """Follows one row: detokenizes, holds back what may become a stop string, ends the row.
+
+    A stop string ends the row with the text before it. A stop token ends it and is not part of
+    it. At the token limit all text that was held back is released, except half a character.
+
+    Attributes:
+        marks: those of the tokens so far.
+    """
+
+    def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:
+        self._row = row
+        self._tokens = 0
+        self._detokenizer = tokenizer.detokenizer
+        if not row.trims:
+            self._detokenizer.trim_space = False
+        edges = [(text, None) for text in row.stop_strings]
+        self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
+        self._markers = row.reply.tokens if row.reply else {}
+        self.marks: list[Mark] = []
+
+    def feed(self, token: int) -> Piece:
+        """Take the row's next token."""
+        self._tokens += 1
+        if token in self._row.stop_tokens:
+            # A stop token may end a character or a stop string that was being held back.
+            text, _ = self._release(self._drain_detokenizer(), final=True)
+            return Piece(text, "stop", keeps_token=False)
+        self._detokenizer.add_token(token)
+        if marker := self._markers.get(token):
+            place = self._detokenizer.text.rfind(marker)
+            self.marks += [Mark(self._tokens - 1, place)] if place >= 0 else []
+        last = self._tokens == self._row.max_tokens
+        fresh = self._drain_detokenizer() if last else self._detokenizer.last_segment
+        text, stopped = self._release(fresh, final=last)
+        if stopped:
+            return Piece(text, "stop")
+        return Piece(text, "length" if last else None)
+
+    def cut(self) -> str:
+        """The text that was held back, if the row ends before its token limit."""
+        return self._release(self._drain_detokenizer(), final=True)[0]
+
+    def _drain_detokenizer(self) -> str:
+        self._detokenizer.finalize()
+        segment: str = self._detokenizer.last_segment
+        # From other detokenizers, an incomplete character is replacement characters.
+        return segment if isinstance(self._detokenizer, _Exact) else segment.rstrip("�")
+
+    def _release(self, fresh: str, *, final: bool) -> tuple[str, bool]:
+        if self._stops is None:
+            return fresh, False
+        self._stops, text, state = TextStateMachine.step(self._stops, fresh)
+        if state is None:
+            return text, True
+        if final:
+            self._stops, held, _ = TextStateMachine.flush(self._stops)
+            text += held
+        return text, False

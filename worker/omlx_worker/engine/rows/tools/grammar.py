@@ -1,0 +1,187 @@
+"""Grammars of llguidance that hold a model to calls in its family's syntax."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omlx_producer.client.compiling import JSON_FORM
+from omlx_producer.wire import Calling, Constraint, FunctionDefinition, GenerationRequest
+from omlx_worker.engine.rows.lark import Spelling, quoted, text_without
+from omlx_worker.engine.rows.tools.parameters import (
+    NotWritable,
+    Parameter,
+    parameters_of,
+    require_pairs,
+)
+from omlx_worker.engine.rows.tools.syntax import Pairs, Syntax
+
+_KEY = re.compile(r"[A-Za-z0-9_.$-]+")
+
+
+class CallGrammar:
+    """Writes the grammar of what may be called, in Lark's notation.
+
+    Args:
+        added: ids of the model's added tokens, by their text.
+        after_thinking: whether the answer follows thinking, and line ends may come first.
+
+    Raises:
+        NotWritable: if the syntax cannot express a function's parameters.
+    """
+
+    def __init__(
+        self,
+        calling: Calling,
+        syntax: Syntax,
+        added: Mapping[str, int],
+        *,
+        after_thinking: bool = False,
+    ) -> None:
+        self._calling = calling
+        self._gap = "GAP? " if after_thinking else ""
+        self._syntax = syntax
+        self._spelling = Spelling(added)
+        self._rules: dict[str, str] = {}
+        names = [self._function(index, each) for index, each in enumerate(calling.functions)]
+        self._rules["body"] = " | ".join(names)
+        self._rules["call"] = self._joined(self._spelling.literal(syntax.start), self._rest_of_call)
+
+    def required(self) -> str:
+        """Calls, and nothing else."""
+        return self._written(f"{self._gap}{self._calls}")
+
+    def beside(self, answer: Constraint) -> str:
+        """Calls, or an answer in JSON.
+
+        Raises:
+            NotWritable: if a call cannot be told from such an answer.
+        """
+        if self._syntax.bare:
+            raise NotWritable("they look like an answer in JSON")
+        schema = {"type": "object"} if answer.kind == "json_object" else json.loads(answer.value)
+        self._rules["answer"] = _json(schema)
+        return self._written(f"{self._gap}(answer | {self._calls})")
+
+    def free(self) -> str:
+        """Any text, with calls in it."""
+        if self._syntax.bare:
+            self._rules["REST"] = r"/(\s*[^{\s](?s:.*))?/"
+            return self._written(f"REST | {self._gap}body")
+        start = self._syntax.start
+        self._rules["REST"] = text_without(start)
+        before = f"REST {self._spelling.literal(start)}"
+        if self._spelling.first(start) != 0:
+            self._rules[f"before[suffix={quoted(start)}]"] = "/(?s:.*)/"
+            before = "before"
+        call = self._joined(before, self._rest_of_call)
+        return self._written(f"({call})* REST" if self._several else f"REST | {call}")
+
+    @property
+    def _several(self) -> bool:
+        return self._calling.parallel and self._syntax.repeats
+
+    @property
+    def _calls(self) -> str:
+        between = self._spelling.literal(self._syntax.between)
+        return f"call ({self._joined(between, 'call')})*" if self._several else "call"
+
+    @property
+    def _rest_of_call(self) -> str:
+        return self._joined("body", self._spelling.literal(self._syntax.end))
+
+    def _written(self, start: str) -> str:
+        rules = {"start": start, "GAP": r"/\n{1,2}/", **self._rules}
+        return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+
+    def _function(self, index: int, function: FunctionDefinition) -> str:
+        name, schema = f"f{index}", function.schema_of_arguments
+        pairs = self._syntax.pairs
+        if pairs is None:
+            self._rules[f"{name}_arguments"] = _json(schema)
+            arguments = f"{name}_arguments"
+        else:
+            if pairs.identifiers and not function.name.isidentifier():
+                raise NotWritable(f"the name {function.name!r} is no identifier")
+            parameters = parameters_of(schema)
+            require_pairs(schema, parameters)
+            named = [
+                (self._pair(f"{name}_{place}", each, pairs), each.required)
+                for place, each in enumerate(parameters)
+            ]
+            arguments = self._sequence(named, self._spelling.literal(pairs.between))
+        self._rules[name] = self._joined(
+            self._spelling.literal(self._syntax.before.replace("{name}", function.name)),
+            arguments,
+            self._spelling.literal(self._syntax.after),
+        )
+        return name
+
+    def _sequence(self, named: Sequence[tuple[str, bool]], between: str) -> str:
+        """Pairs in their order, of which optional ones may be left out.
+
+        With something between pairs, the required ones come first.
+        """
+        if not between:
+            return " ".join(name if needed else f"{name}?" for name, needed in named)
+        required = [name for name, needed in named if needed]
+        optional = [name for name, needed in named if not needed]
+        following = [f"({between} {name})?" for name in optional]
+        if required:
+            return " ".join([f" {between} ".join(required), *following])
+        ways = [" ".join([name, *following[at + 1 :]]) for at, name in enumerate(optional)]
+        return f"({' | '.join(ways)})?" if ways else ""
+
+    def _pair(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
+        if _KEY.fullmatch(parameter.key) is None or (
+            pairs.identifiers and not parameter.key.isidentifier()
+        ):
+            raise NotWritable(f"the name {parameter.key!r:.60} has other characters than letters")
+        value = self._value(rule, parameter, pairs)
+        before = self._spelling.literal(pairs.before.replace("{key}", parameter.key))
+        self._rules[rule] = f"{before} {value}"
+        return rule
+
+    def _value(self, rule: str, parameter: Parameter, pairs: Pairs) -> str:
+        """A value and what follows it."""
+        after = self._spelling.literal(pairs.after)
+        if not pairs.raw or parameter.type not in (None, "string"):
+            self._rules[f"{rule}_value"] = _json(parameter.schema)
+            return self._joined(f"{rule}_value", after)
+        if parameter.type is None:
+            raise NotWritable(f"the parameter {parameter.key!r} may have several types")
+        texts = parameter.texts
+        if texts is not None:
+            texts += ["null"] if parameter.nullable else []
+            return self._joined(f"({' | '.join(map(quoted, texts))})", after)
+        text = text_without(pairs.after.strip(), self._syntax.end)
+        if (first := self._spelling.first(pairs.after)) is not None:
+            self._rules["TEXT"] = text
+            return f"TEXT {self._spelling.literal(pairs.after[first:])}"
+        self._rules[f"{rule}_value[suffix={quoted(pairs.after)}]"] = text
+        return f"{rule}_value"
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return " ".join(filter(None, parts))
+
+
+def field_of(rule: str, request: GenerationRequest) -> str:
+    """The field of a request with tools whose schema is in a rule; "" for any other rule."""
+    if rule == "answer":
+        return "response_format"
+    found = re.fullmatch(r"f(\d+)_(?:arguments|(\d+)_value)", rule)
+    if found is None or request.calling is None:
+        return ""
+    function = request.calling.functions[int(found[1])]
+    names = [tool.function.name for tool in request.tools or ()]
+    field = f"tools[{names.index(function.name)}].function.parameters"
+    if found[2] is None:
+        return field
+    return f"{field}.properties.{parameters_of(function.schema_of_arguments)[int(found[2])].key}"
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_FORM})}"
