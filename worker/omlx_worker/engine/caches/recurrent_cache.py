@@ -17,9 +17,10 @@ class RecurrentCache:
     Attributes:
         states: ``[S, ...]`` each. Of a gated delta net: the convolution's last inputs
             ``[S, kernel - 1, channels]`` and the state ``[S, H, Dv, Dk]``.
-        kept: inputs ``[S, W, ...]`` of the whole window, padded at the end; empty after a window
-            without drafts. Of a gated delta net: conv inputs ``[S, W, channels or more]``, keys
-            ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay (float32) and beta ``[S, W, H]``.
+        kept: inputs ``[S, W, ...]`` of the whole window, padded at the end; empty if neither the
+            window had drafts nor the next one has. Of a gated delta net: conv inputs
+            ``[S, W, channels or more]``, keys ``[S, W, Hk, Dk]``, values ``[S, W, H, Dv]``, decay
+            (float32) and beta ``[S, W, H]``.
     """
 
     def __init__(self, arrays: Sequence[mx.array], states: int = 2) -> None:

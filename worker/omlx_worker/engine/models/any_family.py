@@ -72,7 +72,7 @@ class _Recurrent:
 
 
 class AnyFamily:
-    """A `RaggedModel` around a loaded model of mlx-lm. `RaggedQwen35` documents the methods.
+    """A `RaggedModel` around a loaded model of mlx-lm.
 
     Args:
         attention: the implementation of its layers' attention.

@@ -19,7 +19,7 @@ from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 
 
 class WithDraftModel:
-    """A `RaggedModel` for which another one drafts. `RaggedQwen35` documents the methods.
+    """A `RaggedModel` for which another one drafts.
 
     Its caches are the target's, then the draft model's.
 

@@ -61,7 +61,6 @@ class RaggedQwen35:
     pads = True
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
-        """Caches of free slots, the head's after the backbone's."""
         layers = [*self._layers, *self._head_layers]
         return [self._new_cache(layer.module, slots, capacity) for layer in layers]
 
@@ -81,7 +80,6 @@ class RaggedQwen35:
         )
 
     def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:
-        """Views around the layers' arrays, as a step receives them."""
         layers = [*self._layers, *self._head_layers]
         return [
             RecurrentCache(part)
@@ -97,12 +95,6 @@ class RaggedQwen35:
         window: Window,
         accepted: mx.array,
     ) -> mx.array:
-        """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, normed.
-
-        Args:
-            accepted: ``[S]`` int32, drafts accepted of each row's last window; of no use to a
-                window of prompts.
-        """
         hidden = self._text.model.embed_tokens(tokens)
         for layer, cache in zip(self._layers, caches, strict=False):
             hidden = layer(hidden, cache, window, accepted)
@@ -110,11 +102,6 @@ class RaggedQwen35:
         return normed
 
     def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
-        """Read a window of prompts into the caches.
-
-        Args:
-            tokens: ``[S, W + 1]``, the window and the token after each row's part of it.
-        """
         hidden = self.forward(tokens[:, :-1], caches, window, window.body_lengths)
         if self._head is not None:
             # Nothing takes the output, so only the head's keys and values are computed.
@@ -123,17 +110,6 @@ class RaggedQwen35:
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
     ) -> mx.array:
-        """Run the head over a window.
-
-        Args:
-            tokens: ``[S, W + 1]``, the window's first token and the token after each position;
-                or one draft deeper, ``[S, 1]``, the draft before.
-            hidden: ``[S, W, hidden]`` of the positions, or the head's own output one deeper.
-
-        Returns:
-            ``[S, W, hidden]``, normed: what `draft_logits` scores for the token after each of
-            the last ``W`` of ``tokens``.
-        """
         assert self._head is not None
         embedded = self._text.model.embed_tokens(tokens[:, -hidden.shape[1] :])
         x = self._mix(self._head.inputs(embedded, hidden))
@@ -144,7 +120,6 @@ class RaggedQwen35:
         return drafted
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
         return self._scores(hidden)
 
     draft_logits = logits

@@ -15,7 +15,7 @@ LayerCache = AttentionCache | RecurrentCache
 
 
 class RaggedModel(Protocol):
-    """Runs windows of many rows. `RaggedQwen35` documents the methods."""
+    """Runs windows of many rows."""
 
     dtype: mx.Dtype
     vocabulary: int
@@ -31,21 +31,52 @@ class RaggedModel(Protocol):
         """Whether recurrent layers hold their states over padding on the right, in `prefill`."""
         ...
 
-    def new_caches(self, slots: int, capacity: int) -> list[LayerCache]: ...
+    def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
+        """Caches of free slots, the head's after the backbone's."""
+        ...
 
-    def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]: ...
+    def wrap(self, arrays: Sequence[Sequence[mx.array]]) -> list[LayerCache]:
+        """Views around the layers' arrays, as a step receives them."""
+        ...
 
     def forward(
         self, tokens: mx.array, caches: Sequence[LayerCache], window: Window, accepted: mx.array
-    ) -> mx.array: ...
+    ) -> mx.array:
+        """Run one window: ``[S, W]`` tokens to hidden states ``[S, W, hidden]``, normed.
 
-    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None: ...
+        Args:
+            accepted: ``[S]`` int32, drafts accepted of each row's last window; of no use to a
+                window of prompts.
+        """
+        ...
+
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+        """Read a window of prompts into the caches.
+
+        Args:
+            tokens: ``[S, W + 1]``, the window and the token after each row's part of it.
+        """
+        ...
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window
-    ) -> mx.array: ...
+    ) -> mx.array:
+        """Run the head over a window.
 
-    def logits(self, hidden: mx.array) -> mx.array: ...
+        Args:
+            tokens: ``[S, W + 1]``, the window's first token and the token after each position;
+                or one draft deeper, ``[S, 1]``, the draft before.
+            hidden: ``[S, W, hidden]`` of the positions, or the head's own output one deeper.
+
+        Returns:
+            ``[S, W, hidden]``, normed: what `draft_logits` scores for the token after each of
+            the last ``W`` of ``tokens``.
+        """
+        ...
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
+        ...
 
     def draft_logits(self, drafted: mx.array) -> mx.array:
         """Score what `draft` returns, over the model's vocabulary."""

@@ -1,11 +1,11 @@
 """The ragged batch: rows in slots, with and without drafts, decoded by one compiled step.
 
 A row is its committed tokens, which are in the caches, and one pending token, which is not: the
-last prompt token at first, then the token sampled last. A step runs one forward over every row's
-window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`. Cursors,
-pending tokens and drafts stay on the device. A step is dispatched before the last one is read, or
-with a constrained row its forward is: the host reads once per step, one step late, and until then
-knows only bounds of every cursor.
+last token of its history at first, then the token sampled last. A step runs one forward over every
+row's window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`.
+Cursors, pending tokens and drafts stay on the device. A step is dispatched before the last one is
+read, or with a constrained row its forward is: the host reads once per step, one step late, and
+until then knows only bounds of every cursor.
 
 Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
 plan, not per join; `omlx_worker.engine.ragged.slots` says which row has which slot. A suspended
@@ -232,6 +232,7 @@ class Batch:
             buffers.state = masks.force(buffers.state, limits, depth, ratio=plan.ratio)
         rows = self._slots.taken
         for _, slot in rows:
+            # Bounds: as if all drafts were accepted, and as if none were. `_landed` corrects them.
             slot.cursor += width
             slot.remaining -= 1
         draw = report(outcome.logits, outcome.tokens, [slot.row.sampling for _, slot in rows])

@@ -1,11 +1,11 @@
 """Drafts that are looked up: what followed a row's last tokens where they occurred before.
 
 The longest suffix of a row's history, of `LONGEST` tokens or fewer, is searched for earlier in the
-same history, the prompt included. The tokens after the match are the drafts. A step searches in
-its own dispatch, so all of it stays on the device. Rows look up nothing in each other's texts.
+same history, the prompt included. The tokens after the match are the drafts. The search is part of
+the step's dispatch, so all of it stays on the device. Rows look up nothing in each other's texts.
 
 A batch that looks drafts up has ``history`` in its state: ``[S, LONGEST + L]`` int32, every token,
-the pending one included, `LEAD` after its position; `START` before them.
+the pending one included, `LEAD` after its position; `START` before them, and one entry to spare.
 
 The idea is prompt lookup (Saxena 2023).
 """
@@ -87,6 +87,7 @@ def search(
     last = cursors[:, None]
     suffix = mx.take_along_axis(history, last + _places(LEAD, -LONGEST), axis=1)
     shifted = [history[:, LEAD - back : LEAD - back + size] for back in range(LONGEST)]
+    # How many tokens match before each place, counted backwards; a mismatch ends the count.
     *equal, length = (part == suffix[:, b : b + 1] for b, part in enumerate(shifted))
     for same in reversed(equal):
         length = same * (1 + length)

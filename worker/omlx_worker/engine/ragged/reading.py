@@ -107,6 +107,7 @@ def _read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]
     done = [reading.done for reading in readings]
     ends = [start + count for start, count in zip(done, counts, strict=True)]
     caches = _batch_of(model, readings, capacity_for(max(ends)))
+    # One more than the window has: a head reads the token after each position.
     tokens = [
         reading.history[start : end + 1] + [0] * (width - count)
         for reading, start, end, count in zip(readings, done, ends, counts, strict=True)

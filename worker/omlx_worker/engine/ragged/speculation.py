@@ -67,15 +67,15 @@ def judge(
         Tokens ``[S, W]`` int32, of which a row's first ``accepted + 1`` are emitted, and the
         accepted counts ``[S]`` int32.
     """
-    drawn = _noise(params["keys"], positions, target, plan)
-    tokens = target.pick(drawn)
+    gumbel = _noise(params["keys"], positions, target, plan)
+    tokens = target.pick(gumbel)
     if drafts is None:
         return tokens, mx.zeros_like(offered)
     depth = drafts.tokens.shape[1]
     places = mx.arange(depth)
     agrees = tokens[:, :depth] == drafts.tokens
     if plan.ratio:
-        survives, instead = _judge_by_ratio(target, drafts, drawn, positions, params)
+        survives, instead = _judge_by_ratio(target, drafts, gumbel, positions, params)
         agrees = mx.where(params["ratio"], survives, agrees)
     kept = agrees & (places < offered[:, None])
     accepted = mx.cumprod(kept.astype(mx.int32), axis=1).sum(axis=1)
@@ -90,14 +90,14 @@ def judge(
 def _judge_by_ratio(
     target: Distribution,
     drafts: Drafts,
-    drawn: mx.array | None,
+    gumbel: mx.array | None,
     positions: mx.array,
     params: Params,
 ) -> tuple[mx.array, mx.array]:
     """Whether each draft is accepted ``[S, K]``, and the token to take otherwise."""
     assert target.weights is not None
     assert drafts.weights is not None
-    assert drawn is not None
+    assert gumbel is not None
     depth = drafts.tokens.shape[1]
     p = mx.softmax(target.weights[:, :depth], axis=-1)
     q = mx.softmax(drafts.weights, axis=-1)
@@ -108,7 +108,7 @@ def _judge_by_ratio(
     residual = mx.maximum(p - q, 0)
     # Where rounding leaves no residual, p equals q: sample from p.
     residual = mx.where(residual.max(axis=-1, keepdims=True) > 0, residual, p)
-    instead = mx.argmax(mx.log(residual) + drawn[:, :depth], axis=-1).astype(mx.int32)
+    instead = mx.argmax(mx.log(residual) + gumbel[:, :depth], axis=-1).astype(mx.int32)
     return u * q_chosen < p_chosen, instead
 
 
@@ -129,8 +129,10 @@ def propose(
 ) -> Drafts:
     """Draft ``depth`` tokens for every row, after the window that was just judged.
 
-    The head reads the whole window in one call. Its entries for rejected positions and for
-    drafts deeper than one are at or past the new cursor; the next window overwrites them.
+    The head's entry at a position takes the hidden state there and the token after it. So it reads
+    the whole window in one call, and deeper drafts begin at the new cursor. Its entries for
+    rejected positions and for drafts deeper than one are at or past the new cursor; the next window
+    overwrites them.
 
     Args:
         hidden: ``[S, W, hidden]``, the backbone's normed output of the window.

@@ -149,7 +149,7 @@ def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: i
     if tokens.shape[1] == 1 and not depth:
         for cache in caches:
             if isinstance(cache, RecurrentCache):
-                cache.kept = []  # no draft of the last window can be accepted any more
+                cache.kept = []  # the window is its first token alone, which the states include
     return hidden
 
 
@@ -175,17 +175,17 @@ def commit(
     width = tokens.shape[1]
 
     counts = state.get("counts")
-    history = None if counts is None else _counts_along(counts, tokens)
-    target = distribution(model.logits(hidden), history, params, plan, allowed)
+    along = None if counts is None else _counts_along(counts, tokens)
+    target = distribution(model.logits(hidden), along, params, plan, allowed)
     positions = cursors[:, None] + mx.arange(1, width + 1)
     offered = state["drafted"]
     emitted, accepted = judge(target, drafts, offered, positions, params, plan)
 
-    committed = cursors + (1 + accepted) * params["active"]
+    moved = cursors + (1 + accepted) * params["active"]
     pending = mx.take_along_axis(emitted, accepted[:, None], axis=1)[:, 0]
     after = {
         "pending": pending,
-        "cursors": committed,
+        "cursors": moved,
         "body_lengths": body_lengths,
         "accepted": accepted,
     }
@@ -207,7 +207,7 @@ def commit(
             tokens=following,
             accepted=accepted,
             window=window,
-            cursors=committed,
+            cursors=moved,
             body_lengths=body_lengths,
             params=params,
             plan=plan,

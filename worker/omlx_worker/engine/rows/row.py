@@ -106,7 +106,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens to prefill."""
+        """Tokens of prompt and generated. All but the last are prefilled."""
         return len(self.prompt) + len(self.generated)
 
     @property
