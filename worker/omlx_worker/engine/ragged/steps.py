@@ -67,7 +67,8 @@ class Steps:
             What it yields. The caller submits it.
         """
         functions = self.compiled(plan, depth, spans_of(buffers.caches), masks is not None)
-        state = buffers.state
+        # In one order: another is another trace.
+        state = dict(sorted(buffers.state.items()))
         if masks is None:
             [step] = functions
             outcome, buffers.state, written = step(state, params, buffers.arrays)
