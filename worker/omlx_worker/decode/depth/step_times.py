@@ -31,7 +31,7 @@ class StepTimes:
         self._known: dict[Cell, dict[int, float]] = {}  # the depth that was timed last is the last
 
     def add(self, cell: Cell, depth: int, seconds: float) -> None:
-        """A step at this depth took so long."""
+        """Take in the seconds of a step at this depth."""
         if self._last != (cell, depth):
             self._last = cell, depth
             self._recent.clear()

@@ -51,7 +51,7 @@ def written(history: mx.array, cursors: mx.array, emitted: mx.array) -> mx.array
 def look_up(
     state: dict[str, mx.array], limits: mx.array, depth: int, shortest: int, vocabulary: int
 ) -> dict[str, mx.array]:
-    """Replace drafts by those that are looked up; returns what changes of the state.
+    """The arrays of the state that change when drafts are looked up.
 
     Args:
         state: after a step, ``history`` included.

@@ -8,7 +8,7 @@ CELL = cell_of(4, 100)
 
 
 def timed(*steps: tuple[int, float], times: StepTimes | None = None) -> StepTimes:
-    """After ten steps at each of these depths that took so long."""
+    """The times after ten steps at each of these depths and of these seconds."""
     times = times or StepTimes()
     for depth, seconds in steps:
         for _ in range(10):
