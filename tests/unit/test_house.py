@@ -42,6 +42,10 @@ WALLS = {
     "omlx_worker.decode": {"omlx_worker.control", "redis", "rq", "mlx", "mlx_lm"},
     "omlx_worker.control": {"mlx", "mlx_lm"},
     "omlx_worker.delivery": {"omlx_worker.control", "mlx", "mlx_lm"},
+    "omlx_worker.mac": {
+        *(f"omlx_worker.{room}" for room in ("engine", "queue", "decode", "control", "delivery")),
+        *("mlx", "mlx_lm", "redis", "rq"),
+    },
 }
 
 # The engine's packages, the lowest first. Its own modules, "", are one of them.
