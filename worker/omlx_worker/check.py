@@ -23,6 +23,7 @@ class Report:
         engine: ``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``. The last one
             decodes a row at a time.
         reason: why it is mlx-lm's.
+        slow: what the ragged batch runs without its fast form.
         drafts_by: ``MTP head``, ``draft model`` with its name, ``lookup``, or None; a comma between
             two.
         draft_depth: drafts a step, at most.
@@ -41,6 +42,7 @@ class Report:
     family: str
     engine: str
     reason: str | None
+    slow: list[str]
     drafts_by: str | None
     draft_depth: int
     no_drafts_because: str | None
@@ -70,6 +72,7 @@ class Report:
             "model": self.model,
             "family": self.family,
             "engine": engine,
+            "slow": "; ".join(self.slow),
             "drafts": drafts if self.drafts_by else f"none: {self.no_drafts_because}",
             "head": f"from {self.head}" if self.head else self.head_hint or "",
             "weights": in_units(self.weights),
@@ -95,6 +98,7 @@ def examine(settings: WorkerSettings) -> Report:
         family=engine.family,
         engine=engine.decoder,
         reason=engine.reason,
+        slow=list(engine.slow),
         drafts_by=_drafter(engine),
         draft_depth=engine.max_depth,
         no_drafts_because=_objection(settings, engine),

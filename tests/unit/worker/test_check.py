@@ -131,6 +131,23 @@ def test_a_model_that_is_right_in_no_batch_is_told_with_both_reasons(tmp_path: P
     assert (found["engine"], found["rows"]) == ("generate_step", 1)
 
 
+@pytest.mark.parametrize(
+    ("family", "slow"),
+    [
+        ("llama", ""),
+        ("lfm2", "prompts of different lengths are read one after the other, because recurrent"),
+        ("deepseek_v3", "latent attention runs as plain operations"),
+    ],
+)
+def test_what_runs_without_its_fast_form_is_told_and_logged(
+    tmp_path: Path, family: str, slow: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = check(write_family(tmp_path / family, family)).stdout
+
+    assert (f"slow     {slow}" in said) == bool(slow)
+    assert (f"slow: {slow}" in caplog.text) == bool(slow)
+
+
 def test_the_rows_are_as_many_as_a_worker_admits(llama: Path) -> None:
     limit = 12 << 20
     rows = checked(llama, "--memory-limit", str(limit))["rows"]

@@ -51,6 +51,11 @@ class Decoder(Rows, Protocol):
         ...
 
     @property
+    def slow(self) -> Sequence[str]:
+        """See `RaggedModel.slow`."""
+        ...
+
+    @property
     def row_bytes(self) -> RowBytes: ...
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
@@ -120,6 +125,11 @@ class DecodingEngine:
     def decoder(self) -> str:
         """See `Decoder.name`."""
         return self._decoder.name
+
+    @property
+    def slow(self) -> Sequence[str]:
+        """See `RaggedModel.slow`."""
+        return self._decoder.slow
 
     @property
     def row_bytes(self) -> RowBytes:

@@ -73,6 +73,7 @@ class _PlainDecoder:
     depth = own_depth = 0
     looks_up = shares = False
     pads = True
+    slow: Sequence[str] = ()
 
     def __init__(self, model: nn.Module, reason: str = "") -> None:
         self.reason = reason

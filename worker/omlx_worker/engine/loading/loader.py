@@ -244,6 +244,8 @@ def decoder_of(
             ) from None
     if depth and not (ragged.drafts or lookup):
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
+    for part in ragged.slow:
+        log.warning("slow: %s", part)
     return RaggedDecoder(ragged, depth, lookup, make_prefixes(ragged) if make_prefixes else None)
 
 

@@ -102,9 +102,16 @@ class AnyFamily:
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
         # Other recurrent layers may run on over padding.
         self.pads = len(attending) == len(self._shapes)
-        serve_views(model)
-        if len(attending) < len(self._shapes):
+        slow = []
+        if serve_views(model):
+            slow.append("latent attention runs as plain operations")
+        if not self.pads:
             serve_recurrent_views(model)
+            slow.append(
+                "prompts of different lengths are read one after the other, because recurrent "
+                "layers would take padding for tokens"
+            )
+        self.slow: Sequence[str] = slow
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [shape.empty(slots, capacity) for shape in self._shapes]

@@ -41,6 +41,7 @@ class WithDraftModel:
         self.weight_bytes: int = target.weight_bytes + draft.weight_bytes
         self.logits = target.logits
         self.pads = target.pads
+        self.slow: Sequence[str] = [*target.slow, *(f"draft model: {part}" for part in draft.slow)]
 
     def new_caches(self, slots: int, capacity: int) -> list[LayerCache]:
         return [

@@ -73,8 +73,13 @@ class LayerView:
         return self._cache.attend(queries, self._window, scale, sliding=mask.sliding, **options)
 
 
-def serve_views(model: nn.Module) -> None:
-    """Make the model's modules accept a `LayerView` wherever they accept a cache."""
+def serve_views(model: nn.Module) -> bool:
+    """Make the model's modules accept a `LayerView` wherever they accept a cache.
+
+    Returns:
+        Whether some of them attend to latents, which no kernel takes.
+    """
+    latent = False
     for part in {type(part): part for _, part in model.named_modules()}.values():
         module = sys.modules[type(part).__module__]
         plain = getattr(module, _ATTENTION, None)
@@ -82,8 +87,10 @@ def serve_views(model: nn.Module) -> None:
             setattr(module, _ATTENTION, _attention_or(plain))
         if "embed_q" in part and "unembed_out" in part:
             _add_forward(type(part), _latent_attention)
+            latent = True
         elif "q_proj" in part and hasattr(part, "attn_logit_softcapping"):
             _add_forward(type(part), _capped_attention)
+    return latent
 
 
 def _attention_or(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -52,6 +52,7 @@ class RaggedQwen35:
             self._head_layers = [Layer(layer, kernels) for layer in self._head.layers]
             self._mix = kernels.product(self._head.fc)
         self.vocabulary: int = self._args.vocab_size
+        self.slow: Sequence[str] = ()
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
 
     @property

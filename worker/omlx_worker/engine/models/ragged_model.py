@@ -20,6 +20,8 @@ class RaggedModel(Protocol):
     dtype: mx.Dtype
     vocabulary: int
     weight_bytes: int
+    slow: Sequence[str]
+    """What runs without its fast form, in words."""
 
     @property
     def drafts(self) -> bool:

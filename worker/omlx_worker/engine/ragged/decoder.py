@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch
@@ -44,6 +44,10 @@ class RaggedDecoder(Batch):
     @property
     def pads(self) -> bool:
         return self._model.pads
+
+    @property
+    def slow(self) -> Sequence[str]:
+        return self._model.slow
 
     def add(self, row: Row) -> Known:
         reading = self._reading[row.row_id] = Reading(row, row.history)
