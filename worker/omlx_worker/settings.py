@@ -68,7 +68,7 @@ class WorkerSettings(BaseSettings):
         default=False, description="Take a Redis that drops jobs when its memory is full."
     )
     max_batch: int = Field(
-        default=16, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
+        default=32, ge=1, le=MOST_ROWS, description="Rows in the batch at the same time."
     )
     default_max_tokens: int = Field(
         default=DEFAULT_CHAT_TOKENS,
