@@ -28,6 +28,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_EMBEDDED_REDIS",
         "OMLX_QUEUE_HTTP",
         "OMLX_QUEUE_LEASE_SECONDS",
+        "OMLX_QUEUE_LOG_FILE",
         "OMLX_QUEUE_LOG_FORMAT",
         "OMLX_QUEUE_LOG_LEVEL",
         "OMLX_QUEUE_LOOKUP",

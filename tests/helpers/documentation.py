@@ -16,6 +16,7 @@ PAGES = {
 
 DOWNLOAD = "downloads a model"
 HERE = "the test is in the clone, in a folder with the files of examples/data"
+INSTALLS = "would install a service; test_service does, where it can"
 ON_A_MAC = "is for a Mac of the reader's"
 OTHER_SHELL = "is for another shell than bash"
 NOT_TYPED = {
@@ -46,6 +47,10 @@ NOT_TYPED = {
     "pip install 'omlx-queue[gateway]'": "installs",
     "omlx-gateway --api-keys api-keys.jsonl --host 0.0.0.0": "serves other machines",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
+    "omlx-worker service install -m demo --embedded-redis": INSTALLS,
+    "omlx-worker service status": INSTALLS,
+    "omlx-worker service logs -f": INSTALLS,
+    "omlx-worker service uninstall": INSTALLS,
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",
     "omlx-submit jobs --state failed -m qwen --limit 0 --json | jq -r .id "

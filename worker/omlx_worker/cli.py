@@ -6,29 +6,14 @@ Exit codes: 0 ended as asked, 1 the engine broke, 2 usage or no such model, 3 Re
 
 from __future__ import annotations
 
-import json
-import shlex
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
 import click
 
-from omlx_producer.cli.common import (
-    INTERRUPTED,
-    SectionedCommand,
-    check_variables,
-    fail,
-    json_option,
-    say,
-)
-from omlx_producer.terminal import write
+from omlx_producer.cli.common import check_variables
 from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
-from omlx_worker.engine.rows.interface import ModelError
-from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, read_settings, require_mlx, settings_options
+from omlx_worker.model_commands import check, convert
 from omlx_worker.run import run
+from omlx_worker.service.cli import service
 
 
 @click.group("omlx-worker", context_settings={"max_content_width": 110})
@@ -38,77 +23,5 @@ def main() -> None:
     check_variables()
 
 
-@main.command(cls=SectionedCommand)
-@settings_options(
-    {
-        *("model", "mtp_from", "draft_model", "state_dir"),
-        *("mode", "mtp_depth", "lookup", "memory_limit"),
-    }
-)
-@json_option
-def check(as_json: bool, **options: Any) -> None:
-    """Say how this machine would serve a model, and serve nothing."""
-    settings, _ = read_settings(options)
-    start_logging("warning")
-    require_mlx()
-    from omlx_worker.check import examine
-
-    try:
-        found = examine(settings)
-    except ModelError as error:
-        fail(USAGE, str(error))
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(INTERRUPTED) from None
-    write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
-
-
-@main.command()
-@click.argument("original", metavar="ORIGINAL")
-@click.option("-o", "--output", metavar="FOLDER", type=Path, required=True, help="The new folder.")
-@click.option(
-    "--bits",
-    type=click.Choice((4, 5, 6, 8)),
-    help="Bits of quantised weights; else none is quantised.",
-)
-@click.option(
-    "--group-size",
-    type=click.Choice((32, 64, 128)),
-    help="Weights that share a scale, with --bits.  [default: 64]",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(("bfloat16", "float16", "float32")),
-    help="Precision of all other weights; else the original's.",
-)
-def convert(original: str, output: Path, **options: Any) -> None:
-    """Convert a checkpoint to MLX, and keep its MTP head.
-
-    ORIGINAL is a folder or a Hugging Face id, as its makers published it. Files that are in the
-    cache of Hugging Face are not downloaded again.
-    """
-    require_mlx()
-    from omlx_worker.engine.loading.conversion import Conversion, in_units
-
-    if options["group_size"] and not options["bits"]:
-        fail(USAGE, f"--group-size: got {options['group_size']}, but no --bits; give both")
-    start_logging("warning")
-    try:
-        conversion = Conversion(original, output, **options)
-        download = f"downloads {in_units(conversion.download)}, " if conversion.download else ""
-        say(
-            f"{download}writes about {in_units(conversion.size)} to {output}, and takes about "
-            f"{in_units(conversion.memory)} of memory"
-        )
-        conversion.run()
-    except ModelError as error:
-        fail(USAGE, str(error))
-    except KeyboardInterrupt:
-        say(f"interrupted; {output} is not made")
-        raise click.exceptions.Exit(INTERRUPTED) from None
-    size = in_units(sum(path.stat().st_size for path in output.iterdir()))
-    say(f"{output} has {size}, its MTP head included; serve it with:")
-    write(f"omlx-worker run -m {shlex.quote(str(output))}\n")
-
-
-for command in (run, demo, bench):
+for command in (run, service, check, convert, demo, bench):
     main.add_command(command)

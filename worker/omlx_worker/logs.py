@@ -1,11 +1,15 @@
-"""The log of the worker on stderr: lines of text, or JSON objects."""
+"""The log of the worker on stderr or in a file: lines of text, or JSON objects."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any, Literal
 
 from omlx_producer.terminal import one_cell
@@ -13,22 +17,45 @@ from omlx_producer.terminal import one_cell
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
+LARGEST_FILE, OLDER_FILES = 10_000_000, 3
+
 _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime"}
 
 
-def start_logging(level: LogLevel, form: LogFormat = "text") -> None:
-    """Log to stderr from now on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+def start_logging(level: LogLevel, form: LogFormat = "text", file: Path | None = None) -> None:
+    """Log to stderr from now on.
+
+    Args:
+        file: takes the place of stderr.
+
+    Raises:
+        OSError: if that file cannot be written.
+    """
+    handler = StderrFile(file) if file else logging.StreamHandler(sys.stderr)
+    text = TextFormatter("%Y-%m-%d %H:%M:%S") if file else TextFormatter()
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(handlers=[handler])
     logging.getLogger().setLevel(level.upper())
+
+
+class StderrFile(RotatingFileHandler):
+    """Logs to a file, which also gets all else of stderr. Keeps three older files of 10 MB."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path, maxBytes=LARGEST_FILE, backupCount=OLDER_FILES, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        os.dup2(stream.fileno(), 2)
+        return stream
 
 
 class TextFormatter(logging.Formatter):
     """A line for each record, and its traceback. Names from Redis cannot control the terminal."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
+    def __init__(self, time: str = "%H:%M:%S") -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(message)s", time)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_cell(super().formatMessage(record))

@@ -30,7 +30,7 @@ SECTIONS = {
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
     "Life cycle": ("name", "burst", "drain_timeout"),
-    "Logging": ("log_level", "log_format"),
+    "Logging": ("log_level", "log_format", "log_file"),
     "HTTP": ("http", "metrics_port", "metrics_host"),
 }
 
@@ -38,6 +38,7 @@ _METAVARS: dict[Any, str] = {
     "redis_url": "URL",
     "http": "PORT",
     "metrics_host": "ADDRESS",
+    "log_file": "FILE",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}

@@ -31,7 +31,10 @@ def run(**options: Any) -> None:
     from omlx_worker.connection import server_url
 
     settings, given = read_settings(options)
-    start_logging(settings.log_level, settings.log_format)
+    try:
+        start_logging(settings.log_level, settings.log_format, settings.log_file)
+    except OSError as error:
+        fail(USAGE, f"--log-file {settings.log_file}: {error.strerror}; give another file")
     require_mlx()
     if settings.metrics_port is not None:
         require("prometheus_client")

@@ -126,6 +126,9 @@ class WorkerSettings(BaseSettings):
     )
     log_level: LogLevel = Field(default="info", description="Log messages of this level and above.")
     log_format: LogFormat = Field(default="text", description="Lines for people or for programs.")
+    log_file: Path | None = Field(
+        default=None, description="Log here, 10 MB and three older files; else to stderr."
+    )
     http: int | None = Field(
         default=None, ge=1, le=65_535, description="Serve OpenAI's interface at this port."
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from omlx_worker.logs import JsonFormatter, TextFormatter
@@ -47,3 +50,31 @@ def test_a_json_line_is_an_object_with_the_fields_of_the_record() -> None:
 def test_a_json_line_holds_the_traceback() -> None:
     entry = json.loads(JsonFormatter().format(record("it failed", exc_info=raised("no"))))
     assert entry["traceback"].endswith("ValueError: no")
+
+
+def test_a_file_gets_all_of_stderr_and_has_three_older_ones_beside_it(tmp_path: Path) -> None:
+    """Also what another process writes, and the traceback of the end."""
+    code = (
+        "import logging, os, sys; from pathlib import Path; from omlx_worker import logs; "
+        "logs.LARGEST_FILE = 2000; "
+        "logs.start_logging('info', file=Path(sys.argv[1], 'new', 'worker.log')); "
+        "[logging.info('line %d', n) for n in range(1000)]; "
+        "os.system('echo from a child >&2'); "
+        "raise ValueError('the end')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+    )
+    assert ended.stderr == ""
+    files = sorted((tmp_path / "new").iterdir())
+    assert [path.name for path in files] == ["worker.log", *(f"worker.log.{n}" for n in (1, 2, 3))]
+    assert all(path.stat().st_size < 3000 for path in files)
+    last = files[0].read_text()
+    assert "I line 999\n" in last
+    assert last.startswith("20"), "a file of many days says the date"
+    assert "\nfrom a child\n" in last
+    assert last.endswith("ValueError: the end\n")

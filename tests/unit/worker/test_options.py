@@ -138,9 +138,15 @@ def test_a_file_of_variables_that_is_no_text_is_told_with_the_remedy() -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["run", "demo", "bench"])
+def test_a_log_that_cannot_be_written_is_refused() -> None:
+    result = invoke("run", "--log-file", "/dev/null/worker.log")
+    said = "--log-file /dev/null/worker.log: File exists; give another file"
+    assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {said}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "service install", "demo", "bench"])
 def test_a_command_that_needs_mlx_says_what_to_install(command: str) -> None:
-    ended = without_mlx(command)
+    ended = without_mlx(*command.split())
     assert ended.returncode == 2
     remedy = "install it with: pip install 'omlx-queue[worker]'"
     assert ended.stderr == f"omlx-worker: mlx is not installed; {remedy}\n"
