@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,43 +14,18 @@ from omlx_worker.engine.kernels.attention import Attention, Pair
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import TAIL, Window
-from tests.unit.worker.engine.kernels import emulator
-from tests.unit.worker.engine.kernels.emulator import needs_compiler
+from tests.helpers.metal import emulator
+from tests.helpers.metal.emulator import needs_compiler
 
 HEADS = 2
 
 
 @pytest.fixture
-def kernel(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AttentionKernel:
-    """The kernels, run by the emulator. The platforms differ in the queries of a warp."""
-
-    def launch(
-        platform: str,
-        name: str,
-        source: str,
-        inputs: Mapping[str, mx.array],
-        outputs: Mapping[str, tuple[Sequence[int], mx.Dtype]],
-        template: Mapping[str, Any],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-    ) -> list[mx.array]:
-        assert grid[0] == threadgroup[0]
-        made = emulator.run(
-            source,
-            inputs,
-            {name: shape for name, (shape, _) in outputs.items()},
-            {name: value for name, value in template.items() if isinstance(value, int)},
-            grid=grid,
-            block_rows=threadgroup[1],
-            folder=tmp_path,
-        )
-        return [mx.array(array) for array in made]
-
-    monkeypatch.setattr(attention_kernel, "launch", launch)
-    monkeypatch.setattr(attention_kernel, "source", lambda _platform, body: body)
-    return AttentionKernel(request.param)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionKernel:
+    """The kernels, run by the emulator, with so many queries of a warp."""
+    monkeypatch.setattr(attention_kernel, "launch", emulator.launch)
+    monkeypatch.setitem(attention_kernel.TILE, "metal", request.param)
+    return AttentionKernel("metal")
 
 
 def noise(seed: int, *shape: int) -> mx.array:
@@ -124,13 +98,13 @@ QUICK = {"a ring that is full", "sinks and several blocks"}
     ("kernel", "case"),
     [
         pytest.param(
-            platform,
+            tile,
             case,
-            id=f"{name}, {platform}",
-            marks=[] if name in QUICK and platform == "cuda" else pytest.mark.slow,
+            id=f"{name}, {tile} queries of a warp",
+            marks=[] if name in QUICK and tile == 2 else pytest.mark.slow,
         )
         for name, case in CASES.items()
-        for platform in (("cuda", "metal") if name in QUICK else ("cuda",))
+        for tile in ((2, 4) if name in QUICK else (2,))
     ],
     indirect=["kernel"],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +13,6 @@ from mlx_lm.models.gated_delta import gated_delta_kernel
 from omlx_worker.engine.kernels import delta_kernel
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
-from omlx_worker.engine.kernels.delta_kernel import LANES
 from omlx_worker.engine.kernels.delta_rule import DeltaRule, Inputs, Kept
 from omlx_worker.engine.kernels.device import (
     Kernels,
@@ -27,8 +25,8 @@ from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.source import Platform, source
-from tests.unit.worker.engine.kernels import emulator
-from tests.unit.worker.engine.kernels.emulator import needs_compiler
+from tests.helpers.metal import emulator
+from tests.helpers.metal.emulator import needs_compiler
 
 SLOTS, KEY_HEADS, HEADS, DK, DV = 3, 2, 4, 32, 16
 
@@ -171,23 +169,18 @@ def test_chunks_survive_a_prompt_that_repeats_one_token() -> None:
 @needs_compiler
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (4, 0), (1, 3), (3, 2)])
 def test_lanes_that_share_a_row_of_the_state_do_what_a_loop_does(
-    width: int, depth: int, tmp_path: Path
+    width: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(delta_kernel, "launch", emulator.launch)
     made = case(width, depth)
 
-    outs, state = emulator.run(
-        delta_kernel.body(replays=bool(depth)),
-        delta_kernel.inputs(made.window, made.kept, made.accepted, made.state),
-        {"outputs": made.window.values.shape, "committed": made.state.shape},
-        {"Dk": DK, "Dv": DV, "Hk": KEY_HEADS, "H": HEADS, "CommitFirst": 1, "Lanes": LANES},
-        grid=(LANES, DV, SLOTS * HEADS),
-        block_rows=delta_kernel.ROWS,
-        folder=tmp_path,
+    outs, state = delta_kernel.DeltaKernel("metal").replay_and_run(
+        made.window, made.kept, made.accepted, made.state
     )
 
     wanted_outs, wanted_state = expected(made)
-    assert np.allclose(outs, wanted_outs, 2e-5, 2e-5)
-    assert np.allclose(state, wanted_state, 2e-5, 2e-5)
+    assert close(outs, wanted_outs)
+    assert close(state, wanted_state)
 
 
 @on_kernel

@@ -1,0 +1,183 @@
+"""The emulator tells each fault that a GPU would hide, and refuses what Metal does not compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.helpers.metal import emulator
+from tests.helpers.metal.emulator import Fault, needs_compiler
+from tests.helpers.metal.language import Refused
+
+pytestmark = needs_compiler
+
+THREAD = "const uint i = thread_index_in_threadgroup;"
+
+
+def run(
+    body: str,
+    x: Sequence[float] = range(64),
+    size: int = 64,
+    *,
+    threads: int = 64,
+    groups: int = 1,
+    header: str = "",
+    dtype: mx.Dtype = mx.float32,
+    **template: Any,
+) -> list[float]:
+    """What a kernel of an input ``x`` and an output ``out`` writes."""
+    [out] = emulator.launch(
+        "metal",
+        "planted",
+        f"{THREAD}\n{body}",
+        {"x": mx.array(list(x), dtype)},
+        {"out": ((size,), dtype)},
+        template,
+        grid=(threads * groups, 1, 1),
+        threadgroup=(threads, 1, 1),
+        header=header,
+    )
+    return out.tolist()
+
+
+FAULTS = {
+    "a missing barrier": (
+        "threadgroup float s[64]; s[i] = x[i]; out[i] = s[63 - i];",
+        r"reads s\[63\] before it is written",
+    ),
+    "a race of a read and a write": (
+        """threadgroup float s[64]; s[i] = x[i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const float other = s[(i + 1) % 64]; s[i] = other; out[i] = other;""",
+        r"race: writes s\[1\], which another thread read",
+    ),
+    "a race of two writes": (
+        "threadgroup float s[64]; s[i / 2] = x[i]; out[i] = 0;",
+        r"race: writes s\[0\], which thread 0 wrote",
+    ),
+    "a barrier of a simdgroup where a group's is needed": (
+        """threadgroup float s[64]; s[i] = x[i];
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = s[63 - i];""",
+        r"reads s\[63\] before it is written",
+    ),
+    "a barrier that orders no device memory": (
+        """out[i] = x[i]; threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = out[63 - i];""",
+        r"race: reads out\[63\], which thread 63 wrote",
+    ),
+    "a divergent barrier": (
+        "if (i < 63) threadgroup_barrier(mem_flags::mem_threadgroup); out[i] = 0;",
+        r"divergent barrier: line \d+ is not reached by thread 63",
+    ),
+    "an early return before a barrier": (
+        "out[i] = 0; if (i == 5) return; threadgroup_barrier(mem_flags::mem_none);",
+        r"divergent barrier: line \d+ is not reached by thread 5",
+    ),
+    "a lane that left before a shuffle": (
+        "out[i] = 0; if (i == 5) return; out[i] = simd_shuffle_xor(x[i], 1);",
+        r"reads lane 5 of its simdgroup, which does not take part",
+    ),
+    "a read past the end": ("out[i] = x[i + 1];", r"reads outside of x: element 64 of 64"),
+    "a read before the beginning": ("out[i] = x[int(i) - 1];", r"reads outside of x: element -1"),
+    "a write past the end": ("out[i + 1] = x[i];", r"writes outside of out: element 64 of 64"),
+    "an output read before it is written": (
+        "out[i] = out[i] + x[i];",
+        r"reads out\[0\] before it is written",
+    ),
+    "an output never written": (
+        "if (i != 63) out[i] = x[i];",
+        r"never writes out\[63\] of 64",
+    ),
+    "four numbers that are not aligned": (
+        "struct alignas(16) Four { float at[4]; }; out[i] = 0;"
+        "out[i] = (*reinterpret_cast<const device Four*>(x + 1)).at[0];",
+        r"reads 16 bytes at byte 4 of x, not aligned",
+    ),
+    "an index past a local array": (
+        "float local[4] = {}; for (int n = 0; n <= int(i); ++n) local[n] = 0; out[i] = local[0];",
+        r"index 4 of a local array",
+    ),
+    "an index past an array of a group": (
+        "threadgroup float s[2][32]; s[0][i] = x[i]; out[i] = x[i];",
+        r"index 32 of 32 in threadgroup memory",
+    ),
+    "a division by zero": ("out[i] = 7 / int(x[i]);", r"divides by zero"),
+    "too much threadgroup memory": (
+        "threadgroup float s[64][129]; s[i][0] = x[i]; out[i] = 0;",
+        r"needs 33024 bytes of threadgroup memory, of 32768",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "told"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_told(body: str, told: str) -> None:
+    with pytest.raises(Fault, match=told):
+        run(body)
+
+
+def test_groups_that_write_the_same_number_are_told() -> None:
+    with pytest.raises(Fault, match=r"race: writes out\[0\], which thread 0 wrote"):
+        run("out[i] = x[i];", groups=2)
+
+
+REFUSED = {
+    "a double": ("double a = x[i]; out[i] = a;", "'double'"),
+    "a bare pointer": (
+        "float y[2]; float* p = y; out[i] = 0;",
+        "'float[*]' has no address space",
+    ),
+    "a pointer into a buffer without its space": (
+        "const float* p = x; out[i] = p[0];",
+        "'float[*]' has no address space",
+    ),
+    "a pointer of another space": ("const constant float* p = x; out[i] = p[0];", "Constant"),
+    "a static local": ("static int n = 0; out[i] = n;", "no static locals"),
+    "expf": ("out[i] = expf(x[i]);", "'expf' was not declared"),
+    "__expf": ("out[i] = __expf(x[i]);", "'__expf'"),
+    "fmaxf": ("out[i] = fmaxf(x[i], 0.0f);", "'fmaxf' was not declared"),
+    "rsqrtf": ("out[i] = rsqrtf(x[i]);", "'rsqrtf' was not declared"),
+    "std": ("out[i] = std::max(x[i], 0.0f);", "'std'"),
+    "CUDA's indices": ("out[i] = x[threadIdx.x];", "'threadIdx' was not declared"),
+    "an array of a size that is not constant": ("float y[i]; out[i] = y[0];", "variable length"),
+    "threadgroup memory in a block": (
+        "if (i < 4) { threadgroup float s[4]; s[i] = 0; } out[i] = 0;",
+        "'threadgroup'",
+    ),
+    "a bfloat of a float without a cast": ("bfloat b = x[i]; out[i] = b;", "bfloat"),
+    "an output that is an input": ("x[i] = 0.0f; out[i] = 0;", "lvalue required"),
+}
+
+
+@pytest.mark.parametrize(("body", "told"), REFUSED.values(), ids=REFUSED)
+def test_what_metal_does_not_compile_is_refused(body: str, told: str) -> None:
+    with pytest.raises(Refused, match=told):
+        run(body)
+
+
+def test_recursion_is_refused() -> None:
+    header = "int down(int n) { return n ? down(n - 1) : 0; }\n"
+    with pytest.raises(Refused, match="'down' calls itself"):
+        run("out[i] = down(3);", header=header)
+
+
+def test_a_keyword_of_metal_is_no_name() -> None:
+    with pytest.raises(Refused, match="'kernel'"):
+        emulator.launch(
+            "metal",
+            "keyword",
+            "out[0] = kernel[0];",
+            {"kernel": mx.zeros((9,))},
+            {"out": ((1,), mx.float32)},
+            {},
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+        )
+
+
+def test_more_threads_than_metal_has_in_a_group_are_refused() -> None:
+    with pytest.raises(Refused, match="1025 threads"):
+        run("out[i] = 0;", size=1025, threads=1025)
