@@ -28,9 +28,9 @@ class Traffic:
         jobs: those that `step` gives tokens.
     """
 
-    def __init__(self, leases: LeaseTable, held: Sequence[Claim]) -> None:
+    def __init__(self, leases: LeaseTable, held: Sequence[Claim], *, streams: bool = True) -> None:
         self.leases = leases
-        self.jobs = [_active(job) for job in held]
+        self.jobs = [_active(job, streams) for job in held]
         self.mailbox: SimpleQueue[Any] = SimpleQueue()
         self.outbox = Outbox()
         self.observers = Observers(JobLog())
@@ -67,6 +67,6 @@ class Traffic:
             time.sleep(0.0005)
 
 
-def _active(job: Claim) -> ActiveJob:
+def _active(job: Claim, streams: bool) -> ActiveJob:
     request = GenerationRequest(model="fake", prompt="hello", max_completion_tokens=100)
-    return ActiveJob(job, request, FakeEngine().prepare(request, job.id), streams=True)
+    return ActiveJob(job, request, FakeEngine().prepare(request, job.id), streams=streams)

@@ -34,6 +34,22 @@ def test_the_stream_of_a_job_cancelled_by_rq_is_ended(connection: Redis) -> None
     assert len(leases) == 0
 
 
+def test_a_worker_that_slept_longer_than_its_lease_notices_with_its_first_step(
+    connection: Redis,
+) -> None:
+    """Though the job publishes nothing then, and the next renewal is hours away."""
+    job = enqueue(connection, priority="bulk")
+    leases = table(connection, seconds=86_400)
+    with Traffic(leases, claim(leases), streams=False) as traffic:
+        traffic.step()
+        expire(connection, leases)
+        assert sweep(table(connection, "sweeper")) == [job.id]
+        traffic.step()
+        assert len(leases) == 0
+    assert status(job) == "queued"
+    assert events(connection, job.id) == []
+
+
 def test_tokens_that_redis_has_lost_are_written_again_as_they_were(connection: Redis) -> None:
     job, other = enqueue(connection, n=2), enqueue(connection)
     leases = table(connection)
