@@ -28,7 +28,7 @@ from omlx_producer.wire import (
     parse_event,
     queue_name,
 )
-from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.control.worker import GenerationWorker, Machine
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
 
@@ -135,13 +135,21 @@ def rq_info(url: str) -> str:
 
 @contextlib.contextmanager
 def running_worker(
-    url: str, *, max_rows: int = 16, step_seconds: float = 0.0, burst: bool = False, **options: Any
+    url: str,
+    *,
+    max_rows: int = 16,
+    step_seconds: float = 0.0,
+    burst: bool = False,
+    machine: Machine | None = None,
+    **options: Any,
 ) -> Iterator[GenerationWorker]:
     """A worker on a thread; stopped at once when the block ends before it does."""
     engine = FakeEngine(max_rows, step_seconds)
     connection = Redis.from_url(url)
     settings = WorkerSettings(model_alias=ALIAS, **options)
-    worker = GenerationWorker(settings, lambda: engine, connection=connection)
+    worker = GenerationWorker(
+        settings, lambda: engine, connection=connection, machine=machine or Machine()
+    )
     errors: list[BaseException] = []
 
     def work() -> None:

@@ -171,6 +171,13 @@ def test_no_key_of_rq_is_written_out() -> None:
             assert not re.search(r"""['"]rq:""", path.read_text()), path
 
 
+def test_one_room_of_the_worker_knows_macos() -> None:
+    names = re.compile("caffeinate|pmset|sysctl|launchctl|IOKit")
+    knowing = {name for name, path in modules().items() if names.search(path.read_text())}
+    worker = {name for name in knowing if within(name, "omlx_worker")}
+    assert {name for name in worker if not within(name, "omlx_worker.mac")} == set()
+
+
 @pytest.mark.parametrize("group", [cli, main], ids=str)
 def test_help_fits_one_line(group: click.Group) -> None:
     lines = []

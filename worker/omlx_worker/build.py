@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize
 from redis import Redis
 
-from omlx_producer.wire.request import MAX_DRAFT_DEPTH
-from omlx_worker.control.worker import GenerationWorker
+from omlx_worker.control.worker import GenerationWorker, Machine
 from omlx_worker.decode.budget import in_units
 from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.engine.rows.interface import ModelError
+from omlx_worker.mac.machine import Mac, this_system
 from omlx_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ _PREFIX_SHARE = 8
 
 def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker:
     """A worker for these settings. It loads its model when it starts."""
+    mac = Mac(
+        this_system(),
+        allow_sleep=settings.allow_sleep,
+        only_on_power=settings.only_on_power,
+    )
     return GenerationWorker(
         settings,
         lambda: _load_or_end(settings),
@@ -35,7 +40,23 @@ def make_worker(settings: WorkerSettings, connection: Redis) -> GenerationWorker
         make_driver=lambda engine: DepthDriver(
             make_policy(settings.mode, engine.max_depth, engine.own_depth)
         ),
+        machine=Machine(
+            mac.most_rows, mac.conditions, mac.keep_awake, lambda: _outside(mac.footprint())
+        ),
     )
+
+
+def _outside(footprint: int) -> int:
+    """Bytes of this process that MLX has not allocated.
+
+    Args:
+        footprint: bytes of the process; 0 if unknown.
+    """
+    if not footprint:
+        return 0
+    from omlx_worker.engine.ragged.footprint import allocated
+
+    return max(0, footprint - allocated())
 
 
 def _load_or_end(settings: WorkerSettings) -> DecodingEngine:
@@ -67,7 +88,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         ratio=settings.acceptance == "ratio",
         graft=_graft(settings),
         draft_model=settings.draft_model,
-        lookup=_lookup(settings),
+        lookup=settings.lookup_depth,
         prefixes=_prefixes(settings),
         chat_tokens=settings.default_max_tokens,
     )
@@ -84,13 +105,6 @@ def _graft(settings: WorkerSettings) -> Graft | None:
     from omlx_worker.engine.loading.graft import Graft
 
     return Graft(settings.mtp_from, settings.state_dir) if settings.mtp_from else None
-
-
-def _lookup(settings: WorkerSettings) -> int:
-    """Drafts that are looked up, at most. A mode that does not choose the depth has one for all."""
-    if not (settings.lookup and settings.depth):
-        return 0
-    return MAX_DRAFT_DEPTH if settings.mode == "auto" else settings.depth
 
 
 def _prefixes(settings: WorkerSettings) -> Prefixes | None:

@@ -14,6 +14,7 @@ from pydantic import ByteSize, ValidationError
 
 from omlx_producer.cli.common import fail, option
 from omlx_producer.environment import PREFIX
+from omlx_worker.mac.machine import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
 
 USAGE = 2
@@ -29,7 +30,7 @@ SECTIONS = {
         *("lease_seconds", "patience", "stream_ttl"),
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
-    "Life cycle": ("name", "burst", "drain_timeout"),
+    "Life cycle": ("name", "burst", "drain_timeout", "only_on_power", "allow_sleep"),
     "Logging": ("log_level", "log_format", "log_file"),
     "HTTP": ("http", "metrics_port", "metrics_host"),
 }
@@ -92,8 +93,9 @@ def describe(error: ValidationError, given: Container[str] = ()) -> str:
 
 
 def require_mlx() -> None:
-    """End the program with a sentence if the packages of the worker are not installed."""
+    """Prepare to import MLX. Ends the program with a sentence if it is not installed."""
     require("mlx", "mlx_lm")
+    prepare_mlx()
 
 
 def require(*packages: str, extra: str = "worker") -> None:

@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
 from omlx_producer.wire.keys import PRIORITIES, queue_name
-from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, ModelAlias
+from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
 from omlx_worker.logs import LogFormat, LogLevel
 
@@ -117,6 +117,10 @@ class WorkerSettings(BaseSettings):
     state_dir: Path = Field(
         default_factory=app_folder, description="Folder of heads from --mtp-from."
     )
+    only_on_power: bool = Field(
+        default=False, description="On a Mac: take no jobs while on battery."
+    )
+    allow_sleep: bool = Field(default=False, description="On a Mac: let it sleep while rows run.")
     drain_timeout: float = Field(
         default=60.0, ge=0, description="Seconds for running jobs after SIGTERM."
     )
@@ -173,6 +177,16 @@ class WorkerSettings(BaseSettings):
     def depth(self) -> int:
         """Drafts a step, at most, in this mode."""
         return 0 if self.mode == "batched" else self.mtp_depth
+
+    @property
+    def lookup_depth(self) -> int:
+        """Drafts that are looked up, at most.
+
+        A mode that does not choose the depth has one for all drafts.
+        """
+        if not (self.lookup and self.depth):
+            return 0
+        return MAX_DRAFT_DEPTH if self.mode == "auto" else self.depth
 
     @property
     def alias(self) -> str:

@@ -91,7 +91,9 @@ def draw_overview(overview: Overview) -> RenderableType:
     parts += [_workers(model) for model in overview if model["workers"]]
     if len(parts) == 1:
         parts.append(Text("no worker is running", style="yellow"))
-    parts += [_choice(each) for model in overview for each in model["workers"] if _chooses(each)]
+    workers = [each for model in overview for each in model["workers"]]
+    parts += [_choice(each) for each in workers if _chooses(each)]
+    parts += [_slowed(each) for each in workers if each["conditions"]]
     parts += [_pause(model["alias"]) for model in overview if model["paused"]]
     return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
 
@@ -181,6 +183,14 @@ def _chooses(worker: dict[str, Any]) -> bool:
 def _choice(worker: dict[str, Any]) -> Text:
     """Why a worker drafts as deep as it does."""
     return Text(one_cell(f"{worker['name']} drafts: {worker['reason']}"), style="dim")
+
+
+def _slowed(worker: dict[str, Any]) -> Text:
+    """What slows a worker's machine, or keeps it from taking jobs."""
+    told = f"{worker['name']}: {', '.join(worker['conditions'])}"
+    if worker["state"] == "on battery":
+        told += "; it takes no jobs (--only-on-power)"
+    return Text(one_cell(told), style="yellow")
 
 
 def _pause(alias: str) -> Text:

@@ -126,6 +126,8 @@ class WaitReasons:
             return Reason("{0} is paused; omlx-submit resume {0} lets it go on", model)
         if all(worker.state == "suspended" for worker in workers):
             return Reason("the workers of {} are suspended; rq resume lets them go on", model)
+        if all(worker.state == "on battery" for worker in workers):
+            return Reason("the workers of {} wait for power: their Macs are on battery", model)
         if jobs := sum(count or 0 for count in ahead):
             return Reason("waiting behind {}", counted(jobs, "job"))
         return Reason("the job is the next that a worker of {} takes", model)

@@ -26,7 +26,7 @@ class WorkerFigures(BaseModel):
 
     Attributes:
         at: seconds since 1970, on the server's clock.
-        state: ``idle``, ``busy``, ``draining`` or ``suspended``.
+        state: ``idle``, ``busy``, ``draining``, ``suspended`` or ``on battery``.
         jobs: jobs held.
         rows: rows in the batch.
         waiting: rows outside the batch, paused rows included.
@@ -40,6 +40,7 @@ class WorkerFigures(BaseModel):
         memory_limit: bytes for weights and caches.
         lease_seconds: how long its jobs stay its own while it is silent.
         host: the machine's name; empty from older workers.
+        conditions: what slows the machine now, such as ``heavy heat``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -66,6 +67,7 @@ class WorkerFigures(BaseModel):
     memory_limit: int
     lease_seconds: float = 30.0
     host: str = ""
+    conditions: list[str] = []
 
 
 def workers_key(model: str) -> str:

@@ -81,6 +81,12 @@ def test_another_line_comes_with_another_reason_and_not_with_another_figure(
     ]
 
 
+def test_workers_on_battery_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
+    sign_on(connection, "mac-1", state="on battery")
+    said = "omlx-submit: the workers of demo wait for power: their Macs are on battery"
+    assert reasons(run, job) == [said]
+
+
 def test_suspended_workers_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
     sign_on(connection, "mac-1", state="suspended")
     said = "omlx-submit: the workers of demo are suspended; rq resume lets them go on"

@@ -136,12 +136,12 @@ def test_a_job_that_could_never_fit_takes_no_room_from_one_claimed_with_it(
         traffic=traffic,
         observers=Observers(),
     )
-    assert admission.take()
+    assert admission.take(engine.max_rows)
     for _ in range(2):
         message = main.get(timeout=5)
         assert isinstance(message, Prepared)
         admission.prepared(message)
-    assert not admission.take()
+    assert not admission.take(engine.max_rows)
     admission.close()
     refused = traffic.get_nowait()
     assert isinstance(refused, Drop)

@@ -65,6 +65,18 @@ def test_the_model_has_a_short_option(command: str) -> None:
     assert set(model.opts) == {"-m", "--model"}
 
 
+@pytest.mark.parametrize("command", ["run", "check", "convert", "bench", "demo"])
+def test_commands_prepare_the_machine_before_they_import_mlx(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise SystemExit(77)
+
+    monkeypatch.setattr("omlx_worker.options.prepare_mlx", stop)
+    original = ["original", "-o", "folder"] if command == "convert" else []
+    assert invoke(command, *original).exit_code == 77
+
+
 def test_every_option_has_a_summary() -> None:
     options = [
         (command.name, param.name)

@@ -80,7 +80,6 @@ class Admission:
         self._intake = Intake(engine, alias, connection, budget.objection)
         self._preparers = Preparers(self._intake.prepare, leases.holds, main)
         self._budget = budget
-        self._max_rows = engine.max_rows
         self._submit = submit
         self._traffic = traffic
         self._observers = observers
@@ -123,11 +122,15 @@ class Admission:
         if message.claim in self._coming:
             self._coming[message.claim] = message.outcome
 
-    def take(self) -> bool:
-        """Let prepared jobs in and claim others; returns whether any were claimed."""
+    def take(self, most_rows: int) -> bool:
+        """Let prepared jobs in and claim others; returns whether any were claimed.
+
+        Args:
+            most_rows: how many rows may be held for more to be claimed.
+        """
         self._admit()
         held = self._leases.jobs()
-        room = self._max_rows - sum(claim.rows for claim in held)
+        room = most_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
         planned = self._order.plan(room, bulk + min(room, 0), held)
         if planned is not None:

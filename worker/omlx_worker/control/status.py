@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from redis import Redis
 
@@ -41,6 +41,7 @@ class StatusBoard:
 
     Args:
         mode: as the user chose it.
+        conditions: see `WorkerFigures`.
         machine_memory: bytes of this machine; None asks the system.
     """
 
@@ -57,6 +58,7 @@ class StatusBoard:
         leases: LeaseTable,
         budget: MemoryBudget,
         driver: DepthDriver,
+        conditions: Callable[[], Sequence[str]] = tuple,
         machine_memory: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,7 @@ class StatusBoard:
         self._leases = leases
         self._budget = budget
         self._driver = driver
+        self._conditions = conditions
         self._clock = clock
         self._extras = Extras()
         self._started_at = self._told_at = clock()
@@ -204,6 +207,7 @@ class StatusBoard:
             memory_limit=self._budget.limit,
             lease_seconds=self._leases.seconds,
             host=socket.gethostname(),
+            conditions=list(self._conditions()),
         )
 
     def _measure(self, now: float) -> None:
@@ -233,4 +237,5 @@ def line(figures: WorkerFigures) -> str:
         f"depth {figures.depth}{accepted}{cached}, {figures.tokens_per_second:.0f} tokens/s, "
         f"caches {in_units(figures.cache_bytes)} of "
         f"{in_units(max(0, figures.memory_limit - figures.weight_bytes))}"
+        + "".join(f", {condition}" for condition in figures.conditions)
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -52,12 +54,30 @@ class RedisGone(ConnectionError):
     """Redis was away for longer than ``redis_grace``."""
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the machine beneath asks of a worker; by default nothing.
+
+    Attributes:
+        most_rows: up to how many of so many rows jobs may be claimed now; 0 while on battery.
+        conditions: what slows it or holds it back now, as short texts.
+        keep_awake: told in each turn whether rows run.
+        outside: see `MemoryBudget`; called from any thread.
+    """
+
+    most_rows: Callable[[int], int] = lambda rows: rows
+    conditions: Callable[[], Sequence[str]] = tuple
+    keep_awake: Callable[[bool], None] = lambda _: None
+    outside: Callable[[], int] = lambda: 0
+
+
 class GenerationWorker(RecordedWorker):
     """Serves the queues of one model alias.
 
     Args:
         make_engine: called once, on the decode thread.
         make_driver: see `DecodeThread`.
+        machine: that it runs on.
 
     Attributes:
         observers: of its jobs.
@@ -71,7 +91,9 @@ class GenerationWorker(RecordedWorker):
         *,
         connection: Redis,
         make_driver: MakeDriver | None = None,
+        machine: Machine = Machine(),
     ) -> None:
+        self._machine = machine
         self._mailbox: MainMailbox = SimpleQueue()
         super().__init__(
             settings.queues,
@@ -93,7 +115,12 @@ class GenerationWorker(RecordedWorker):
         self._upkeep = Upkeep(self.leases)
         self._traffic: TrafficMailbox = SimpleQueue()
         self.decode_thread = DecodeThread(
-            settings, make_engine, self._traffic, self._mailbox, make_driver=make_driver
+            settings,
+            make_engine,
+            self._traffic,
+            self._mailbox,
+            make_driver=make_driver,
+            outside=machine.outside,
         )
         self._counts = JobCounts()
         self.observers = Observers(JobLog(), self._counts)
@@ -114,6 +141,8 @@ class GenerationWorker(RecordedWorker):
         self._recorded = False
         # Whether a message has come since the last look at the queues.
         self._rung = True
+        # Rows up to which jobs are claimed.
+        self._most_rows = 1
 
     # The loop
 
@@ -155,6 +184,7 @@ class GenerationWorker(RecordedWorker):
             leases=self.leases,
             budget=budget,
             driver=self.decode_thread.driver,
+            conditions=self._machine.conditions,
         )
         self._publisher.start()
         self._logging_level = logging_level
@@ -174,6 +204,7 @@ class GenerationWorker(RecordedWorker):
         """Do what is due; returns whether to go on."""
         if self._error is not None or self._signals.at_once:
             return False
+        self._machine.keep_awake(len(self.leases) > 0)
         if self.redis_away > self._settings.redis_grace:
             away = f"{self.redis_away:.0f} s"
             raise RedisGone(f"unavailable for {away}, longer than --redis-grace")
@@ -209,7 +240,7 @@ class GenerationWorker(RecordedWorker):
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
         with self.extras.attempt("the worker's record"):
-            self.show(self.leases, self._admission.suspended)
+            self.show(self.leases, self._admission.suspended or not self._most_rows)
             if self.beat():
                 self._board.announce(self._engine.info)
         self._board.show(self._condition)
@@ -220,12 +251,14 @@ class GenerationWorker(RecordedWorker):
         if self._drain_ends is not None:
             return len(self.leases) > 0 and time.monotonic() < self._drain_ends
         self._upkeep.attend()
+        self._most_rows = self._machine.most_rows(self._engine.max_rows)
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self.leases) == 0
-        if idle and not (burst or self._rung or self.lookout.is_due()):
+        # A worker that may claim nothing does not look for all others either.
+        if idle and not (burst or self._rung or (self._most_rows and self.lookout.is_due())):
             return True
         self._rung = False
-        taken = self._admission.take()
+        taken = self._admission.take(self._most_rows)
         return not (burst and idle and not taken)
 
     @property
@@ -242,6 +275,8 @@ class GenerationWorker(RecordedWorker):
     def _condition(self) -> str:
         if self._drain_ends is not None:
             return "draining"
+        if not self._most_rows:
+            return "on battery"
         return "suspended" if self._admission.suspended else "busy" if len(self.leases) else "idle"
 
     # Messages
@@ -316,4 +351,5 @@ class GenerationWorker(RecordedWorker):
         # One of them may be the cause of an error. Only an expired lease counts as a crash.
         for claim in self.leases.jobs():
             self.observers.ended(claim, outcome="abandoned", error="its lease will expire")
+        self._machine.keep_awake(False)
         log.info("in total: %s", self.decode_thread.counters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,11 +23,13 @@ class MemoryBudget:
         limit: bytes for everything.
         weights: bytes that the model takes.
         bytes_for: bytes that the caches of rows of these sizes take.
+        outside: bytes that this process takes now and the engine does not count.
     """
 
     limit: int
     weights: int
     bytes_for: BytesFor
+    outside: Callable[[], int] = lambda: 0
 
     def fits(self, sizes: Sequence[Size], beside: int = 0) -> bool:
         """Whether rows of these sizes can be in the batch together.
@@ -39,7 +41,7 @@ class MemoryBudget:
 
     def room(self, sizes: Sequence[Size], beside: int = 0) -> int:
         """Bytes that are left; see `fits`. Below 0 if it does not fit."""
-        return self.limit - self.weights - self.bytes_for(sizes) - beside
+        return self.limit - self.weights - self.outside() - self.bytes_for(sizes) - beside
 
     def objection(self, sizes: Sequence[Size]) -> str | None:
         """Why a job with rows of these sizes can never run; None if it can.

@@ -67,6 +67,7 @@ class DecodeThread:
         main: told when this thread cannot go on.
         make_driver: makes what decides how deep the engine's steps draft; by default as deep as
             rows may.
+        outside: see `MemoryBudget`; called from any thread.
 
     Attributes:
         outbox: counts what is not written yet; while it is full, no step runs.
@@ -80,6 +81,7 @@ class DecodeThread:
         main: MainMailbox,
         *,
         make_driver: MakeDriver | None = None,
+        outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = Counters()
         self._settings = settings
@@ -89,6 +91,7 @@ class DecodeThread:
         self._make_driver = make_driver or (
             lambda engine: DepthDriver(make_policy("mtp", engine.max_depth, engine.own_depth))
         )
+        self._outside = outside
         self.outbox = Outbox()
         self._mailbox: DecodeMailbox = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omlx-decode", daemon=True)
@@ -128,7 +131,7 @@ class DecodeThread:
             self._engine = engine = self._make_engine()
             limit = self._settings.memory_limit or engine.memory_budget
             engine.keep_within(limit)
-            self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for)
+            self.budget = MemoryBudget(limit, engine.weight_bytes, engine.bytes_for, self._outside)
             self.driver = self._make_driver(engine)
             self._loop = DecodeLoop(
                 engine,

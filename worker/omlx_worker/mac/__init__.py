@@ -1,5 +1,6 @@
 """The Mac beneath the worker: power, heat, memory, launchd. No other package knows macOS.
 
-Imports nothing of the project. On other systems everything here answers None or does nothing.
-Written from Apple's headers and tested with fakes; nothing here has run on a Mac yet.
+Imports nothing else of the project. On other systems nothing here does anything. It was written
+from Apple's headers and is tested against libraries of the same signatures; it has not run on a
+Mac yet.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,15 @@ def test_rows_fit_up_to_the_limit_and_not_beyond() -> None:
     assert BUDGET.fits([(0, 1024), (24, 1000)])
     assert not BUDGET.fits([(0, 1024), (25, 1000)])
     assert not BUDGET.fits([(0, 1024)], beside=GIB + 1)
+
+
+def test_what_the_process_takes_outside_the_engine_leaves_less_room() -> None:
+    taken = 0
+    budget = replace(BUDGET, outside=lambda: taken)
+    assert budget.fits([(0, 2048)])
+    taken = 1
+    assert not budget.fits([(0, 2048)])
+    assert budget.objection([(0, 2048)]) is None, "it may have less another time"
 
 
 def test_a_job_that_can_never_fit_is_told_the_figures() -> None:

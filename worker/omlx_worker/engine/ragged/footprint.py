@@ -43,8 +43,12 @@ def budget() -> int:
     info = mx.device_info()
     if recommended := info.get("max_recommended_working_set_size"):
         return int(ROWS_SHARE * int(recommended))
-    taken = mx.get_active_memory() + mx.get_cache_memory()
-    return int(info.get("free_memory") or _free()) + taken
+    return int(info.get("free_memory") or _free()) + allocated()
+
+
+def allocated() -> int:
+    """Bytes that MLX has taken, kept buffers included. From any thread."""
+    return int(mx.get_active_memory() + mx.get_cache_memory())
 
 
 def keep_within(limit: int) -> None:

@@ -1,0 +1,69 @@
+"""A worker whose machine is on battery, short of memory, or about to sleep."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+from rich.console import Console
+
+from omlx_producer.cli.overview import draw_overview
+from omlx_producer.operate import read_overview
+from omlx_worker.control.worker import Machine
+from tests.helpers.workers import (
+    enqueue,
+    events,
+    is_over,
+    run_burst,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
+
+
+def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_back(
+    redis_url: str, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_worker.control.status.WRITE_SECONDS", 0.05)
+    rows = 16
+    machine = Machine(lambda most: min(most, rows), lambda: [] if rows else ["on battery"])
+
+    def state() -> str:
+        [worker] = read_overview(connection)[0]["workers"]
+        return str(worker["state"])
+
+    with running_worker(redis_url, step_seconds=0.01, machine=machine, name="mac-1"):
+        first = enqueue(connection, max_completion_tokens=60)
+        wait_for(lambda: len(events(connection, first.id)) > 2)
+        rows = 0
+        wait_for(lambda: state() == "on battery")
+        second = enqueue(connection, priority="high")
+        wait_for(lambda: is_over(first))
+        assert (status(first), status(second)) == ("finished", "queued")
+        console = Console(width=100, record=True)
+        console.print(draw_overview(read_overview(connection)))
+        assert "mac-1: on battery; it takes no jobs (--only-on-power)" in console.export_text()
+        rows = 16
+        wait_for(lambda: is_over(second))
+
+
+def test_a_worker_that_is_short_of_memory_holds_fewer_rows(
+    redis_url: str, connection: Redis
+) -> None:
+    for _ in range(8):
+        enqueue(connection)
+    engine = run_burst(redis_url, max_rows=4, machine=Machine(lambda rows: rows // 2))
+    assert engine.most_rows == 2
+
+
+def test_the_machine_is_kept_awake_while_jobs_run(redis_url: str, connection: Redis) -> None:
+    told: list[bool] = []
+    with running_worker(redis_url, step_seconds=0.01, machine=Machine(keep_awake=told.append)):
+        wait_for(lambda: told)
+        assert not any(told)
+        job = enqueue(connection, max_completion_tokens=30)
+        wait_for(lambda: told[-1])
+        wait_for(lambda: is_over(job) and not told[-1])
+        enqueue(connection, max_completion_tokens=9_000)
+        wait_for(lambda: started(connection) and told[-1])
+    assert not told[-1], "and not once the worker has ended"
