@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import Any
+
 import pytest
 from redis import Redis
 from rich.console import Console
 
 from omlx_producer.cli.overview import draw_overview
 from omlx_producer.operate import read_overview
-from omlx_worker.control.worker import Machine
+from omlx_worker import build
+from omlx_worker.control.worker import GenerationWorker, Machine
+from omlx_worker.engine.ragged.footprint import allocated
+from omlx_worker.mac.system import System
+from omlx_worker.settings import WorkerSettings
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.fake_mac import FakeMac, compile_library
 from tests.helpers.workers import (
+    ALIAS,
     enqueue,
     events,
     is_over,
@@ -45,6 +56,33 @@ def test_a_worker_on_battery_finishes_its_jobs_and_takes_others_when_power_is_ba
         assert "mac-1: on battery; it takes no jobs (--only-on-power)" in console.export_text()
         rows = 16
         wait_for(lambda: is_over(second))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_worker_of_the_command_minds_the_mac_as_its_settings_say(
+    connection: Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mac, engine = FakeMac(compile_library(tmp_path)), FakeEngine()
+    monkeypatch.setattr(build, "this_system", lambda: System(mac.load))
+    monkeypatch.setattr(build, "load_engine", lambda _: engine)
+
+    def serve(**options: Any) -> GenerationWorker:
+        worker = build.make_worker(WorkerSettings(model_alias=ALIAS, **options), connection)
+        worker.work(burst=True)
+        return worker
+
+    job = enqueue(connection)
+    mac["remaining"] = -1.0
+    serve(only_on_power=True)
+    assert status(job) == "queued"
+    serve(allow_sleep=True)
+    assert (status(job), mac["asserted"]) == ("finished", 0)
+    enqueue(connection)
+    budget = serve().decode_thread.budget
+    assert (mac["asserted"], mac["released"]) == (1, 1)
+    assert budget.room([]) == budget.limit
+    mac["footprint"] = allocated() + 5
+    assert budget.room([]) == budget.limit - 5
 
 
 def test_a_worker_that_is_short_of_memory_holds_fewer_rows(
