@@ -1,0 +1,331 @@
+"""Metal's kernels, emulated, at the shapes of published models, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from omlx_worker.engine.kernels import attention_kernel, delta_kernel
+from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
+from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
+from omlx_worker.engine.kernels.delta_rule import Inputs
+from omlx_worker.engine.kernels.window import TAIL, Window
+from tests.helpers.metal import emulator
+from tests.helpers.metal.emulator import Fault, needs_compiler
+
+pytestmark = needs_compiler
+
+DTYPES = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
+"""Types, and how far a number may be from its rounding, relative to it."""
+
+WIDTHS = range(1, 10)
+
+
+@pytest.fixture(autouse=True)
+def _metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulate Metal, whatever the size; without the plain form to fall back on."""
+    for module in (attention_kernel, delta_kernel):
+        monkeypatch.setattr(module, "launch", emulator.launch)
+    monkeypatch.setattr(attention_kernel, "MOST", 1 << 60)
+    monkeypatch.setattr(attention_kernel, "PlainAttention", None)
+
+
+def noise(rng: np.random.Generator, dtype: mx.Dtype, *shape: int) -> mx.array:
+    return mx.array(rng.normal(size=shape).astype(np.float32)).astype(dtype)
+
+
+def exactly(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32), np.float64)
+
+
+def assert_rounded(got: mx.array, wanted: np.ndarray) -> None:
+    """Check that numbers are the wanted ones, but for float32's sums and one rounding."""
+    off = np.abs(exactly(got) - wanted)
+    allowed = 1.01 * DTYPES[got.dtype] * np.abs(wanted) + 3e-5
+    assert np.all(off <= allowed), f"off by {off.max()}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An attention layer: query heads of a key head, their size, and its peculiarities."""
+
+    group: int
+    size: int
+    sliding: int = 0
+    sinks: bool = False
+    softcap: float = 0.0
+
+
+LAYERS = {
+    "Qwen3.5 0.8B and 4B": Layer(4, 256),
+    "Qwen3.5 27B": Layer(6, 256),
+    "Qwen3.5 35B-A3B": Layer(8, 256),
+    "Llama 8B, Phi 4": Layer(4, 128),
+    "Qwen3 0.6B": Layer(2, 128),
+    "Gemma 3, global": Layer(2, 256),
+    "Gemma 3, sliding": Layer(2, 256, sliding=512),
+    "Gemma 2": Layer(2, 256, softcap=50.0),
+    "gpt-oss, full": Layer(8, 64, sinks=True),
+    "gpt-oss, sliding": Layer(8, 64, sliding=128, sinks=True),
+    "GLM 4": Layer(16, 128),
+    "Phi 3": Layer(1, 96),
+    "Phi 2": Layer(1, 80),
+}
+
+HEADS = 2
+"""Key heads, fewer than those models have: they differ in nothing but their numbers."""
+
+
+def steps() -> Iterator[object]:
+    """Every layer with every width; types in turn. All but two are slow."""
+    quick = {("Llama 8B, Phi 4", 3), ("gpt-oss, sliding", 1)}
+    for at, (name, width) in enumerate(product(LAYERS, WIDTHS)):
+        dtype = list(DTYPES)[(at + at // len(WIDTHS)) % 3]
+        yield pytest.param(
+            *(LAYERS[name], width, dtype),
+            id=f"{name}, {width}, {str(dtype).removeprefix('mlx.core.')}",
+            marks=[] if (name, width) in quick else pytest.mark.slow,
+        )
+
+
+@pytest.mark.parametrize(("layer", "width", "dtype"), [*steps()])
+def test_a_step_attends_as_float64_does(layer: Layer, width: int, dtype: mx.Dtype) -> None:
+    check_step(layer, width, dtype)
+
+
+def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int = 2100) -> None:
+    """Write tails and attend, with rows of lengths up to this one."""
+    rng = np.random.default_rng(width)
+    # Bodies' lengths, and positions of the tail: none, one, those around an edge, and many.
+    spans = (3, 256), (1, 4096)
+    rows = [(0, 0), (1, 1), (255, TAIL - width), (long, 7)]
+    lengths = np.array([length for length, _ in rows])
+    cursors = lengths + [filled for _, filled in rows]
+    window = Window.at(mx.array(cursors, mx.int32), mx.array(lengths, mx.int32), width, spans)
+    many, ring = len(rows), layer.sliding
+    bodies = [
+        tuple(noise(rng, dtype, slots, HEADS, min(size, ring or size), layer.size) for _ in "kv")
+        for slots, size in spans
+    ]
+    tails = tuple(noise(rng, dtype, many, HEADS, TAIL, layer.size) for _ in "kv")
+    new = [noise(rng, dtype, many, HEADS, width, layer.size) for _ in "kv"]
+    queries = noise(rng, dtype, many, HEADS * layer.group, width, layer.size)
+    sinks = noise(rng, dtype, HEADS * layer.group) if layer.sinks else None
+    kernel, scale = AttentionKernel("metal"), layer.size**-0.5
+
+    written = kernel.put(tails, *new, window)
+    mixed = kernel.attend(
+        *(queries, bodies, written, window, scale),
+        **{"ring": ring, "sliding": layer.sliding, "sinks": sinks, "softcap": layer.softcap},
+    )
+
+    for tail, old, fresh in zip(written, tails, new, strict=True):
+        wanted = exactly(old)
+        for row, (_, filled) in enumerate(rows):
+            wanted[row, :, filled : filled + width] = exactly(fresh)[row]
+        assert np.array_equal(exactly(tail), wanted)
+    for row, (length, cursor) in enumerate(zip(lengths, cursors, strict=True)):
+        body, slot = (bodies[0], row) if row < 3 else (bodies[1], 0)
+        positions = np.arange(max(0, length - body[0].shape[2]), length)
+        held = positions % body[0].shape[2]
+        keys, values = (
+            np.concatenate([exactly(part)[slot][:, held], exactly(tail)[row]], axis=1)
+            for part, tail in zip(body, written, strict=True)
+        )
+        at = np.concatenate([positions, length + np.arange(TAIL)])
+        wanted = attended(exactly(queries)[row], keys, values, at, cursor, layer, sinks)
+        assert_rounded(mixed[row], wanted)
+
+
+PLANTED = {
+    "no barrier": ("BARRIER;", "", r"reads \w+\[\d+\] before it is written"),
+    "a barrier for some lanes": (
+        "SHARED float sums",
+        "if (taken) BARRIER; SHARED float sums",
+        "divergent barrier",
+    ),
+    "sums of all lanes in one place": ("if (taken == 0) {", "{", r"race: writes sums"),
+    "no lane 0 in an exchange": (
+        "for (int offset = Lanes; offset < Simd;",
+        "if (lane) for (int offset = Lanes; offset < Simd;",
+        "lane 0 of its simdgroup, which does not take part",
+    ),
+    "a position past the last": (
+        "at = base + taken < to ? base + taken : base;",
+        "at = base + taken;",
+        "reads outside of tail_keys",
+    ),
+    "a mask off by one": ("position <= place[j]", "position < place[j]", "off by"),
+    "a window off by one": ("place[j] - Sliding", "place[j] - Sliding - 1", "off by"),
+    "a query that is left out": ("number >= count", "number >= count - 1", "never writes mixed"),
+    "a part too many": ("s < splits", "s <= splits", "reads outside of weighed"),
+    "a position too many of the tail": ("place < width", "place <= width", "off by|reads outside"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("right", "wrong", "told"), PLANTED.values(), ids=PLANTED)
+def test_a_fault_planted_in_attention_is_seen(
+    right: str, wrong: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, attention_kernel, right, wrong)
+
+    def check() -> None:
+        for sliding in (100, 0):
+            check_step(Layer(4, 64, sliding), 3, mx.float32, long=600)
+
+    with pytest.raises((AssertionError, Fault), match=told):
+        check()
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, right: str, wrong: str) -> None:
+    """Replace code in a module's kernels; it is in one of them."""
+
+    def launch(platform: str, name: str, source: str, *rest: Any, **options: Any) -> Any:
+        return emulator.launch(platform, name, source.replace(right, wrong), *rest, **options)
+
+    monkeypatch.setattr(module, "launch", launch)
+
+
+def attended(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    positions: np.ndarray,
+    cursor: int,
+    layer: Layer,
+    sinks: mx.array | None,
+) -> np.ndarray:
+    """What one row's queries ``[Hq, W, D]`` see of keys at these positions, in float64."""
+    own = cursor + np.arange(queries.shape[1])[:, None]
+    seen = positions <= own
+    if layer.sliding:
+        seen &= positions > own - layer.sliding
+    mixed = np.zeros(queries.shape)
+    for head, query in enumerate(queries):
+        scores = query @ keys[head // layer.group].T * layer.size**-0.5
+        if layer.softcap:
+            scores = layer.softcap * np.tanh(scores / layer.softcap)
+        weights = np.where(seen, np.exp(scores), 0.0)
+        mass = weights.sum(axis=1, keepdims=True)
+        if sinks is not None:
+            mass += np.exp(exactly(sinks)[head])
+        mixed[head] = weights @ values[head // layer.group] / mass
+    return mixed
+
+
+NETS = {"Qwen3.5 0.8B": 1, "Qwen3.5 4B and 35B-A3B": 2, "Qwen3.5 27B": 3}
+"""Value heads of a key head in models' gated delta nets. Their heads have 128 numbers."""
+
+
+def windows() -> Iterator[object]:
+    """Every net with every width, with drafts accepted before or without; one is quick."""
+    for at, (name, width) in enumerate(product(NETS, WIDTHS)):
+        dtype = list(DTYPES)[(at + at // len(WIDTHS)) % 3]
+        depth = at * 2 % 5
+        yield pytest.param(
+            *(NETS[name], width, depth, dtype),
+            id=f"{name}, {width} after {depth}, {str(dtype).removeprefix('mlx.core.')}",
+            marks=[] if (name, width) == ("Qwen3.5 27B", 2) else pytest.mark.slow,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("t == commit", "t == commit - 1", "off by|never writes committed"),
+        ("if (lane == 0) outputs", "outputs", "race: writes outputs"),
+        ("1 + replays + t", "replays + t", "off by"),
+        ("offset > 0", "offset > 1", "off by"),
+        ("t < width", "t <= width", "race: writes outputs"),
+    ],
+)
+def test_a_fault_planted_in_a_net_is_seen(
+    right: str, wrong: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, delta_kernel, right, wrong)
+    with pytest.raises((AssertionError, Fault), match=told):
+        check_net(2, 3, 2, mx.float32)
+
+
+def net_inputs(
+    rng: np.random.Generator, dtype: mx.Dtype, slots: int, width: int, group: int
+) -> Inputs:
+    def unit() -> mx.array:
+        vectors = rng.normal(size=(slots, width, HEADS, 128))
+        return mx.array(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(dtype)
+
+    gates = slots, width, HEADS * group
+    return Inputs(
+        unit(),
+        unit(),
+        noise(rng, dtype, *gates, 128),
+        mx.array(np.exp(-rng.exponential(size=gates)), mx.float32),
+        mx.array(rng.uniform(size=gates), mx.float32).astype(dtype),
+    )
+
+
+@pytest.mark.parametrize(("group", "width", "depth", "dtype"), [*windows()])
+def test_a_net_replays_and_runs_as_float64_does(
+    group: int, width: int, depth: int, dtype: mx.Dtype
+) -> None:
+    check_net(group, width, depth, dtype)
+
+
+def check_net(group: int, width: int, depth: int, dtype: mx.Dtype) -> None:
+    """Run a window, after one of which all drafts were accepted in one of two slots."""
+    rng = np.random.default_rng(width)
+    accepted = [0, depth]
+    past = net_inputs(rng, dtype, 2, 1 + depth, group)
+    given = net_inputs(rng, dtype, 2, width, group)
+    state = mx.array(rng.normal(size=(2, HEADS * group, 128, 128)), mx.float32)
+
+    outs, committed = DeltaKernel("metal").replay_and_run(
+        given, past.kept if depth else None, mx.array(accepted, mx.int32), state
+    )
+
+    for slot, count in enumerate(accepted):
+        _, states = replayed(past.at(slice(1, 1 + count)), slot, exactly(state[slot]))
+        wanted, after = replayed(given, slot, states[-1])
+        assert_rounded(outs[slot], wanted)
+        assert_rounded(committed[slot], after[1])
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [pytest.param(n, d, marks=pytest.mark.slow) for n, d in zip((1, 63, 300), DTYPES, strict=True)],
+)
+def test_a_net_reads_a_prompt_as_float64_does(width: int, dtype: mx.Dtype) -> None:
+    rng = np.random.default_rng(width)
+    prompt = net_inputs(rng, dtype, 1, width, 2)
+    state = mx.array(rng.normal(size=(1, HEADS * 2, 128, 128)), mx.float32)
+
+    outs, committed = DeltaKernel("metal").read(prompt, mx.log(prompt.decay), state)
+
+    wanted, states = replayed(prompt, 0, exactly(state[0]))
+    assert_rounded(outs[0], wanted)
+    assert_rounded(committed[0], states[-1])
+
+
+def replayed(
+    window: Inputs, slot: int, state: np.ndarray
+) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    """Outputs of one slot ``[W, H, Dv]``, and the state before and after each position."""
+    queries, keys, values, decay, beta = (exactly(part)[slot] for part in window)
+    group = values.shape[1] // keys.shape[1]
+    outs, states = [], [state]
+    for at in range(len(values)):
+        key, query = (np.repeat(part[at], group, axis=0)[:, None] for part in (keys, queries))
+        held = states[-1] * decay[at, :, None, None]
+        change = beta[at, :, None] * (values[at] - (held * key).sum(axis=-1))
+        states.append(held + change[..., None] * key)
+        outs.append((states[-1] * query).sum(axis=-1))
+    return np.array(outs), states
