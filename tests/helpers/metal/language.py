@@ -14,20 +14,10 @@ _SCALARS |= {"float", "half", "bfloat", "bfloat16_t", "float16_t", "void", "unsi
 _SCALARS |= {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _SCALARS |= {f"{of}{n}" for of in ("float", "half", "bfloat", "int", "uint") for n in (2, 3, 4)}
 
-_FORBIDDEN = {
-    "double",
-    "goto",
-    "new",
-    "delete",
-    "try",
-    "catch",
-    "throw",
-    "virtual",
-    "typeid",
-    "asm",
-}
-_FORBIDDEN |= {"dynamic_cast", "thread_local", "register", "noexcept", "extern", "const_cast"}
-_FORBIDDEN |= {"kernel", "vertex", "fragment", "std"}
+_FORBIDDEN = re.compile(
+    r"double|goto|new|delete|try|catch|throw|virtual|typeid|asm|dynamic_cast|const_cast|std|extern"
+    r"|thread_local|register|noexcept|kernel|vertex|fragment"
+)
 
 
 class Refused(Exception):
@@ -85,6 +75,7 @@ def translated(source: str) -> str:
     """
     tokens = _Tokens(source)
     _refuse_names(tokens)
+    _refuse_globals(tokens)
     _refuse_recursion(tokens)
     return "".join(_written(tokens))
 
@@ -95,10 +86,11 @@ def _refuse_names(tokens: _Tokens) -> None:
         for at in range(len(tokens))
         if tokens[at] in ("typename", "class", "struct", "using", "enum")
     }
-    depth = 0
+    depth = within = 0
     for at, token in enumerate(tokens.texts):
         depth += (token == "{") - (token == "}")
-        if token in _FORBIDDEN and tokens[at - 1] != "[":
+        within += (token == "(") - (token == ")")
+        if _FORBIDDEN.fullmatch(token) and tokens[at - 1] != "[":
             raise Refused(f"{token!r} is not a name that a Metal kernel may use")
         if token == "long" and tokens[at + 1] in ("long", "double"):
             raise Refused(f"Metal has no 'long {tokens[at + 1]}'")
@@ -110,13 +102,26 @@ def _refuse_names(tokens: _Tokens) -> None:
             end = tokens.past_type(at)
             if tokens[end] == "const":
                 end += 1
-            if tokens[end] in ("*", "&") and not _has_space(tokens, at):
+            is_array = within and tokens[end].isidentifier() and tokens[end + 1] == "["
+            is_pointer = tokens[end] in ("*", "&") or (is_array and tokens[end + 2] != "[")
+            if is_pointer and tokens[at - 1 - (tokens[at - 1] == "const")] not in _SPACES:
                 raise Refused(f"{tokens.text(at, end + 1).strip()!r} has no address space")
 
 
-def _has_space(tokens: _Tokens, at: int) -> bool:
-    """Whether a type at this place comes after an address space, with or without ``const``."""
-    return tokens[at - 1 - (tokens[at - 1] == "const")] in _SPACES
+def _refuse_globals(tokens: _Tokens) -> None:
+    at = 0
+    while at < len(tokens):
+        if tokens[at] == "template":
+            at = tokens.past(at + 1, "<", ">")
+        begin = at
+        while tokens[at] not in ("", "(", "{", ";", "="):
+            at += 1
+        words = tokens.texts[begin:at]
+        if tokens[at] == "=" and "using" not in words and "constant" not in words:
+            raise Refused(f"{tokens.text(begin, at).strip()!r} has no address space")
+        while tokens[at] not in ("", ";", "}"):
+            at = tokens.past(at, "{", "}") - 1 if tokens[at] == "{" else at + 1
+        at += 1
 
 
 def _refuse_recursion(tokens: _Tokens) -> None:

@@ -158,10 +158,32 @@ def test_what_metal_does_not_compile_is_refused(body: str, told: str) -> None:
         run(body)
 
 
-def test_recursion_is_refused() -> None:
-    header = "int down(int n) { return n ? down(n - 1) : 0; }\n"
-    with pytest.raises(Refused, match="'down' calls itself"):
-        run("out[i] = down(3);", header=header)
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("int down(int n) { return n ? down(n - 1) : 0; }", "'down' calls itself"),
+        ("float sum(float x[4]) { return x[0] + x[3]; }", "has no address space"),
+        ("template <int N = 2> struct A {}; constexpr int two = 2;", "'constexpr int two' has no"),
+    ],
+)
+def test_what_metal_forbids_in_a_header_is_refused(header: str, told: str) -> None:
+    with pytest.raises(Refused, match=told):
+        run("out[i] = 0;", header=f"{header}\n")
+
+
+def test_a_header_may_have_constants_and_functions_of_every_address_space() -> None:
+    header = """
+    constant constexpr int offset = 1;
+    constant float weights[2] = {1.0f, 2.0f};
+    float first(const device float* p) { return p[offset] + weights[1]; }
+    float last(thread float* p, threadgroup float* q) { return p[1] + q[63]; }
+    """
+    body = """
+    threadgroup float s[64]; s[i] = x[i]; float own[2] = {0.0f, 0.5f};
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    out[i] = first(x) + last(own, s) + simd_sum(1.0f) + simd_max(x[i]);
+    """
+    assert run(body, header=header) == [3 + 63.5 + 32 + 31] * 32 + [3 + 63.5 + 32 + 63] * 32
 
 
 def test_a_keyword_of_metal_is_no_name() -> None:
