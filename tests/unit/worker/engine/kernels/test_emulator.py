@@ -186,6 +186,78 @@ def test_a_header_may_have_constants_and_functions_of_every_address_space() -> N
     assert run(body, header=header) == [3 + 63.5 + 32 + 31] * 32 + [3 + 63.5 + 32 + 63] * 32
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_narrow_numbers_round_after_each_operation_as_mlx_does(dtype: mx.Dtype) -> None:
+    x = mx.random.normal((1000,), key=mx.random.key(0)) * mx.exp(mx.linspace(-8, 5, 1000))
+    a, b, c = x.astype(dtype), x[::-1].astype(dtype), (x * x).astype(dtype)
+
+    [got] = emulator.launch(
+        *("metal", "narrow"),
+        """const uint i = thread_position_in_grid.x;
+        out[i] = (a[i] * b[i] + c[i]) / 3 - exp(-abs(a[i]));""",
+        {"a": a, "b": b, "c": c},
+        {"out": (a.shape, dtype)},
+        {},
+        grid=(1000, 1, 1),
+        threadgroup=(64, 1, 1),
+    )
+
+    wanted = (a * b + c) / 3 - mx.exp(-mx.abs(a))
+    assert mx.array_equal(got, wanted)
+
+
+def test_a_kernel_gets_shapes_strides_dimensions_scalars_and_template_arguments() -> None:
+    body = """
+    const uint i = thread_position_in_grid.x;
+    out[i] = x_shape[1] + 10 * x_strides[0] + 100 * x_ndim + 1000 * one + 10000 * Count
+        + (Yes ? 100000 : 0) + long(1000000) * few[1] + static_cast<T>(0.75f);
+    """
+    [out] = emulator.launch(
+        *("metal", "told", body),
+        {"x": mx.zeros((2, 7)), "one": mx.array(1), "few": mx.array([0, 1])},
+        {"out": ((3,), mx.float32)},
+        {"T": mx.int32, "Count": 1, "Yes": True},
+        grid=(3, 1, 1),
+        threadgroup=(2, 1, 1),
+    )
+    assert out.tolist() == [1111277.0] * 3
+
+
+def test_a_group_at_the_edge_of_the_grid_has_fewer_threads() -> None:
+    [out] = emulator.launch(
+        *("metal", "edge"),
+        """out[thread_position_in_grid.x] = 100 * threads_per_threadgroup.x
+            + 10 * threadgroup_position_in_grid.x + thread_index_in_threadgroup;""",
+        {"x": mx.zeros((9,))},
+        {"out": ((7,), mx.int32)},
+        {},
+        grid=(7, 1, 1),
+        threadgroup=(4, 1, 1),
+    )
+    assert out.tolist() == [400, 401, 402, 403, 310, 311, 312]
+
+
+def test_lanes_that_take_different_ways_meet_again() -> None:
+    body = """
+    float sum = 0;
+    if (i % 2) for (uint n = 0; n < i; ++n) sum += simd_sum(1.0f);
+    out[i] = 1000 * simd_sum(1.0f) + sum;
+    """
+    assert run(body, size=4, threads=4) == [4000, 4002, 4000, 4000 + 2 + 1 + 1]
+
+
+def test_a_barrier_of_a_simdgroup_orders_its_own_lanes() -> None:
+    body = """
+    threadgroup float s[64]; s[i] = x[i];
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const float other = s[i ^ 31];
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    s[i] = other;
+    out[i] = s[i];
+    """
+    assert run(body) == [i ^ 31 for i in range(64)]
+
+
 def test_a_keyword_of_metal_is_no_name() -> None:
     with pytest.raises(Refused, match="'kernel'"):
         emulator.launch(
