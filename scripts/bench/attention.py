@@ -74,7 +74,7 @@ class Case:
         def advance() -> Any:
             out, written = step(self.queries, cursors, [cache.arrays for cache in caches])
             for cache, part in zip(caches, written, strict=True):
-                cache.advance(part)
+                cache.update(part)
             mx.async_eval(out, written)
             return out
 

@@ -29,7 +29,7 @@ from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Form, Forms, Layers
 from omlx_worker.engine.rows.row import Row, Sampling
 
@@ -58,14 +58,14 @@ class Contender:
         return patch.object(layout, "MAX_GROUPS", self.groups)
 
     def fill(self, model: RaggedModel, depth: int) -> None:
-        self.batch = Batch(model, depth)
+        self.batch = RaggedDecoder(model, depth)
         with self.limited():
             for index, length in enumerate(self.lengths):
                 row = Row(str(index), [1] * (length + 1), 1 << 20, Sampling(0.0))
                 self.batch.join([(row, made_up(model, length))])
         self.bodies = sum(
             array.nbytes
-            for cache in self.batch._buffers.caches
+            for cache in self.batch.caches
             if isinstance(cache, AttentionCache)
             for body in cache.bodies
             for array in body

@@ -15,12 +15,12 @@ import numpy as np
 from omlx_worker.engine.caches.recurrent_cache import widened
 from omlx_worker.engine.ragged.lookups import LONGEST, PIECE, history_of
 from omlx_worker.engine.ragged.sampling import Params, Plan, params
-from omlx_worker.engine.ragged.step import Outcome, State, advance, fit
+from omlx_worker.engine.ragged.step import Outcome, State, commit, fit, forward
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.table_model import VOCABULARY, TableModel
 
 Step = Callable[[Any, State, Params, Plan, int, int], tuple[Outcome, State]]
-"""From a model, the state, settings, a plan and both depths of `advance`."""
+"""From a model, the state, settings, a plan and both depths of `commit`."""
 
 ROWS = 25_000
 ROUNDS = 8
@@ -30,7 +30,8 @@ START = 2
 def whole_step(
     model: Any, state: State, settings: Params, plan: Plan, depth: int, own: int
 ) -> tuple[Outcome, State]:
-    return advance(model, [], state, settings, plan, depth, own)
+    hidden = forward(model, [], state, depth)
+    return commit(model, [], state, hidden, settings, plan, depth, own)
 
 
 def draw_pairs(
@@ -59,7 +60,7 @@ def draw_pairs(
         settings["active"] = mx.ones((ROWS,), mx.int32)
         settings["depth"] = mx.full((ROWS,), max(depths), mx.int32)
         zeros = mx.zeros((ROWS,), mx.int32)
-        names = ("cursors", "body_lengths", "accepted", "drafted", "source")
+        names = ("cursors", "body_lengths", "accepted", "offered", "source")
         state: State = dict.fromkeys(names, zeros) | {"pending": mx.full((ROWS,), START, mx.int32)}
         if text:
             state["cursors"] = mx.full((ROWS,), len(text), mx.int32)
@@ -75,7 +76,7 @@ def draw_pairs(
             depth = next(turns)
             state = fit(state, [], depth, max(depths))
             outcome, state = step(model, state, settings, plan, depth, own)
-            accepted = np.array(outcome.counts)[:, 1]
+            accepted = np.array(outcome.verdicts)[:, 1]
             for place, tokens in enumerate(np.array(outcome.tokens).T):
                 taken = (place <= accepted) & (lengths < 3)
                 sequences[taken, lengths[taken]] = tokens[taken]

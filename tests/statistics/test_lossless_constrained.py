@@ -57,7 +57,7 @@ def stepped(shift: int = 0, *, forces: bool = True) -> Step:
         hidden = forward(model, [], state, depth)
         outcome, after = commit(model, [], state, hidden, settings, plan, depth, own, allowed)
         if depth and forces:
-            offered = np.array(state["drafted"]).tolist()
+            offered = np.array(state["offered"]).tolist()
             lists = enumerate(zip(np.array(tokens).tolist(), offered, strict=True))
             runs = {row: runs_of(t[0], t[1 : 1 + count]) for row, (t, count) in lists}
             vocabulary = VOCABULARY if plan.ratio else 0
@@ -116,7 +116,7 @@ def test_more_drafts_are_accepted_where_some_are_forced() -> None:
 
         def heard(*args: Any, step: Step = step, judged: list[Any] = judged) -> Any:
             result = step(*args)
-            judged.append(np.array(result[0].counts))
+            judged.append(np.array(result[0].verdicts))
             return result
 
         draw_pairs(TableModel(closeness=0.2), Sampling(), depths=[2], rounds=1, step=heard)

@@ -80,7 +80,7 @@ class Benchmark:
             depth: decoder_of(network, max(rows), drafts, draft if drafts else None)
             for depth, drafts in deepest_of.items()
         }
-        deepest = max(decoders.values(), key=lambda decoder: decoder.depth)
+        deepest = max(decoders.values(), key=lambda decoder: decoder.max_depth)
         self.weight_bytes = deepest.weight_bytes
         memory = MemoryBudget(budget(), deepest.weight_bytes, deepest.bytes_for)
         _require_memory(memory, rows, context, plan)

@@ -53,9 +53,9 @@ class DecoderSide:
     """This project's decoder, as deep as a mode of the worker drafts."""
 
     def __init__(self, decoder: Decoder, mode: Mode = "mtp", *, name: str = "") -> None:
-        self.name = name or (AUTO if mode == AUTO else f"K={decoder.depth}")
+        self.name = name or (AUTO if mode == AUTO else f"K={decoder.max_depth}")
         self._decoder = decoder
-        self._driver = DepthDriver(make_policy(mode, decoder.depth, decoder.own_depth))
+        self._driver = DepthDriver(make_policy(mode, decoder.max_depth, decoder.own_depth))
 
     def decode(self, prompts: Sequence[list[int]], sampling: Sampling) -> Generator[Step]:
         rows = [

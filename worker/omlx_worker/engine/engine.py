@@ -31,8 +31,13 @@ class Decoder(Rows, Protocol):
     """``ragged batch``, or mlx-lm's ``BatchGenerator`` or ``generate_step``."""
 
     @property
-    def depth(self) -> int:
-        """The most drafts of a step; 0 if nothing drafts."""
+    def reason(self) -> str | None:
+        """Why this is a loop of mlx-lm's, after "because"; None for the ragged batch."""
+        ...
+
+    @property
+    def max_depth(self) -> int:
+        """See `Engine.max_depth`."""
         ...
 
     @property
@@ -43,11 +48,6 @@ class Decoder(Rows, Protocol):
     @property
     def looks_up(self) -> bool:
         """Whether drafts are looked up."""
-        ...
-
-    @property
-    def reason(self) -> str | None:
-        """Why this is a loop of mlx-lm's, after "because"; None for the ragged batch."""
         ...
 
     @property
@@ -80,6 +80,8 @@ class DecodingEngine:
         draft_model: its name, if one drafts.
 
     Attributes:
+        decoder: see `Decoder.name`.
+        reason, slow: see `Decoder`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
     """
@@ -108,32 +110,14 @@ class DecodingEngine:
             self._prompters.put(prompter)
         self.info = info
         self.max_rows = max_rows
-        self.max_depth = decoder.depth
-        self.own_depth = decoder.own_depth
-        self.looks_up = decoder.looks_up
-        self.weight_bytes = decoder.weight_bytes
+        self.decoder, self.reason = decoder.name, decoder.reason
+        self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
+        self.looks_up, self.shares = decoder.looks_up, decoder.shares
+        self.pads, self.slow = decoder.pads, decoder.slow
+        self.weight_bytes, self.row_bytes = decoder.weight_bytes, decoder.row_bytes
         self.memory_budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
-
-    @property
-    def reason(self) -> str | None:
-        """See `Decoder.reason`."""
-        return self._decoder.reason
-
-    @property
-    def decoder(self) -> str:
-        """See `Decoder.name`."""
-        return self._decoder.name
-
-    @property
-    def slow(self) -> Sequence[str]:
-        """See `RaggedModel.slow`."""
-        return self._decoder.slow
-
-    @property
-    def row_bytes(self) -> RowBytes:
-        return self._decoder.row_bytes
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         prompter = self._prompters.get()
@@ -154,14 +138,6 @@ class DecodingEngine:
     @property
     def changes(self) -> int:
         return self._decoder.changes
-
-    @property
-    def shares(self) -> bool:
-        return self._decoder.shares
-
-    @property
-    def pads(self) -> bool:
-        return self._decoder.pads
 
     def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
 from mlx_lm.generate import BatchGenerator, generate_step
 
-from omlx_worker.engine.ragged.footprint import GeneratorFootprint, RowBytes
-from omlx_worker.engine.ragged.sampling import Draw, Plan, ReadDraw, Sampled, params, sample
+from omlx_worker.engine.ragged.footprint import GeneratorFootprint
+from omlx_worker.engine.ragged.sampling import (
+    Draw,
+    Plan,
+    ReadDraw,
+    Sampled,
+    counts_of,
+    params,
+    sample,
+)
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.row import Known, Row
 
@@ -32,10 +42,9 @@ class _RowSampler:
 
     def __init__(self, row: Row) -> None:
         self.draws: deque[Draw] = deque()
-        self._rows = [row.sampling]
-        self._plan = Plan.of(self._rows)
-        self._params = params(self._rows, self._plan)
-        self._history = mx.array(row.history, mx.int32)
+        self._row = row
+        self._plan = Plan.of([row.sampling])
+        self._params = params([row.sampling], self._plan)
         self._position = row.length
         self._counts: mx.array | None = None
         self._logits: mx.array
@@ -47,14 +56,11 @@ class _RowSampler:
 
     def __call__(self, _logprobs: mx.array) -> mx.array:
         """Sample from the logits that were read last."""
-        logits = self._logits
+        logits, rows = self._logits, [self._row.sampling]
         if self._plan.penalties and self._counts is None:
-            empty = mx.zeros((logits.shape[-1],), mx.int32)
-            self._counts = empty.at[self._history].add(1)[None, None]
+            self._counts = counts_of(self._row.history, logits.shape[-1])[None, None]
         positions = mx.array([[self._position]], mx.int32)
-        draw = sample(
-            logits[:, None], positions, self._counts, self._rows, self._params, self._plan
-        )
+        draw = sample(logits[:, None], positions, self._counts, rows, self._params, self._plan)
         self.draws.append(draw)
         token = draw.tokens[:, 0]
         if self._counts is not None:
@@ -63,14 +69,36 @@ class _RowSampler:
         return token
 
 
+@dataclass(slots=True)
+class _Running:
+    """A row that decodes.
+
+    Attributes:
+        sampler: None for a greedy row, which mlx-lm's own sampler serves.
+        handle: what mlx-lm's loop knows it by.
+    """
+
+    row: Row
+    sampler: _RowSampler | None
+    handle: Any = None
+
+    def step(self, token: int) -> RowStep:
+        """What a step of one token brings."""
+        sampled = Sampled(token)
+        if self.sampler is not None:
+            sampled = ReadDraw.of(self.sampler.draws.popleft().arrays).at(self.row, 0)
+        return RowStep(self.row.row_id, [sampled])
+
+
 class _PlainDecoder:
-    """What decoders over mlx-lm's own loops have in common: no drafts, and no way to pause a row.
+    """What decoders over mlx-lm's own loops have in common: no drafts, no prefixes, no files, and
+    no way to take a row's cache out of the loop and put it back.
 
     Args:
         reason: why the model is not decoded by the ragged batch.
     """
 
-    depth = own_depth = 0
+    max_depth = own_depth = changes = 0
     looks_up = shares = False
     pads = True
     slow: Sequence[str] = ()
@@ -78,13 +106,15 @@ class _PlainDecoder:
     def __init__(self, model: nn.Module, reason: str = "") -> None:
         self.reason = reason
         self.weight_bytes: int = tree_reduce(lambda n, w: n + w.nbytes, model.parameters(), 0)
+        self._model = model
         self._footprint = GeneratorFootprint(model)
+        self.row_bytes = self._footprint.of_row
         self._waiting: dict[str, Row] = {}
+        self._running: dict[str, _Running] = {}
 
     @property
-    def changes(self) -> int:
-        """None: mlx-lm traces nothing."""
-        return 0
+    def slots(self) -> int:
+        return len(self._running)
 
     def add(self, row: Row) -> Known:
         self._waiting[row.row_id] = row
@@ -92,24 +122,29 @@ class _PlainDecoder:
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002
         for row_id in tokens:
-            self._insert(self._waiting.pop(row_id))
+            row = self._waiting.pop(row_id)
+            plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
+            running = self._running[row_id] = _Running(row, None if plain else _RowSampler(row))
+            processors = [running.sampler.read] if running.sampler else []
+            running.handle = self._start(row, running.sampler, processors)
         return dict.fromkeys(tokens, 0)
+
+    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> Any:
+        """Give a row to mlx-lm; returns its handle."""
+        raise NotImplementedError
+
+    def remove(self, row_id: str) -> None:
+        self._waiting.pop(row_id, None)
+        self._running.pop(row_id, None)
 
     def finish(self, row_id: str) -> None:
         self.remove(row_id)
 
-    def remove(self, row_id: str) -> None:
-        if self._waiting.pop(row_id, None) is None:
-            self._drop(row_id)
+    def close(self) -> None: ...
 
-    def close(self) -> None:
-        """There are no files."""
-
-    def limit_prefixes(self, room: int) -> None:
-        """There are none."""
+    def limit_prefixes(self, room: int) -> None: ...
 
     def suspend(self, row_id: str) -> bool:  # noqa: ARG002
-        """A row's cache cannot be taken out of mlx-lm's loop and put back."""
         return False
 
     def resume(self, row_id: str) -> None:
@@ -118,34 +153,8 @@ class _PlainDecoder:
     def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
         return 0
 
-    @property
-    def row_bytes(self) -> RowBytes:
-        return self._footprint.of_row
-
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:  # noqa: ARG002
-        prompts = sum(self._footprint.of_prompt(to_read) for to_read, _ in rows)
-        longest = max((tokens for _, tokens in rows), default=0)
-        return prompts + self._footprint.of_batch(len(rows), longest)
-
-    def _insert(self, row: Row) -> None:
-        """Give a row to mlx-lm."""
-        raise NotImplementedError
-
-    def _drop(self, row_id: str) -> None:
-        """Take a row from mlx-lm, if it has it."""
-        raise NotImplementedError
-
-
-def _sampler_of(row: Row) -> _RowSampler | None:
-    """None for a greedy row, which mlx-lm's own sampler serves."""
-    plain = Plan.of([row.sampling]) == Plan() and row.sampling.top_logprobs is None
-    return None if plain else _RowSampler(row)
-
-
-def _sampled(row: Row, token: int, sampler: _RowSampler | None) -> RowStep:
-    if sampler is None:
-        return RowStep(row.row_id, [Sampled(token)])
-    return RowStep(row.row_id, [ReadDraw.of(sampler.draws.popleft().arrays).at(row, 0)])
+        return self._footprint.of_rows(rows)
 
 
 class GeneratorDecoder(_PlainDecoder):
@@ -160,36 +169,27 @@ class GeneratorDecoder(_PlainDecoder):
         )
         # Making a generator wires memory; this undoes it. Whether to wire is the user's choice.
         self._generator.close()
-        self._inserted: dict[int, tuple[Row, _RowSampler | None]] = {}
 
-    @property
-    def slots(self) -> int:
-        return len(self._inserted)
-
-    def _insert(self, row: Row) -> None:
-        sampler = _sampler_of(row)
+    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> int:
         left = row.max_tokens - len(row.generated)
-        processors = [] if sampler is None else [sampler.read]
         [uid] = self._generator.insert(
             [row.history], [left], samplers=[sampler], logits_processors=[processors]
         )
-        self._inserted[uid] = (row, sampler)
+        return int(uid)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
         steps = []
+        running = {each.handle: each for each in self._running.values()}
         for response in self._generator.next_generated():
-            row, sampler = self._inserted[response.uid]
+            steps.append(running[response.uid].step(response.token))
             if response.finish_reason is not None:
-                del self._inserted[response.uid]
-            steps.append(_sampled(row, response.token, sampler))
+                del self._running[running[response.uid].row.row_id]
         return steps
 
-    def _drop(self, row_id: str) -> None:
-        for uid, (row, _) in self._inserted.items():
-            if row.row_id == row_id:
-                del self._inserted[uid]
-                self._generator.remove([uid])
-                return
+    def remove(self, row_id: str) -> None:
+        if running := self._running.get(row_id):
+            self._generator.remove([running.handle])
+        super().remove(row_id)
 
 
 class SerialDecoder(_PlainDecoder):
@@ -200,32 +200,19 @@ class SerialDecoder(_PlainDecoder):
 
     name = "generate_step"
 
-    def __init__(self, model: nn.Module, reason: str = "") -> None:
-        super().__init__(model, reason)
-        self._model = model
-        # The first one decodes, the others wait for its end.
-        self._rows: dict[str, tuple[Row, _RowSampler | None, Iterator[tuple[int, mx.array]]]] = {}
-
-    @property
-    def slots(self) -> int:
-        return len(self._rows)
-
-    def _insert(self, row: Row) -> None:
-        sampler = _sampler_of(row)
-        tokens = generate_step(
+    def _start(self, row: Row, sampler: _RowSampler | None, processors: list[Any]) -> Any:
+        left = row.max_tokens - len(row.generated)
+        return generate_step(
             mx.array(row.history),
             self._model,
-            max_tokens=row.max_tokens - len(row.generated),
+            max_tokens=left,
             sampler=sampler,
-            logits_processors=[] if sampler is None else [sampler.read],
+            logits_processors=processors,
         )
-        self._rows[row.row_id] = (row, sampler, tokens)
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:  # noqa: ARG002
-        for row, sampler, tokens in self._rows.values():
-            for token, _ in tokens:
-                return [_sampled(row, token, sampler)]
+        # The first row decodes, the others wait for its end.
+        for running in self._running.values():
+            for token, _ in running.handle:
+                return [running.step(token)]
         return []
-
-    def _drop(self, row_id: str) -> None:
-        self._rows.pop(row_id, None)

@@ -19,6 +19,7 @@ A layer with a sliding window keeps no more of a body than a ring of the window'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Self
 
 import mlx.core as mx
@@ -27,6 +28,9 @@ from omlx_worker.engine.caches.layout import Layout, capacity_for, unmoved
 from omlx_worker.engine.kernels.attention import Attention, Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import TAIL, Spans, Window
+
+Tail = tuple[int, int, int]
+"""The slot of a row, its body length and its cursor: what is between them is in the tail."""
 
 
 class AttentionCache:
@@ -82,7 +86,7 @@ class AttentionCache:
         """What a step rewrites: the tails alone."""
         return list(self.tails)
 
-    def advance(self, written: Sequence[mx.array]) -> None:
+    def update(self, written: Sequence[mx.array]) -> None:
         """Take the tails that a step wrote."""
         keys, values = written
         self.tails = keys, values
@@ -108,24 +112,25 @@ class AttentionCache:
             queries, self.bodies, self.tails, window, scale, ring=self.ring, **options
         )
 
-    def write(self, slot: int, history: Sequence[mx.array]) -> None:
-        """Write a history to the body of a slot.
+    def write(self, slot: int, arrays: Sequence[mx.array]) -> None:
+        """Write one row to the body of a slot.
 
         Args:
-            history: keys and values ``[1, H, L, D]``, each position at its index in the body. What
-                the body has no room for is padding.
+            arrays: keys and values ``[1, H, L, D]``, each position at its index in the body. What
+                the body has no room for is padding. Nothing for an empty row.
         """
-        self.clear(slot)
-        body, row = self._place(slot)
-        for array, part in zip(body, history, strict=True):
+        self._clear(slot)
+        body, row = self._body_of(slot)
+        for array, part in zip(body, arrays, strict=False):
             length = min(array.shape[2], part.shape[2])
             # An index instead of the slice would copy the part once more.
             array[row : row + 1, :, :length] = part[:, :, :length]
 
-    def held(self, slot: int, length: int) -> list[mx.array]:
-        """Keys and values ``[1, H, L, D]`` of a slot whose first ``length`` positions are in its
-        body."""
-        body, row = self._place(slot)
+    def held(self, slot: int, body_length: int, length: int) -> list[mx.array]:
+        """Keys and values ``[1, H, L, D]`` of a row's first ``length`` positions."""
+        if length > body_length:
+            return [array[:, :, :length] for array in self.copy(slot, body_length, length)]
+        body, row = self._body_of(slot)
         return [array[row : row + 1, :, :length] for array in body]
 
     def absorb(self, done: Sequence[int], ends: Sequence[int]) -> None:
@@ -141,43 +146,38 @@ class AttentionCache:
             # At once, padding too.
             rows = [(slice(None), done[0], max(ends))]
         if max(ends) > body[0].shape[2]:  # a ring begins anew
-            places = zip(range(len(done)), done, ends, strict=True)
-            self.fold(moves_of(list(places), self.spans, self.ring))
+            self.fold(list(zip(range(len(done)), done, ends, strict=True)))
         else:
             for array, tail in zip(body, self.tails, strict=True):
                 for row, start, end in rows:
                     array[row, :, start:end] = tail[row, :, : end - start]
         self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
 
-    def clear(self, slot: int) -> None:
-        """Forget a slot's history, if what is masked reaches sums: 0 * NaN is NaN."""
+    def _clear(self, slot: int) -> None:
+        """Forget a slot's last row, if what is masked reaches sums: 0 * NaN is NaN."""
         if self._attention.sums_masked:
-            body, row = self._place(slot)
+            body, row = self._body_of(slot)
             for array in body:
                 array[row] = 0
             for tail in self.tails:
                 tail[slot] = 0
 
-    def read(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
-        """Copy a slot's history, body and tail, in the form that `write` takes.
+    def copy(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
+        """Copy a row, body and tail, in the form that `write` takes.
 
-        Padded to a body's capacity, so that snapshots come in few sizes.
+        Padded to a body's capacity, so that copies come in few sizes.
         """
-        body, row = self._place(slot)
+        body, row = self._body_of(slot)
         capacity = self._limited(capacity_for(cursor))
-        history = [_padded(array[row : row + 1, :, :capacity], capacity) for array in body]
-        copy = AttentionCache(
-            [*(tail[slot : slot + 1] for tail in self.tails), *history], self.ring
-        )
-        copy.fold(moves_of([(0, body_length, cursor)], copy.spans, self.ring))
-        return list(copy.bodies[0])
+        padded = [_padded(array[row : row + 1, :, :capacity], capacity) for array in body]
+        tails = [tail[slot : slot + 1] for tail in self.tails]
+        copied = AttentionCache([*tails, *padded], self.ring)
+        copied.fold([(0, body_length, cursor)])
+        return list(copied.bodies[0])
 
-    def fold(self, moves: Sequence[Move]) -> None:
-        """Move tails to the bodies.
-
-        Args:
-            moves: one a body, of `moves_of`.
-        """
+    def fold(self, tails: Sequence[Tail]) -> None:
+        """Move these tails to the bodies."""
+        moves = _moves_of(tuple(tails), self.spans, self.ring)
         for body, (rows, slots, sources, targets) in zip(self.bodies, moves, strict=True):
             for array, tail in zip(body, self.tails, strict=True):
                 array[rows, :, targets] = tail[slots, :, sources]
@@ -224,13 +224,13 @@ class AttentionCache:
         )
         for row, old in enumerate(moves):
             if old is not None:
-                body, place = self._place(old)
+                body, index = self._body_of(old)
                 for array, was in zip((keys, values), body, strict=True):
                     length = min(capacity, was.shape[2])
-                    array[row : row + 1, :, :length] = was[place : place + 1, :, :length]
+                    array[row : row + 1, :, :length] = was[index : index + 1, :, :length]
         return keys, values
 
-    def _place(self, slot: int) -> tuple[tuple[mx.array, mx.array], int]:
+    def _body_of(self, slot: int) -> tuple[Pair, int]:
         """The body of a slot, and the slot's index in it."""
         for body, (slots, _) in zip(self.bodies, self.spans, strict=True):
             if slot < slots:
@@ -245,30 +245,24 @@ def spans_of(caches: Sequence[object]) -> Spans:
     return max(spans, default=())
 
 
-Move = tuple[mx.array, mx.array, mx.array, mx.array]
-"""Positions of tails that go to one body, ``[N]`` int32 each: rows of the body, slots, indices in
-the tail and in the body."""
+@lru_cache(maxsize=4)
+def _moves_of(tails: tuple[Tail, ...], spans: Spans, ring: int) -> list[list[mx.array]]:
+    """Which positions of tails go to each body; kept for the other layers with such bodies.
 
-
-def moves_of(tails: Sequence[tuple[int, int, int]], spans: Spans, ring: int = 0) -> list[Move]:
-    """What `AttentionCache.fold` moves, for every layer with such bodies.
-
-    Args:
-        tails: slots, body lengths and cursors.
-        ring: positions of a body, at most; 0 for all.
+    Returns:
+        For each body ``[N]`` int32: its rows, the slots, the indices in the tail and in the body.
     """
     moves = []
     first = 0
     for slots, _ in spans:
-        places = [
+        positions = [
             (slot - first, slot, position - length, position % ring if ring else position)
             for slot, length, cursor in tails
             if first <= slot < first + slots
             for position in range(max(length, cursor - ring) if ring else length, cursor)
         ]
-        columns = zip(*places, strict=True) if places else [()] * 4
-        rows, taken, sources, targets = (mx.array(column, mx.int32) for column in columns)
-        moves.append((rows, taken, sources, targets))
+        columns = zip(*positions, strict=True) if positions else [()] * 4
+        moves.append([mx.array(column, mx.int32) for column in columns])
         first += slots
     return moves
 

@@ -139,7 +139,8 @@ def excess(layout: Layout, rows: Seated) -> int:
     for slot, need in rows:
         assert slot is not None
         needs[_group_at(layout, slot)].append(need)
-    return max(_excess(group, inside) for group, inside in zip(layout, needs, strict=True))
+    found = (_excess(group, inside) for group, inside in zip(layout, needs, strict=True))
+    return max(found, default=0)
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.attention_cache import Tail
+from omlx_worker.engine.caches.layout import Layout, unmoved
+
 
 class RecurrentCache:
     """A recurrent layer whose commits are deferred, so that rejecting a draft costs nothing.
@@ -35,7 +38,7 @@ class RecurrentCache:
         """What a step rewrites: everything."""
         return self.arrays
 
-    def advance(self, written: Sequence[mx.array]) -> None:
+    def update(self, written: Sequence[mx.array]) -> None:
         """Take the arrays that a step wrote."""
         count = len(self.states)
         self.states, self.kept = list(written[:count]), list(written[count:])
@@ -46,11 +49,11 @@ class RecurrentCache:
         Args:
             row: the states after a prompt; for a row that has decoded, also the kept inputs of
                 its last window. If that window and the batch's differ in width, the narrower is
-                padded.
+                padded. Nothing for an empty row.
         """
         kept = row[len(self.states) :]
-        for state, part in zip(self.states, row, strict=False):
-            state[slot] = part[0]
+        for index, state in enumerate(self.states):
+            state[slot] = row[index][0] if row else 0
         if not kept:
             return
         slots, width = self.states[0].shape[0], kept[0].shape[1]
@@ -61,9 +64,14 @@ class RecurrentCache:
         for array, part in zip(self.kept, kept, strict=True):
             array[slot, :width] = part[0]
 
-    def held(self, slot: int, length: int) -> list[mx.array]:  # noqa: ARG002
-        """The states ``[1, ...]`` of a slot, which no draft is to be replayed into."""
+    def held(self, slot: int, body_length: int, length: int) -> list[mx.array]:  # noqa: ARG002
+        """The states ``[1, ...]`` of a row, which no draft is to be replayed into."""
         return [state[slot : slot + 1] for state in self.states]
+
+    def copy(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:  # noqa: ARG002
+        """Copy a row in the form that `write` takes."""
+        # A gather: a slice would hold the whole batch's array.
+        return [array[mx.array([slot])] for array in self.arrays]
 
     def fit(self, width: int, widest: int) -> None:
         """Pad kept inputs to ``width``; if already wider, to ``widest``."""
@@ -73,14 +81,14 @@ class RecurrentCache:
             self.kept = []
         self.kept = [widened(array, widest if kept > width else width) for array in self.kept]
 
-    def clear(self, slot: int) -> None:
-        """Make a slot the empty history."""
-        for state in self.states:
-            state[slot] = 0
+    def fold(self, tails: Sequence[Tail]) -> None:
+        """There are no tails."""
 
-    def arrange(self, slots: mx.array) -> None:
-        """Take the rows of these slots, in this order."""
-        self.advance([array[slots] for array in self.arrays])
+    def arrange(self, moves: Sequence[int | None], layout: Layout) -> None:  # noqa: ARG002
+        """Change to another layout; see `AttentionCache.arrange`."""
+        if not unmoved(moves, self.states[0].shape[0]):
+            slots = mx.array([slot or 0 for slot in moves], mx.int32)
+            self.update([array[slots] for array in self.arrays])
 
 
 def widened(array: mx.array, width: int) -> mx.array:

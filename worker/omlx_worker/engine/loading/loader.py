@@ -94,7 +94,7 @@ def load_engine(
         model=model,
         context_length=context_length(config),
         longest_token=max(len(token) for token in tokenizer.get_vocab()),
-        draft_depth=decoder.depth,
+        draft_depth=decoder.max_depth,
         system_fingerprint=fingerprint_of(path),
         chat_template=tokenizer.has_chat_template,
     )

@@ -1,21 +1,99 @@
-"""The decoder of ragged families: reads prompts in chunks, then rows join the batch."""
+"""The decoder of ragged families: reads prompts in chunks, then decodes their rows in one batch.
+
+A row is its committed tokens, which are in the caches, and one pending token, which is not: the
+last token of its history at first, then the token sampled last. A step runs one forward over every
+row's window, the pending token and the drafts after it; see `omlx_worker.engine.ragged.step`.
+Cursors, pending tokens and drafts stay on the device. A step is dispatched before the last one is
+read, or with a constrained row its forward is: the host reads once per step, one step late, and
+until then knows only bounds of every cursor.
+
+Shapes are buckets (slots and capacities, window), so a step is traced once per bucket and sampling
+plan, not per join.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+import mlx.core as mx
+
+from omlx_worker.engine.caches.attention_cache import spans_of
+from omlx_worker.engine.caches.layout import grown, reachable
+from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.window import TAIL, Spans
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.batch import Batch
+from omlx_worker.engine.ragged.batch import Batch, BatchRow
+from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
+from omlx_worker.engine.ragged.lookups import history_of
+from omlx_worker.engine.ragged.masks import Masks, Matcher
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.rows.row import Known, Row
+from omlx_worker.engine.ragged.sampling import (
+    Draw,
+    Params,
+    Plan,
+    ReadDraw,
+    counts_of,
+    params,
+    report,
+)
+from omlx_worker.engine.ragged.step import (
+    Arrays,
+    Cut,
+    Outcome,
+    RowStep,
+    State,
+    commit,
+    cut,
+    fit,
+    forward,
+)
+from omlx_worker.engine.rows.row import SOURCES, Known, Row, Sampling
+
+MOST_STEPS = 48
+"""Compiled steps that are kept; the least recently used go.
+
+MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
+dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
+one or two traces (1.3 on average where rows come and go and depths change).
+"""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A dispatched step.
+
+    Attributes:
+        rows: with their slots in it; they may have other ones since.
+        verdicts: of its `Outcome`.
+        landed: what it yielded, once it is read.
+    """
+
+    rows: list[tuple[int, BatchRow]]
+    width: int
+    verdicts: mx.array
+    draw: Draw
+    landed: list[RowStep] | None = None
 
 
 class RaggedDecoder(Batch):
     """A `Decoder`: the ragged batch, and the rows whose prompts are being read for it.
 
     Args:
+        depth: drafts of a row and step, at most, that the model makes itself.
+        lookup: the same of those that are looked up; 0 for none.
         prefixes: keeps beginnings of prompts for other rows; None to keep none.
+
+    Attributes:
+        max_depth: drafts per row and step, at most; a row may have a lower limit.
+        own_depth: of those that the model makes itself; the others are looked up.
+        vocabulary: entries of the logits.
+        reads: how many outcomes the host has read.
+        traces: how many times half a step was compiled for a new bucket or plan; stays 0 where
+            nothing is compiled.
     """
 
     name = "ragged batch"
@@ -28,26 +106,42 @@ class RaggedDecoder(Batch):
         lookup: int = 0,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        super().__init__(model, depth, lookup)
+        super().__init__(model, looks_up=lookup > 0)
+        self.own_depth = depth if model.drafts else 0
+        self.max_depth = max(lookup, self.own_depth)
+        self.reads = self.traces = 0
+        self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
+        self.pads, self.slow, self.shares = model.pads, model.slow, prefixes is not None
         self._prefixes = prefixes
         self._reading: dict[str, Reading] = {}
+        self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up)
+        self._plan = Plan()
+        self._params: Params = {}
+        self._depths: Mapping[str, int] = {}
+        self._in_flight: _Flight | None = None
+        self._forwards = lru_cache(MOST_STEPS)(self._compiled_forward)
+        self._commits = lru_cache(MOST_STEPS)(self._compiled_commit)
+        self._compiles = compiles()
 
     @property
-    def shares(self) -> bool:
-        return self._prefixes is not None
+    def changes(self) -> int:
+        return self.traces + self.drains
 
     @property
-    def vocabulary(self) -> int:
-        """Entries of the logits."""
-        return self._model.vocabulary
+    def row_bytes(self) -> RowBytes:
+        return self._footprint.of_row
 
-    @property
-    def pads(self) -> bool:
-        return self._model.pads
+    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+        """See `omlx_worker.engine.rows.interface.Rows`."""
+        prompts = self._footprint.of_prompts([to_read for to_read, _ in rows])
+        # A row's last step may commit drafts beyond its end before the host has read it.
+        needs = [longest + max(0, self.max_depth - 1) for _, longest in rows]
+        # Rows use the present layout as long as it suffices, then the smallest one.
+        layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
+        batch = max(self._footprint.of_batch(layout) for layout in layouts)
+        return prompts + batch + self._footprint.of_histories(layouts)
 
-    @property
-    def slow(self) -> Sequence[str]:
-        return self._model.slow
+    # Prompts.
 
     def add(self, row: Row) -> Known:
         reading = self._reading[row.row_id] = Reading(row, row.history)
@@ -65,7 +159,10 @@ class RaggedDecoder(Batch):
         if any(counts):
             read(self._model, readings, counts)
         for row_id in keep:
-            self._keep(self._reading[row_id])
+            reading = self._reading[row_id]
+            if self._prefixes and reading.row.cache and reading.done:
+                known = reading.history[: reading.done]
+                self._prefixes.put(known, reading.layers, reading.row.salt)
         finished = [reading for reading in readings if not reading.left]
         if finished:
             self.join([(reading.row, reading.layers) for reading in finished])
@@ -74,13 +171,33 @@ class RaggedDecoder(Batch):
         # The last token of a history, which the row's first step reads, is left too.
         return {r.row.row_id: r.left + 1 if r.left else 0 for r in readings}
 
+    def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
+        """Add rows. Their histories but for the last tokens are prefilled.
+
+        Args:
+            rows: each with what the layers hold of it; nothing for a one-token history.
+        """
+        self.enter([self._joining(row, layers) for row, layers in rows])
+
+    def _joining(self, row: Row, layers: Arrays) -> BatchRow:
+        history = row.history
+        length = len(history) - 1
+        values = {"pending": history[-1], "cursors": length, "body_lengths": length}
+        values |= {"accepted": 0, "offered": 0, "source": 0}
+        state = {name: mx.array([value], mx.int32) for name, value in values.items()}
+        if self.looks_up:
+            state["history"] = history_of(history)
+        if row.sampling.penalises:
+            state["counts"] = counts_of(history, self.vocabulary)[None]
+        remaining = row.max_tokens - len(row.generated)
+        joining = BatchRow(row, history, length, length, remaining, layers, state)
+        if row.grammar is not None:
+            joining.matcher = Matcher(row.grammar, row.generated)
+        return joining
+
     def limit_prefixes(self, room: int) -> None:
         if self._prefixes:
             self._prefixes.limit_to(room)
-
-    def close(self) -> None:
-        if self._prefixes:
-            self._prefixes.close()
 
     def remove(self, row_id: str) -> None:
         # A row whose joining failed may be in both.
@@ -88,17 +205,156 @@ class RaggedDecoder(Batch):
         self.leave(row_id)
 
     def finish(self, row_id: str) -> None:
-        if self._prefixes and (row := self._row_that_goes_on(row_id)):
-            tokens, layers = self.text_so_far(row_id)
-            self._prefixes.put(tokens, layers, row.salt)
+        row = self.rows.get(row_id)
+        if self._prefixes and row and row.request.cache and row.request.goes_on:
+            # States are known after the first token of the last window. That is the one in flight,
+            # whose samples nobody wants any more; or, without one, the one that was read last.
+            flight = self._in_flight
+            flies = flight and any(other is row for _, other in flight.rows)
+            length = row.cursor - (flight.width - 1 if flight and flies else row.accepted)
+            self._drain()
+            layers = [cache.held(row.slot, row.body_length, length) for cache in self.caches]
+            self._prefixes.put(row.tokens[:length], layers, row.request.salt)
         self.remove(row_id)
 
-    def _row_that_goes_on(self, row_id: str) -> Row | None:
-        index = self._slots.find(row_id)
-        row = None if index is None else self._slots.at(index).row
-        return row if row and row.cache and row.goes_on else None
+    def close(self) -> None:
+        if self._prefixes:
+            self._prefixes.close()
 
-    def _keep(self, reading: Reading) -> None:
-        if self._prefixes and reading.row.cache and reading.done:
-            tokens = reading.history[: reading.done]
-            self._prefixes.put(tokens, reading.layers, reading.row.salt)
+    # Steps.
+
+    def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
+        """Dispatch a step, then read the outcome of the last one.
+
+        Args:
+            depths: tokens to draft for each row, judged by the next step; rows not named draft
+                as many as they may. None keeps the depths of the last step.
+        """
+        if depths is not None and depths != self._depths:
+            self._depths = dict(depths)
+            self.changed = True
+        landing, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
+        steps = self._land(landing) if landing else []
+        ended: dict[str, Cut] = {
+            row.row_id: "slow" if row.matcher.slow else "failed"
+            for row in self.rows.values()
+            if row.matcher and row.matcher.ended
+        }
+        return cut(steps, ended) if ended else steps
+
+    def _dispatch(self, landing: _Flight | None) -> _Flight | None:
+        if all(row.remaining <= 0 for row in self.rows.values()):
+            return None
+        self.shrink()
+        depth = max(self._depth_of(row.request) for row in self.rows.values())
+        self.state = fit(self.state, self.caches, depth, self.max_depth)
+        width = 1 + (self.state["drafts"].shape[1] if "drafts" in self.state else 0)
+        # Tail positions of the window, and of what follows it, which a draft model reads.
+        reach = width + max(depth, 1)
+        if any(row.in_tail + reach > TAIL for row in self.rows.values()):
+            self.fold()
+        if self.changed:
+            self._replan()
+        rows = [(row.slot, row) for row in self.rows.values()]
+        masked = [(slot, row.matcher) for slot, row in rows if row.matcher]
+        # In one order: another is another trace.
+        state = dict(sorted(self.state.items()))
+        spans = spans_of(self.caches)
+        if masked:
+            # Before the forward, since the host reads it.
+            mx.async_eval(state)
+        hidden, written = self._forwards(depth, spans)(state, self._arrays)
+        self._update(written)
+        allowed = None
+        if masked:
+            mx.async_eval(hidden, written)
+            if landing:
+                self._land(landing)
+            masks = Masks(masked, self.vocabulary)
+            allowed = masks.fill(state, depth)
+        commits = self._commits(self._plan, depth, spans)
+        made, self.state, written = commits(state, self._params, self._arrays, hidden, allowed)
+        self._update(written)
+        outcome = Outcome(*made)
+        if masked:
+            limits, ratio = self._params["depth"], self._plan.ratio
+            self.state = masks.force(self.state, limits, depth, ratio=ratio)
+        for _, row in rows:
+            # Bounds: as if all drafts were accepted, and as if none were. `_land` corrects them.
+            row.cursor += width
+            row.remaining -= 1
+        draw = report(outcome.logits, outcome.tokens, [row.request.sampling for _, row in rows])
+        mx.async_eval(outcome.verdicts, draw.arrays, self.state, written)
+        return _Flight(rows, width, outcome.verdicts, draw)
+
+    def _land(self, flight: _Flight) -> list[RowStep]:
+        """What a step yielded. Waits for the device when called first."""
+        if flight.landed is not None:
+            return flight.landed
+        landed: list[RowStep] = []
+        if all(row.left for _, row in flight.rows):
+            return landed
+        self.reads += 1
+        verdicts: Any = flight.verdicts.tolist()
+        draw = ReadDraw.of(flight.draw.arrays)
+        for slot, row in flight.rows:
+            if row.left:
+                continue
+            judged, accepted, source = verdicts[slot]
+            sampled = [draw.at(row.request, slot, place) for place in range(accepted + 1)]
+            row.cursor -= flight.width - len(sampled)
+            row.remaining -= accepted
+            row.accepted = accepted
+            tokens = [each.token for each in sampled]
+            row.tokens += tokens
+            if row.matcher:
+                row.matcher.commit(tokens)
+            width = flight.width - 1
+            landed.append(RowStep(row.row_id, sampled, judged, width, SOURCES[source]))
+        flight.landed = landed
+        return landed
+
+    def _depth_of(self, row: Row) -> int:
+        limit = self.max_depth if row.depth is None else min(self.max_depth, row.depth)
+        return min(limit, self._depths.get(row.row_id, limit))
+
+    def _replan(self) -> None:
+        """Collect the settings of the present rows."""
+        sampling = [Sampling(temperature=0)] * self.slots
+        depths, active = [0] * self.slots, [0] * self.slots
+        for row in self.rows.values():
+            sampling[row.slot] = row.request.sampling
+            depths[row.slot], active[row.slot] = self._depth_of(row.request), 1
+        self._plan = Plan.of(sampling, drafts=self.max_depth > 0)
+        self._params = params(sampling, self._plan)
+        self._params["active"] = mx.array(active, mx.int32)
+        self._params["depth"] = mx.array(depths, mx.int32)
+        self.hold_needed()
+        self.changed = False
+
+    def _compiled_forward(self, depth: int, _spans: Spans) -> Callable[..., Any]:
+        model = self._model
+
+        def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
+            self.traces += self._compiles
+            caches = model.wrap(layers)
+            hidden = forward(model, caches, state, depth)
+            return hidden, [cache.written for cache in caches]
+
+        return mx.compile(run)
+
+    def _compiled_commit(self, plan: Plan, depth: int, _spans: Spans) -> Callable[..., Any]:
+        # Deeper steps are for copies. There a row without a match does better without drafts than
+        # all rows do with the time that the model's own take.
+        own = self.own_depth if depth <= self.own_depth else 0
+        model = self._model
+
+        def run(
+            state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array | None
+        ) -> tuple[list[mx.array], State, Arrays]:
+            self.traces += self._compiles
+            caches = model.wrap(layers)
+            outcome, after = commit(model, caches, state, hidden, params, plan, depth, own, allowed)
+            return list(outcome), after, [cache.written for cache in caches]
+
+        return mx.compile(run)

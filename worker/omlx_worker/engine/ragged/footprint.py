@@ -16,7 +16,7 @@ from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
 from omlx_worker.engine.caches.layout import Layout, positions_of, slots_of
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.ragged_model import RaggedModel
-from omlx_worker.engine.ragged.buffers import history_length
+from omlx_worker.engine.ragged.lookups import history_length
 from omlx_worker.engine.ragged.reading import SPREAD, room_for
 from omlx_worker.engine.rows.interface import LONGEST_CHUNK
 
@@ -192,12 +192,15 @@ class GeneratorFootprint:
     def of_row(self) -> RowBytes:
         return RowBytes(self._step // int(KVCache.step), 0, self._fixed)
 
-    def of_batch(self, rows: int, tokens: int) -> int:
+    def of_rows(self, rows: Sequence[tuple[int, int]]) -> int:
+        """See `omlx_worker.engine.rows.interface.Rows.bytes_for`."""
+        prompts = sum(self._of_batch(1, to_read) for to_read, _ in rows if to_read)
+        longest = max((tokens for _, tokens in rows), default=0)
+        return prompts + self._of_batch(len(rows), longest)
+
+    def _of_batch(self, rows: int, tokens: int) -> int:
         steps = 1 + -(-tokens // int(KVCache.step))
         return 2 * rows * (self._fixed + steps * self._step)
-
-    def of_prompt(self, tokens: int) -> int:
-        return self.of_batch(1, tokens) if tokens else 0
 
 
 def _cache_bytes(model: nn.Module, tokens: int) -> int:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from omlx_worker.engine.caches.layout import Layout
 from omlx_worker.engine.caches.recurrent_cache import widened
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.rows.row import SOURCES
 
 LONGEST, SHORTEST = 8, 3
@@ -37,12 +39,18 @@ PIECE = 256
 _SOURCE = SOURCES.index("lookup")
 
 
+def history_length(layout: Layout) -> int:
+    """Tokens of a history: of the longest body and a tail, in whole pieces, and `LONGEST`."""
+    positions = max((group.capacity for group in layout), default=0) + TAIL
+    return LONGEST + -(-positions // PIECE) * PIECE
+
+
 def history_of(tokens: Sequence[int]) -> mx.array:
     """The history of a row that joins with these tokens, ``[1, LEAD + N]``."""
     return mx.array([[START] * LEAD + list(tokens)], mx.int32)
 
 
-def written(history: mx.array, cursors: mx.array, emitted: mx.array) -> mx.array:
+def extended(history: mx.array, cursors: mx.array, emitted: mx.array) -> mx.array:
     """The histories with a step's samples ``[S, W]``; ``cursors`` are those before it."""
     places = cursors[:, None] + _places(1 + LEAD, emitted.shape[1])
     return mx.put_along_axis(history, places, emitted, axis=1)
@@ -64,7 +72,7 @@ def look_up(
     tokens, found = search(state["history"], state["cursors"], max(depth, 1), shortest)
     changed = {
         "source": mx.where(found, _SOURCE, state["source"]),
-        "drafted": mx.where(found, mx.minimum(limits, depth), state["drafted"]),
+        "offered": mx.where(found, mx.minimum(limits, depth), state["offered"]),
     }
     return changed | merged(tokens, found, state, depth, vocabulary) if depth else changed
 

@@ -189,7 +189,7 @@ class Masks:
             ``[S, W, V / 32 or more]`` uint32; a set bit allows a token, the lowest bit first.
         """
         drafts = np.array(state["drafts"]) if "drafts" in state else np.zeros((0, 0), np.int32)
-        offered = np.array(state["drafted"])
+        offered = np.array(state["offered"])
         rows = [(slot, matcher) for slot, matcher in self._rows if not matcher.ended]
         words = max(-(-matcher.vocabulary // BITS) for _, matcher in self._rows)
         # One mask for all free rows, then one for each constrained row.
@@ -242,7 +242,7 @@ def force(state: State, runs: mx.array, limits: mx.array, depth: int, vocabulary
         runs: from `packed`.
         vocabulary: 0 if the drafts' distributions are not asked for.
     """
-    names = ("accepted", "pending", "drafted", "source", "drafts", "weights")
+    names = ("accepted", "pending", "offered", "source", "drafts", "weights")
     used = {name: state[name] for name in names if name in state}
     return state | _forcing(depth, vocabulary)(used, runs, limits)
 
@@ -301,9 +301,9 @@ def _force(state: State, runs: mx.array, limits: mx.array, *, depth: int, vocabu
     count, tokens = mx.where(hit.any(axis=1), mx.minimum(run[:, 2], limits), 0), run[:, 3:]
     inside = mx.arange(depth) < count[:, None]
     # Drafts that begin with the forced tokens may go on past them, so they stay.
-    known = ((state["drafts"] == tokens) | ~inside).all(axis=1) & (state["drafted"] >= count)
+    known = ((state["drafts"] == tokens) | ~inside).all(axis=1) & (state["offered"] >= count)
     chosen = (count > 0) & ~known
     after = merged(tokens, chosen, state, depth, vocabulary)
-    after["drafted"] = mx.where(chosen, count, state["drafted"])
+    after["offered"] = mx.where(chosen, count, state["offered"])
     after["source"] = mx.where(chosen, _SOURCE, state["source"])
     return after

@@ -60,7 +60,7 @@ class Reading:
     @property
     def layers(self) -> Layers:
         """What the layers hold of it."""
-        return [cache.held(self.slot, self.done) for cache in self.caches]
+        return [cache.held(self.slot, self.done, self.done) for cache in self.caches]
 
     def take(self, model: RaggedModel, done: int, layers: Layers) -> None:
         """Take what the layers hold of its first ``done`` tokens."""
@@ -131,8 +131,7 @@ def _batch_of(model: RaggedModel, readings: Sequence[Reading], capacity: int) ->
     if caches and same and [reading.slot for reading in readings] == [*slots] == [*_slots(caches)]:
         layout = (Group(len(slots), capacity, max(FIRST_LIMIT, capacity)),)
         for cache in caches:
-            if isinstance(cache, AttentionCache):
-                cache.arrange(slots, layout)
+            cache.arrange(slots, layout)
         return caches
     caches = model.new_caches(len(slots), capacity)
     for slot, reading in enumerate(readings):

@@ -124,6 +124,11 @@ class ReadDraw:
         return Sampled(token, self.logprobs[index][column], top)
 
 
+def counts_of(tokens: Sequence[int], vocabulary: int) -> mx.array:
+    """How often each token of the vocabulary occurs, ``[V]`` int32."""
+    return mx.zeros((vocabulary,), mx.int32).at[mx.array(list(tokens), mx.int32)].add(1)
+
+
 def params(rows: Sequence[Sampling], plan: Plan) -> Params:
     """The rows' settings as device arrays with a leading axis of rows, for `sample`."""
 

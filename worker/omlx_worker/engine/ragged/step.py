@@ -1,4 +1,7 @@
-"""One step of the ragged batch as a function from arrays to arrays, compiled.
+"""One step of the ragged batch as two functions from arrays to arrays: `forward`, then `commit`.
+
+The masks of constrained rows depend on the last step's outcome, which the host must read first.
+Only `commit` needs them, so the host reads between the two.
 
 The state is a dictionary of arrays with a leading axis of slots:
 
@@ -6,7 +9,7 @@ The state is a dictionary of arrays with a leading axis of slots:
 ``cursors``       tokens in the cache, which is the pending token's position
 ``body_lengths``  how many of them are in the attention bodies
 ``accepted``      drafts accepted in the last window, not yet replayed by recurrent layers
-``drafted``       how many of ``drafts`` may be accepted; 0 until the row's first step
+``offered``       how many of ``drafts`` may be accepted; 0 until the row's first step
 ``source``        who made them, or would have made them at a depth of 0: an index of `SOURCES`
 ``drafts``        ``[S, K]``, judged by the next step; absent without drafts
 ``weights``       ``[S, K, V]``, log-weights that drew them; only under the ``ratio`` rule
@@ -29,17 +32,10 @@ from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, look_up, written
-from omlx_worker.engine.ragged.sampling import (
-    Draw,
-    Params,
-    Plan,
-    ReadDraw,
-    Sampled,
-    distribution,
-)
+from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
+from omlx_worker.engine.ragged.sampling import Params, Plan, Sampled, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
-from omlx_worker.engine.rows.row import SOURCES, Row, Source
+from omlx_worker.engine.rows.row import Source
 
 _OF_DRAFTS = ("drafts", "weights")
 
@@ -52,13 +48,13 @@ class Outcome(NamedTuple):
     """What a step yields, on the device.
 
     Attributes:
-        counts: ``[S, 3]`` int32, each row's drafts judged, drafts accepted and their source.
+        verdicts: ``[S, 3]`` int32, each row's drafts judged, drafts accepted and their source.
         tokens: ``[S, W]`` int32, the window's samples, of which a row's first ``accepted + 1`` are
             committed.
         logits: ``[S, W, V]``, that they were sampled from.
     """
 
-    counts: mx.array
+    verdicts: mx.array
     tokens: mx.array
     logits: mx.array
 
@@ -98,51 +94,11 @@ class RowStep:
         }
 
 
-class Verdict:
-    """A step's outcome on the host. Waits for the device.
-
-    Args:
-        counts: of its `Outcome`.
-    """
-
-    def __init__(self, counts: mx.array, draw: Draw) -> None:
-        self._counts: Any = counts.tolist()
-        self._draw = ReadDraw.of(draw.arrays)
-        self._window = draw.tokens.shape[1] - 1
-
-    def at(self, row: Row, index: int) -> RowStep:
-        """What the step added to the row at this index of the batch."""
-        drafted, accepted, source = self._counts[index]
-        tokens = [self._draw.at(row, index, column) for column in range(accepted + 1)]
-        return RowStep(row.row_id, tokens, drafted, self._window, SOURCES[source])
-
-
-def advance(
-    model: RaggedModel,
-    caches: list[LayerCache],
-    state: State,
-    params: Params,
-    plan: Plan,
-    depth: int,
-    own: int,
-) -> tuple[Outcome, State]:
-    """Judge the drafts in the state, commit what was accepted, and draft for the next step.
-
-    Args:
-        depth: drafts for the next step to judge.
-        own: how many of them, at most, the model drafts itself where nothing is looked up.
-
-    Returns:
-        The outcome, and the new state.
-    """
-    hidden = forward(model, caches, state, depth)
-    return commit(model, caches, state, hidden, params, plan, depth, own)
-
-
 def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:
-    """The first half of `advance`: the backbone's output over the window, ``[S, W, hidden]``.
+    """The backbone's output over the window, ``[S, W, hidden]``.
 
-    It needs nothing that the host must first read from the last step.
+    Args:
+        depth: drafts that the step leaves for the next one to judge.
     """
     tokens, window = _window(state, caches)
     hidden = model.forward(tokens, caches, window, state["accepted"])
@@ -164,10 +120,16 @@ def commit(
     own: int,
     allowed: mx.array | None = None,
 ) -> tuple[Outcome, State]:
-    """The second half of `advance`, from what `forward` returned.
+    """Judge the drafts in the state, commit what was accepted, and draft for the next step.
 
     Args:
+        hidden: what `forward` returned.
+        depth: drafts for the next step to judge.
+        own: how many of them, at most, the model drafts itself where nothing is looked up.
         allowed: see `omlx_worker.engine.ragged.sampling.distribution`.
+
+    Returns:
+        The outcome, and the new state.
     """
     drafts = Drafts(state["drafts"], state.get("weights")) if "drafts" in state else None
     cursors, body_lengths = state["cursors"], state["body_lengths"]
@@ -178,7 +140,7 @@ def commit(
     along = None if counts is None else _counts_along(counts, tokens)
     target = distribution(model.logits(hidden), along, params, plan, allowed)
     positions = cursors[:, None] + mx.arange(1, width + 1)
-    offered = state["drafted"]
+    offered = state["offered"]
     emitted, accepted = judge(target, drafts, offered, positions, params, plan)
 
     moved = cursors + (1 + accepted) * params["active"]
@@ -215,10 +177,10 @@ def commit(
     elif model.drafts:
         # Nothing takes the output, so only the head's keys and values are computed.
         model.draft(following, hidden, caches, window)
-    after["drafted"] = mx.minimum(params["depth"], own)
+    after["offered"] = mx.minimum(params["depth"], own)
     after["source"] = mx.zeros_like(offered)
     if "history" in state:
-        after["history"] = written(state["history"], cursors, emitted)
+        after["history"] = extended(state["history"], cursors, emitted)
     if proposed is not None:
         after["drafts"] = proposed.tokens
         if proposed.weights is not None:
@@ -226,8 +188,8 @@ def commit(
     if "history" in state:
         vocabulary = model.vocabulary if plan.ratio else 0
         after |= look_up(after, params["depth"], depth, shortest, vocabulary)
-    judged = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
-    return Outcome(judged, emitted, target.logits), after
+    verdicts = mx.stack([offered, accepted, state["source"]], axis=1).astype(mx.int32)
+    return Outcome(verdicts, emitted, target.logits), after
 
 
 def cut(steps: Sequence[RowStep], reasons: Mapping[str, Cut]) -> list[RowStep]:
@@ -261,7 +223,7 @@ def fit(state: State, caches: Sequence[LayerCache], depth: int, deepest: int) ->
     rest = {name: array for name, array in state.items() if name not in _OF_DRAFTS}
     if depth:
         rest |= {n: widened(state[n], depth)[:, :depth] for n in _OF_DRAFTS if n in state}
-    return rest | {"drafted": mx.minimum(state["drafted"], depth)}
+    return rest | {"offered": mx.minimum(state["offered"], depth)}
 
 
 def _window(state: State, caches: Sequence[LayerCache]) -> tuple[mx.array, Window]:

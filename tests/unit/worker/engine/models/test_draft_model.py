@@ -69,8 +69,7 @@ class Counter:
         def step() -> list[Any]:
             self._steps += 1
             depth = None if depths is None else depths[self._steps % len(depths)]
-            rows = {slot.row.row_id for _, slot in decoder._slots.taken}
-            steps = inner(None if depth is None else dict.fromkeys(rows, depth))
+            steps = inner(None if depth is None else dict.fromkeys(decoder.rows, depth))
             self.drafted += sum(step.drafted for step in steps)
             self.accepted += sum(step.accepted for step in steps)
             return steps

@@ -201,7 +201,7 @@ def assert_plain_after_one_warning(
     (warning,) = [r.message for r in caplog.records if "MTP head" in r.message]
     assert saying in warning
     assert loaded.network.mtp is None
-    assert not loaded.decoder(2).depth
+    assert not loaded.decoder(2).max_depth
     assert len(loaded.greedy([1, 2, 3], 3)) == 3
 
 
@@ -248,7 +248,7 @@ def test_a_head_that_the_configuration_does_not_mention_is_used(tmp_path: Path) 
     del config["text_config"]["mtp_num_hidden_layers"]
     (path / "config.json").write_text(json.dumps(config))
 
-    assert Loaded.at(path).decoder(2).depth == 2
+    assert Loaded.at(path).decoder(2).max_depth == 2
 
 
 @pytest.mark.slow

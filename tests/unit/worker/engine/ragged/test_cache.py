@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
+from omlx_worker.engine.ragged.batch import BatchRow
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.ragged.prefix_arrays import Layers
 from omlx_worker.engine.ragged.reading import Reading, read
@@ -102,7 +103,7 @@ class Driver:
     def _land(self) -> None:
         """Read the step in flight, so that the host knows where every row stands."""
         flight, self.decoder._in_flight = self.decoder._in_flight, None
-        for outcome in self.decoder._read(flight) if flight else []:
+        for outcome in self.decoder._land(flight) if flight else []:
             emitted = [sampled.token for sampled in outcome.tokens]
             assert emitted == self.futures[outcome.row_id][: len(emitted)]
             del self.futures[outcome.row_id][: len(emitted)]
@@ -112,24 +113,24 @@ class Driver:
                 self._drop(outcome.row_id)
 
     def _forge(self, worth: float) -> None:
-        if "drafts" not in self.decoder._buffers.state:
+        if "drafts" not in self.decoder.state:
             return
-        drafts: Any = self.decoder._buffers.state["drafts"].tolist()
-        for index, slot in self.decoder._slots.taken:
-            future = self.futures[slot.row.row_id]
-            for place in range(len(drafts[index])):
+        drafts: Any = self.decoder.state["drafts"].tolist()
+        for name, row in self.decoder.rows.items():
+            future = self.futures[name]
+            for place in range(len(drafts[row.slot])):
                 right = self.rng.random() < worth
-                drafts[index][place] = (future[place] + (not right)) % 256
-        self.decoder._buffers.state["drafts"] = mx.array(drafts, mx.int32)
+                drafts[row.slot][place] = (future[place] + (not right)) % 256
+        self.decoder.state["drafts"] = mx.array(drafts, mx.int32)
 
     def check(self) -> None:
         self._land()
-        state: Any = {k: v.tolist() for k, v in self.decoder._buffers.state.items()}
-        for index, slot in self.decoder._slots.taken:
-            history = self.histories[slot.row.row_id]
-            cursor = state["cursors"][index]
+        state: Any = {k: v.tolist() for k, v in self.decoder.state.items()}
+        for name, row in self.decoder.rows.items():
+            history = self.histories[name]
+            cursor = state["cursors"][row.slot]
             assert cursor == len(history) - 1
-            self._compare(index, slot.row, history, cursor, state["accepted"][index])
+            self._compare(row, history, cursor, state["accepted"][row.slot])
             self.checked += 1
 
     def _read(self, row: Row, history: list[int]) -> Layers:
@@ -137,20 +138,18 @@ class Driver:
         read(self.decoder._model, [reading], [reading.left])
         return reading.layers
 
-    def _compare(
-        self, index: int, row: Row, history: list[int], cursor: int, accepted: int
-    ) -> None:
+    def _compare(self, row: BatchRow, history: list[int], cursor: int, accepted: int) -> None:
         """Hold each layer against a fresh reading of the same tokens."""
-        body = self.decoder._slots.at(index).body_length
+        index, body = row.slot, row.body_length
         # Recurrent layers have yet to replay the drafts accepted last.
         fresh, recurrent = (
-            self._read(row, history[: length + 1]) for length in (cursor, cursor - accepted)
+            self._read(row.request, history[: length + 1]) for length in (cursor, cursor - accepted)
         )
-        for layer, cache in enumerate(self.decoder._buffers.caches):
+        for layer, cache in enumerate(self.decoder.caches):
             if isinstance(cache, AttentionCache):
                 if not cursor:
                     continue
-                arrays, place = cache._place(index)
+                arrays, place = cache._body_of(index)
                 for held, tails, wanted in zip(arrays, cache.tails, fresh[layer], strict=True):
                     got = mx.concatenate(
                         [held[place, :, :body], tails[index, :, : cursor - body]], axis=1

@@ -16,9 +16,10 @@ from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
 
 DEEPEST = 3
-SHAPES = 1 + 3 * DEEPEST
-"""No drafts at all; for each depth its first drafts, and a step that judges as many as it makes;
-and for each depth but the deepest a step after a deeper one."""
+COMMITS = 1 + 2 * DEEPEST
+"""No drafts at all; for each depth its first drafts, and a step that judges as many as it makes."""
+FORWARDS = COMMITS + DEEPEST
+"""Likewise; and for each depth but the deepest one after a deeper step."""
 
 
 def recurrent(width: int) -> RecurrentCache:
@@ -32,7 +33,7 @@ def drafted(depth: int) -> State:
     drafts = mx.broadcast_to(mx.arange(1, depth + 1, dtype=mx.int32), (2, depth))
     weights = mx.broadcast_to(mx.arange(1.0, depth + 1)[:, None], (2, depth, 5))
     made = {"drafts": drafts, "weights": weights} if depth else {}
-    return {"drafted": mx.array([depth, min(depth, 1)], mx.int32), **made}
+    return {"offered": mx.array([depth, min(depth, 1)], mx.int32), **made}
 
 
 @pytest.mark.parametrize(("made", "asked"), list(itertools.product(range(4), repeat=2)))
@@ -41,7 +42,7 @@ def test_drafts_are_cut_or_padded_and_none_is_judged_that_is_cut(made: int, aske
 
     state = fit(drafted(made), [cache], asked, DEEPEST)
 
-    assert state["drafted"].tolist() == [min(made, asked), min(made, asked, 1)]
+    assert state["offered"].tolist() == [min(made, asked), min(made, asked, 1)]
     if not made or not asked:
         assert "drafts" not in state
         assert "weights" not in state
@@ -83,7 +84,7 @@ def test_all_ways_from_one_depth_to_another_meet_few_shapes(qwen: Loaded) -> Non
 
     assert len(decoder.layout) == 1
     assert decoder.layout[0].capacity == 256, "a larger body is another shape"
-    assert met == [SHAPES, SHAPES]
+    assert met == [FORWARDS + COMMITS] * 2
 
 
 SETTINGS = [

@@ -20,7 +20,6 @@ from omlx_worker.engine.models.draft_model import WithDraftModel
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged import footprint as memory
 from omlx_worker.engine.ragged import reading
-from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
 from scripts.bench.mixed_lengths import made_up
@@ -75,7 +74,7 @@ def settled() -> int:
 
 
 def joined(
-    batch: Batch,
+    batch: RaggedDecoder,
     model: RaggedModel,
     name: str,
     length: int,
@@ -100,7 +99,7 @@ def test_rows_take_what_was_projected_and_not_much_less(
     attentive: Loaded, lengths: list[int], tokens: int, depth: int
 ) -> None:
     model = as_ragged(attentive.network, drafts=depth > 0)
-    batch = Batch(model, depth)
+    batch = RaggedDecoder(model, depth)
     before = settled()
     mx.reset_peak_memory()
     projected = batch.bytes_for([(0, length + tokens) for length in lengths])
@@ -176,7 +175,7 @@ def test_prompts_that_are_read_together_take_what_was_projected(
 
 def test_a_batch_projects_no_less_than_it_holds_already(attentive: Loaded) -> None:
     model = as_ragged(attentive.network, drafts=False)
-    batch = Batch(model)
+    batch = RaggedDecoder(model)
     few = batch.bytes_for([(0, 100)])
     for index in range(8):
         joined(batch, model, str(index), 50, 10_000)
@@ -192,7 +191,7 @@ def test_a_large_vocabulary_takes_no_more_than_projected_by_any_rule(
     talkative: Loaded, sampling: Sampling, depth: int
 ) -> None:
     model = as_ragged(talkative.network, drafts=depth > 0)
-    batch = Batch(model, depth)
+    batch = RaggedDecoder(model, depth)
     before = settled()
     mx.reset_peak_memory()
     projected = batch.bytes_for([(0, 60)] * 8)

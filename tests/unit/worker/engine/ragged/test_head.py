@@ -47,15 +47,15 @@ def test_the_first_drafts_after_plain_steps_are_those_of_a_batch_that_always_dra
     always, seldom = joined(qwen, prompt, depth=2), joined(qwen, prompt, depth=2)
     for _ in range(12):
         # One token a step: its drafts are all wrong.
-        if "drafts" in always._buffers.state:
-            drafts = always._buffers.state["drafts"]
-            always._buffers.state["drafts"] = mx.full(drafts.shape, 256, mx.int32)
+        if "drafts" in always.state:
+            drafts = always.state["drafts"]
+            always.state["drafts"] = mx.full(drafts.shape, 256, mx.int32)
         always.step()
         seldom.step({"x": 0})
     always.step()
     seldom.step({"x": 2})
 
-    wanted, got = (decoder._buffers.state["drafts"] for decoder in (always, seldom))
+    wanted, got = (decoder.state["drafts"] for decoder in (always, seldom))
     assert got.tolist() == wanted.tolist()
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged import batch, speculation, step
+from omlx_worker.engine.ragged import decoder, speculation, step
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, distribution, params
-from omlx_worker.engine.ragged.step import State, advance
+from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import VOCABULARY, TableModel
 
 PENALISED = Sampling(
@@ -71,7 +72,7 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
         "cursors": zeros + 3,
         "body_lengths": zeros,
         "accepted": zeros,
-        "drafted": zeros,
+        "offered": zeros,
         "source": zeros,
         "counts": mx.array([counted(history) for history in histories], mx.int32),
     }
@@ -80,14 +81,14 @@ def wrong_counts(listener: Listener, sampling: Sampling, depth: int = 3) -> tupl
     for _ in range(10):
         before: Any = state["drafts"].tolist() if "drafts" in state else [[]] * 12
         listener.clear()
-        outcome, state = advance(TableModel(0.7), [], state, settings, plan, depth, depth)  # type: ignore[arg-type]
+        outcome, state = whole_step(TableModel(0.7), state, settings, plan, depth, depth)
         emitted: Any = outcome.tokens.tolist()
         drafts: Any = state["drafts"].tolist()
         for index, history in enumerate(histories):
             for place in range(1 + len(before[index])):
                 wanted = counted(history + before[index][:place])
                 in_windows += listener.target[0][index][place] != wanted
-            accepted: Any = outcome.counts[index, 1].item()
+            accepted: Any = outcome.verdicts[index, 1].item()
             kinds["accept" if accepted else "reject"] += 1
             history += emitted[index][: accepted + 1]
             for place in range(depth):
@@ -154,7 +155,7 @@ def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> No
 def test_a_history_without_the_prompts_last_token_would_be_noticed(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = batch.counts_of
-    monkeypatch.setattr(batch, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
+    counts = decoder.counts_of
+    monkeypatch.setattr(decoder, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
 
     assert penalised_run(qwen) != plainly(qwen)

@@ -25,9 +25,10 @@ from omlx_worker.engine.ragged.lookups import (
     search,
 )
 from omlx_worker.engine.ragged.sampling import Plan, params
-from omlx_worker.engine.ragged.step import RowStep, advance
+from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.row import SOURCES, Row, Sampling, Source
 from tests.helpers.decoding import GREEDY, Loaded, row, run, small_classes
+from tests.helpers.table_law import whole_step
 from tests.helpers.table_model import TableModel
 
 PROMPTS = {
@@ -173,12 +174,12 @@ def stepped(history: list[int], own: int, depth: int) -> dict[str, mx.array]:
     plan = Plan.of([GREEDY], drafts=True)
     settings = params([GREEDY], plan)
     settings |= {"active": mx.array([1], mx.int32), "depth": mx.array([depth], mx.int32)}
-    values = dict.fromkeys(("body_lengths", "accepted", "drafted", "source"), 0)
+    values = dict.fromkeys(("body_lengths", "accepted", "offered", "source"), 0)
     values |= {"pending": history[-1], "cursors": len(history) - 1}
     state = {name: mx.array([value], mx.int32) for name, value in values.items()}
     state["history"] = widened(history_of(history), LONGEST + PIECE)
     model: Any = TableModel(closeness=0.6)
-    return advance(model, [], state, settings, plan, depth, own)[1]
+    return whole_step(model, state, settings, plan, depth, own)[1]
 
 
 def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> None:
@@ -187,7 +188,7 @@ def test_a_match_may_begin_in_the_prompt_and_end_with_the_sampled_token() -> Non
     after = stepped([9, 8, 2, sampled, 7, 9, 8, 2], own=0, depth=3)
 
     assert after["drafts"].tolist() == [[7, 9, 8]]
-    assert after["drafted"].tolist() == [3]
+    assert after["offered"].tolist() == [3]
     assert SOURCES[after["source"].item()] == "lookup"
 
 
@@ -230,10 +231,10 @@ def test_suspended_rows_keep_their_history(qwen: Loaded) -> None:
     decoder.suspend("words")
     decode(3)
     decoder.resume("words")
-    histories = decoder._buffers.state["history"]
+    histories = decoder.state["history"]
     for name, tokens in got.items():
         known = [*PROMPTS[name], *tokens]
-        index = decoder._slots.find(name)
+        index = decoder.rows[name].slot
         assert histories[index, LEAD : LEAD + len(known)].tolist() == known
     decode(TOKENS)
 

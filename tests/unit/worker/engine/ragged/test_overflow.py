@@ -67,7 +67,7 @@ def test_the_next_row_in_its_slot_has_the_text_that_it_has_alone(
         with overflow(network):
             begin(decoder, "spoilt", [1, SPOILT, 3, 4, 1, 2, 3, 4, 5], 60)
             if where == "while it decodes":
-                decoder._buffers.state["pending"][decoder._slots.find("spoilt")] = SPOILT
+                decoder.state["pending"][decoder.rows["spoilt"].slot] = SPOILT
             for _ in range(6):
                 decoder.step()
             decoder.remove("spoilt")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged.batch import Batch
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
 from tests.helpers.decoding import GREEDY, Loaded, row, run
@@ -36,7 +35,7 @@ class Oracle:
     def __init__(
         self, decoder: RaggedDecoder, truth: dict[str, list[int]], worth: float, seed: int = 0
     ) -> None:
-        self._batch: Batch = decoder
+        self._batch = decoder
         self._truth = truth
         self._worth = worth
         self._rng = random.Random(seed)
@@ -52,19 +51,19 @@ class Oracle:
         landed = []
         if batch._in_flight is not None:
             flight, batch._in_flight = batch._in_flight, None
-            landed = batch._read(flight)
+            landed = batch._land(flight)
         for outcome in landed:
             self._emitted[outcome.row_id] += len(outcome.tokens)
             self.accepted += outcome.accepted
             self.drafted += outcome.drafted
-        if "drafts" in batch._buffers.state:
-            drafts = batch._buffers.state["drafts"].tolist()
-            for index, slot in batch._slots.taken:
-                after = self._truth[slot.row.row_id][self._emitted[slot.row.row_id] :]
-                for place, token in enumerate(after[: len(drafts[index])]):
+        if "drafts" in batch.state:
+            drafts = batch.state["drafts"].tolist()
+            for name, row in batch.rows.items():
+                after = self._truth[name][self._emitted[name] :]
+                for place, token in enumerate(after[: len(drafts[row.slot])]):
                     right = self._rng.random() < self._worth
-                    drafts[index][place] = token if right else (token + 1) % 256
-            batch._buffers.state["drafts"] = mx.array(drafts, mx.int32)
+                    drafts[row.slot][place] = token if right else (token + 1) % 256
+            batch.state["drafts"] = mx.array(drafts, mx.int32)
         for outcome in self._step():
             raise AssertionError(f"nothing was in flight, yet {outcome} landed")
         return landed
