@@ -161,8 +161,8 @@ void touch(const Region& region, long element, bool write) {
   const char* does = write ? "writes" : "reads";
   if (!write && marks.write.group == nobody) fail("reads %s[%ld] before it is written", region.name, element);
   if (!ordered(marks.write, own)) {
-    fail("race: %s %s[%ld], which thread %d wrote, with no barrier between", does, region.name,
-         element, marks.write.lane);
+    fail("race: %s %s[%ld], which thread %d%s wrote, with no barrier between", does, region.name,
+         element, marks.write.lane, marks.write.group == group ? "" : " of another group");
   }
   if (write) {
     if (!ordered(marks.read, own)) {

@@ -120,7 +120,7 @@ def test_a_planted_fault_is_told(body: str, told: str) -> None:
 
 
 def test_groups_that_write_the_same_number_are_told() -> None:
-    with pytest.raises(Fault, match=r"race: writes out\[0\], which thread 0 wrote"):
+    with pytest.raises(Fault, match=r"writes out\[0\], which thread 0 of another group wrote"):
         run("out[i] = x[i];", groups=2)
 
 

@@ -97,10 +97,10 @@ def steps() -> Iterator[object]:
 
 @pytest.mark.parametrize(("layer", "width", "dtype"), [*steps()])
 def test_a_step_attends_as_float64_does(layer: Layer, width: int, dtype: mx.Dtype) -> None:
-    check_step(layer, width, dtype)
+    check_step(layer, width, dtype, long=2100 if width % 4 == 1 else 600)
 
 
-def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int = 2100) -> None:
+def check_step(layer: Layer, width: int, dtype: mx.Dtype, long: int) -> None:
     """Write tails and attend, with rows of lengths up to this one."""
     rng = np.random.default_rng(width)
     # Bodies' lengths, and positions of the tail: none, one, those around an edge, and many.
