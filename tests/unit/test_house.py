@@ -25,7 +25,6 @@ MORE_OWN_IMPORTS = {
     "omlx_worker.decode.thread": 13,
     "omlx_worker.engine.kernels.device": 11,
     "omlx_worker.engine.loading.loader": 23,
-    "omlx_worker.engine.ragged.batch": 13,
 }
 # What the modules of a room may not import.
 WALLS = {

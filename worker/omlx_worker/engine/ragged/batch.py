@@ -17,9 +17,11 @@ import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import Layout, excess, packed, seat, slots_of, unmoved
 from omlx_worker.engine.caches.recurrent_cache import widened
+from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
-from omlx_worker.engine.ragged.lookups import history_length
+from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.ragged.sampling import counts_of
 from omlx_worker.engine.ragged.step import Arrays, State
 from omlx_worker.engine.rows.row import Row, Sampling
 
@@ -110,7 +112,31 @@ class Batch:
     def slots(self) -> int:
         return slots_of(self.layout)
 
-    def enter(self, joining: Sequence[BatchRow]) -> None:
+    def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
+        """Add rows. Their histories but for the last tokens are prefilled.
+
+        Args:
+            rows: each with what the layers hold of it; nothing for a one-token history.
+        """
+        self._enter([self._joining(row, layers) for row, layers in rows])
+
+    def _joining(self, row: Row, layers: Arrays) -> BatchRow:
+        history = row.history
+        length = len(history) - 1
+        values = {"pending": history[-1], "cursors": length, "body_lengths": length}
+        values |= {"accepted": 0, "offered": 0, "source": 0}
+        state = {name: mx.array([value], mx.int32) for name, value in values.items()}
+        if self.looks_up:
+            state["history"] = history_of(history)
+        if row.sampling.penalises:
+            state["counts"] = counts_of(history, self._model.vocabulary)[None]
+        remaining = row.max_tokens - len(row.generated)
+        joining = BatchRow(row, history, length, length, remaining, layers, state)
+        if row.grammar is not None:
+            joining.matcher = Matcher(row.grammar, row.generated)
+        return joining
+
+    def _enter(self, joining: Sequence[BatchRow]) -> None:
         """Give rows slots, and write their arrays there."""
         self._drain()
         rows = [*self.rows.values(), *joining]
@@ -148,7 +174,7 @@ class Batch:
 
     def resume(self, row_id: str) -> None:
         """Put a suspended row back into a slot."""
-        self.enter([self.suspended.pop(row_id)])
+        self._enter([self.suspended.pop(row_id)])
 
     def suspended_bytes(self, row_id: str) -> int:
         row = self.suspended.get(row_id)
@@ -162,8 +188,12 @@ class Batch:
             row.left = True
             self._free(row)
 
-    def fold(self) -> None:
-        """Move every tail to its body."""
+    def make_room(self, positions: int) -> None:
+        """Move every tail to its body unless all of them have room for so many positions."""
+        if any(row.in_tail + positions > TAIL for row in self.rows.values()):
+            self._fold()
+
+    def _fold(self) -> None:
         self._drain()
         rows = list(self.rows.values())
         cursors: list[int] = self.state["cursors"].tolist()  # type: ignore[assignment]
@@ -207,15 +237,6 @@ class Batch:
             dtype = mx.int32 if name == "counts" else mx.float32
             state[name] = mx.zeros((*shapes[name], self._model.vocabulary), dtype)
 
-    @property
-    def _arrays(self) -> Arrays:
-        return [cache.arrays for cache in self.caches]
-
-    def _update(self, written: Arrays) -> None:
-        """Take what a step wrote."""
-        for cache, part in zip(self.caches, written, strict=True):
-            cache.update(part)
-
     def _drain(self) -> None:
         """Wait for the step in flight, so that only the caches hold their buffers."""
         if self.rows:
@@ -223,7 +244,7 @@ class Batch:
             self._settle()
 
     def _settle(self) -> None:
-        mx.eval(self._arrays, self.state)
+        mx.eval([cache.arrays for cache in self.caches], self.state)
 
     def _free(self, row: BatchRow) -> None:
         """Free a row's slot; with the last row all arrays go."""

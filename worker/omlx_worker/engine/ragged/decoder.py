@@ -13,53 +13,22 @@ plan, not per join.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.caches.layout import grown, reachable
-from omlx_worker.engine.kernels.device import compiles
-from omlx_worker.engine.kernels.window import TAIL, Spans
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch, BatchRow
 from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
-from omlx_worker.engine.ragged.lookups import history_of
-from omlx_worker.engine.ragged.masks import Masks, Matcher
+from omlx_worker.engine.ragged.masks import Masks
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.ragged.sampling import (
-    Draw,
-    Params,
-    Plan,
-    ReadDraw,
-    counts_of,
-    params,
-    report,
-)
-from omlx_worker.engine.ragged.step import (
-    Arrays,
-    Cut,
-    Outcome,
-    RowStep,
-    State,
-    commit,
-    cut,
-    fit,
-    forward,
-)
+from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, ReadDraw, params, report
+from omlx_worker.engine.ragged.step import Cut, Halves, RowStep, cut, fit
 from omlx_worker.engine.rows.row import SOURCES, Known, Row, Sampling
-
-MOST_STEPS = 48
-"""Compiled steps that are kept; the least recently used go.
-
-MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
-dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
-one or two traces (1.3 on average where rows come and go and depths change).
-"""
 
 
 @dataclass(slots=True)
@@ -92,8 +61,6 @@ class RaggedDecoder(Batch):
         own_depth: of those that the model makes itself; the others are looked up.
         vocabulary: entries of the logits.
         reads: how many outcomes the host has read.
-        traces: how many times half a step was compiled for a new bucket or plan; stays 0 where
-            nothing is compiled.
     """
 
     name = "ragged batch"
@@ -109,7 +76,7 @@ class RaggedDecoder(Batch):
         super().__init__(model, looks_up=lookup > 0)
         self.own_depth = depth if model.drafts else 0
         self.max_depth = max(lookup, self.own_depth)
-        self.reads = self.traces = 0
+        self.reads = 0
         self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
         self.pads, self.slow, self.shares = model.pads, model.slow, prefixes is not None
         self._prefixes = prefixes
@@ -119,9 +86,12 @@ class RaggedDecoder(Batch):
         self._params: Params = {}
         self._depths: Mapping[str, int] = {}
         self._in_flight: _Flight | None = None
-        self._forwards = lru_cache(MOST_STEPS)(self._compiled_forward)
-        self._commits = lru_cache(MOST_STEPS)(self._compiled_commit)
-        self._compiles = compiles()
+        self._halves = Halves(model, self.own_depth)
+
+    @property
+    def traces(self) -> int:
+        """See `Halves`."""
+        return self._halves.traces
 
     @property
     def changes(self) -> int:
@@ -170,30 +140,6 @@ class RaggedDecoder(Batch):
             del self._reading[reading.row.row_id]
         # The last token of a history, which the row's first step reads, is left too.
         return {r.row.row_id: r.left + 1 if r.left else 0 for r in readings}
-
-    def join(self, rows: Sequence[tuple[Row, Arrays]]) -> None:
-        """Add rows. Their histories but for the last tokens are prefilled.
-
-        Args:
-            rows: each with what the layers hold of it; nothing for a one-token history.
-        """
-        self.enter([self._joining(row, layers) for row, layers in rows])
-
-    def _joining(self, row: Row, layers: Arrays) -> BatchRow:
-        history = row.history
-        length = len(history) - 1
-        values = {"pending": history[-1], "cursors": length, "body_lengths": length}
-        values |= {"accepted": 0, "offered": 0, "source": 0}
-        state = {name: mx.array([value], mx.int32) for name, value in values.items()}
-        if self.looks_up:
-            state["history"] = history_of(history)
-        if row.sampling.penalises:
-            state["counts"] = counts_of(history, self.vocabulary)[None]
-        remaining = row.max_tokens - len(row.generated)
-        joining = BatchRow(row, history, length, length, remaining, layers, state)
-        if row.grammar is not None:
-            joining.matcher = Matcher(row.grammar, row.generated)
-        return joining
 
     def limit_prefixes(self, room: int) -> None:
         if self._prefixes:
@@ -250,21 +196,17 @@ class RaggedDecoder(Batch):
         self.state = fit(self.state, self.caches, depth, self.max_depth)
         width = 1 + (self.state["drafts"].shape[1] if "drafts" in self.state else 0)
         # Tail positions of the window, and of what follows it, which a draft model reads.
-        reach = width + max(depth, 1)
-        if any(row.in_tail + reach > TAIL for row in self.rows.values()):
-            self.fold()
+        self.make_room(width + max(depth, 1))
         if self.changed:
             self._replan()
         rows = [(row.slot, row) for row in self.rows.values()]
         masked = [(slot, row.matcher) for slot, row in rows if row.matcher]
         # In one order: another is another trace.
         state = dict(sorted(self.state.items()))
-        spans = spans_of(self.caches)
         if masked:
             # Before the forward, since the host reads it.
             mx.async_eval(state)
-        hidden, written = self._forwards(depth, spans)(state, self._arrays)
-        self._update(written)
+        hidden, written = self._halves.forward(self.caches, state, depth)
         allowed = None
         if masked:
             mx.async_eval(hidden, written)
@@ -272,10 +214,9 @@ class RaggedDecoder(Batch):
                 self._land(landing)
             masks = Masks(masked, self.vocabulary)
             allowed = masks.fill(state, depth)
-        commits = self._commits(self._plan, depth, spans)
-        made, self.state, written = commits(state, self._params, self._arrays, hidden, allowed)
-        self._update(written)
-        outcome = Outcome(*made)
+        outcome, self.state, written = self._halves.commit(
+            self.caches, state, hidden, self._params, self._plan, depth, allowed
+        )
         if masked:
             limits, ratio = self._params["depth"], self._plan.ratio
             self.state = masks.force(self.state, limits, depth, ratio=ratio)
@@ -331,30 +272,3 @@ class RaggedDecoder(Batch):
         self._params["depth"] = mx.array(depths, mx.int32)
         self.hold_needed()
         self.changed = False
-
-    def _compiled_forward(self, depth: int, _spans: Spans) -> Callable[..., Any]:
-        model = self._model
-
-        def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
-            self.traces += self._compiles
-            caches = model.wrap(layers)
-            hidden = forward(model, caches, state, depth)
-            return hidden, [cache.written for cache in caches]
-
-        return mx.compile(run)
-
-    def _compiled_commit(self, plan: Plan, depth: int, _spans: Spans) -> Callable[..., Any]:
-        # Deeper steps are for copies. There a row without a match does better without drafts than
-        # all rows do with the time that the model's own take.
-        own = self.own_depth if depth <= self.own_depth else 0
-        model = self._model
-
-        def run(
-            state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array | None
-        ) -> tuple[list[mx.array], State, Arrays]:
-            self.traces += self._compiles
-            caches = model.wrap(layers)
-            outcome, after = commit(model, caches, state, hidden, params, plan, depth, own, allowed)
-            return list(outcome), after, [cache.written for cache in caches]
-
-        return mx.compile(run)

@@ -22,20 +22,30 @@ that any later step may draft.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
-from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.window import Spans, Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
 from omlx_worker.engine.ragged.sampling import Params, Plan, Sampled, distribution
 from omlx_worker.engine.ragged.speculation import Drafts, judge, propose
 from omlx_worker.engine.rows.row import Source
+
+MOST_STEPS = 48
+"""Compiled steps that are kept; the least recently used go.
+
+MLX keeps every trace of a function, a few hundred kilobytes a layer, until the function itself is
+dropped, and a worker meets hundreds of layouts in a night. So each layout has its own function, of
+one or two traces (1.3 on average where rows come and go and depths change).
+"""
 
 _OF_DRAFTS = ("drafts", "weights")
 
@@ -92,6 +102,84 @@ class RowStep:
             "window": self.window,
             "source": self.source,
         }
+
+
+class Halves:
+    """`forward` and `commit`, compiled once per depth and layout; `commit` also per sampling plan.
+
+    Both take the caches' arrays, and give the caches what they wrote.
+
+    Args:
+        own_depth: drafts of a row and step, at most, that the model makes itself.
+
+    Attributes:
+        traces: how many times one of them was traced for a new bucket of shapes; stays 0 where
+            nothing is compiled.
+        forwards, commits: keep the compiled functions.
+    """
+
+    def __init__(self, model: RaggedModel, own_depth: int) -> None:
+        self.traces = 0
+        self.forwards = lru_cache(MOST_STEPS)(self._forward)
+        self.commits = lru_cache(MOST_STEPS)(self._commit)
+        self._model = model
+        self._own_depth = own_depth
+        self._counts = compiles()
+
+    def forward(
+        self, caches: Sequence[LayerCache], state: State, depth: int
+    ) -> tuple[mx.array, Arrays]:
+        """See `forward`; also returns the arrays that it wrote."""
+        run = self.forwards(depth, spans_of(caches))
+        hidden, written = run(state, [cache.arrays for cache in caches])
+        return hidden, _update(caches, written)
+
+    def commit(
+        self,
+        caches: Sequence[LayerCache],
+        state: State,
+        hidden: mx.array,
+        params: Params,
+        plan: Plan,
+        depth: int,
+        allowed: mx.array | None,
+    ) -> tuple[Outcome, State, Arrays]:
+        """See `commit`; also returns the arrays that it wrote."""
+        run = self.commits(plan, depth, spans_of(caches))
+        arrays = [cache.arrays for cache in caches]
+        outcome, after, written = run(state, params, arrays, hidden, allowed)
+        return Outcome(*outcome), after, _update(caches, written)
+
+    def _forward(self, depth: int, _spans: Spans) -> Callable[..., Any]:
+        def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
+            self.traces += self._counts
+            caches = self._model.wrap(layers)
+            hidden = forward(self._model, caches, state, depth)
+            return hidden, [cache.written for cache in caches]
+
+        return mx.compile(run)
+
+    def _commit(self, plan: Plan, depth: int, _spans: Spans) -> Callable[..., Any]:
+        # Deeper steps are for copies. There a row without a match does better without drafts than
+        # all rows do with the time that the model's own take.
+        own = self._own_depth if depth <= self._own_depth else 0
+
+        def run(
+            state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array | None
+        ) -> tuple[list[mx.array], State, Arrays]:
+            self.traces += self._counts
+            caches = self._model.wrap(layers)
+            commits = partial(commit, plan=plan, depth=depth, own=own, allowed=allowed)
+            outcome, after = commits(self._model, caches, state, hidden, params)
+            return list(outcome), after, [cache.written for cache in caches]
+
+        return mx.compile(run)
+
+
+def _update(caches: Sequence[LayerCache], written: Arrays) -> Arrays:
+    for cache, part in zip(caches, written, strict=True):
+        cache.update(part)
+    return written
 
 
 def forward(model: RaggedModel, caches: list[LayerCache], state: State, depth: int) -> mx.array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omlx_worker.engine.ragged import decoder as ragged
+from omlx_worker.engine.ragged import step as halves
 from tests.helpers.decoding import Loaded, row, run, small_classes
 
 
@@ -16,7 +16,7 @@ from tests.helpers.decoding import Loaded, row, run, small_classes
 def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged, "MOST_STEPS", 3)
+    monkeypatch.setattr(halves, "MOST_STEPS", 3)
     rng = random.Random(8)
     prompts = {str(n): [rng.randrange(256) for _ in range(n)] for n in (5, 20, 60, 100, 300)}
     wanted = {name: qwen.greedy(prompt, 40) for name, prompt in prompts.items()}
@@ -27,7 +27,7 @@ def test_a_batch_of_many_layouts_keeps_few_compiled_steps_and_every_token(
         nonlocal steps
         steps += 1
         landed = step(dict.fromkeys(prompts, 2 * (steps // 3 % 2)))
-        live.add(decoder._commits.cache_info().currsize)
+        live.add(decoder._halves.commits.cache_info().currsize)
         return landed
 
     decoder.step = watched  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.ragged import decoder, speculation, step
+from omlx_worker.engine.ragged import batch, speculation, step
 from omlx_worker.engine.ragged.sampling import Distribution, Plan, distribution, params
 from omlx_worker.engine.ragged.step import State
 from omlx_worker.engine.rows.row import Sampling
@@ -155,7 +155,7 @@ def test_the_history_of_a_joining_row_holds_its_whole_prompt(qwen: Loaded) -> No
 def test_a_history_without_the_prompts_last_token_would_be_noticed(
     qwen: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = decoder.counts_of
-    monkeypatch.setattr(decoder, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
+    counts = batch.counts_of
+    monkeypatch.setattr(batch, "counts_of", lambda tokens, size: counts(tokens[:-1], size))
 
     assert penalised_run(qwen) != plainly(qwen)

@@ -77,8 +77,8 @@ def test_on_cuda_a_layer_is_a_few_large_kernels(
     loaded.network.set_dtype(mx.bfloat16)
     model = as_ragged(loaded.network, drafts=depth > 0, kernels=for_cuda(32, 32), checks=False)
     decoder = decoding(RaggedDecoder(model, depth))
-    decoder._forwards.cache_clear()  # compiled afresh, and counted
-    decoder._commits.cache_clear()
+    decoder._halves.forwards.cache_clear()  # compiled afresh, and counted
+    decoder._halves.commits.cache_clear()
     launched.clear()
 
     decoder.step()
