@@ -1,21 +1,15 @@
-// The names of Metal's language that this project's kernels use, for g++. It includes nothing, so a
-// name that Metal lacks (expf, std::max, __expf) stays unknown. `language.py` writes pointers with
-// address spaces as `Pointer<Space, T>`; each access is checked by `runtime.cpp`.
+// The names of Metal's language that this project's kernels use, for g++. It includes no mathematics,
+// so a name that Metal lacks (expf, rsqrtf) stays unknown. `language.py` writes pointers with address
+// spaces as `Pointer<Space, T>`; `runtime.cpp` checks each access.
+
+#include <stdint.h>
+#include <type_traits>
 
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
 using ulong = unsigned long;
-using int8_t = signed char;
-using uint8_t = uchar;
-using int16_t = short;
-using uint16_t = ushort;
-using int32_t = int;
-using uint32_t = uint;
-using int64_t = long;
-using uint64_t = ulong;
 using size_t = ulong;
-using ptrdiff_t = long;
 
 #define METAL_FUNC inline
 #define INFINITY __builtin_inff()
@@ -30,19 +24,6 @@ using ptrdiff_t = long;
 #define M_LN2_F 0.69314718f
 
 namespace emulator {
-
-template <bool B, class T = void> struct When {};
-template <class T> struct When<true, T> { using type = T; };
-template <class T, class U> constexpr bool same = false;
-template <class T> constexpr bool same<T, T> = true;
-template <class T> struct Unconst { using type = T; };
-template <class T> struct Unconst<const T> { using type = T; };
-template <class T> using unconst = typename Unconst<T>::type;
-template <class T> constexpr bool integer = false;
-#define INTEGER(T) template <> constexpr bool integer<T> = true;
-INTEGER(bool) INTEGER(char) INTEGER(int8_t) INTEGER(uchar) INTEGER(short) INTEGER(ushort)
-INTEGER(int) INTEGER(uint) INTEGER(long) INTEGER(ulong)
-template <class T> constexpr bool plain = integer<T> || same<T, float>;
 
 // What the runtime knows of a buffer, and of the thread that runs.
 struct Region {
@@ -86,7 +67,7 @@ namespace metal {
 struct half {
   _Float16 number;
   half() = default;
-  template <class N, class = typename emulator::When<emulator::plain<N>>::type>
+  template <class N, class = std::enable_if_t<std::is_arithmetic_v<N>>>
   constexpr half(N x) : number(static_cast<_Float16>(static_cast<float>(x))) {}
   constexpr operator float() const { return static_cast<float>(number); }
 };
@@ -94,7 +75,7 @@ struct half {
 struct bfloat {
   ushort bits;
   bfloat() = default;
-  template <class N, class = typename emulator::When<emulator::plain<N> || emulator::same<N, half>>::type>
+  template <class N, class = std::enable_if_t<std::is_arithmetic_v<N> || std::is_same_v<N, half>>>
   explicit constexpr bfloat(N x) : bits(rounded(static_cast<float>(x))) {}
   constexpr operator float() const {
     return __builtin_bit_cast(float, static_cast<uint>(bits) << 16);
@@ -106,9 +87,9 @@ struct bfloat {
   }
 };
 
-template <class N> constexpr bool narrow = emulator::same<N, half> || emulator::same<N, bfloat>;
-template <class N> using Narrow = typename emulator::When<narrow<N>, N>::type;
-template <class I> using Integer = typename emulator::When<emulator::integer<I>>::type;
+template <class N> constexpr bool narrow = std::is_same_v<N, half> || std::is_same_v<N, bfloat>;
+template <class N> using Narrow = std::enable_if_t<narrow<N>, N>;
+template <class I> using Integer = std::enable_if_t<std::is_integral_v<I>>;
 
 #define OPERATOR(op) \
   template <class N> Narrow<N> operator op(N a, N b) { \
@@ -140,31 +121,24 @@ template <class S, class T> struct Pointer {
 
   Pointer() = default;
   Pointer(const Region* region, long at) : region(region), at(at) {}
-  template <class U, class = typename When<same<const U, T> && !same<U, T>>::type>
-  Pointer(Pointer<S, U> p) : region(p.region), at(p.at) {}
-  template <class U, class = typename When<!same<const U, T> && !same<U, T>>::type, class = void>
-  explicit Pointer(Pointer<S, U> p) : region(p.region), at(p.at) {
-    static_assert(same<T, const unconst<T>> || !same<U, const unconst<U>>, "casts const away");
+  operator Pointer<S, const T>() const { return {region, at}; }
+  template <class U> explicit Pointer(Pointer<S, U> p) : region(p.region), at(p.at) {
+    static_assert(std::is_const_v<T> || !std::is_const_v<U>, "casts const away");
   }
 
   auto operator*() const {
-    if constexpr (same<T, const unconst<T>>) return load();
+    if constexpr (std::is_const_v<T>) return load();
     else return Reference<S, T>{*this};
   }
   auto operator[](long i) const { return *(*this + i); }
   Pointer operator+(long i) const { return {region, at + i * static_cast<long>(sizeof(T))}; }
   Pointer operator-(long i) const { return *this + -i; }
   Pointer& operator+=(long i) { return *this = *this + i; }
-  Pointer& operator-=(long i) { return *this = *this - i; }
   Pointer& operator++() { return *this += 1; }
-  long operator-(Pointer p) const { return (at - p.at) / static_cast<long>(sizeof(T)); }
-  bool operator==(Pointer p) const { return region == p.region && at == p.at; }
-  bool operator!=(Pointer p) const { return !(*this == p); }
-  bool operator<(Pointer p) const { return at < p.at; }
 
-  unconst<T> load() const {
+  std::remove_const_t<T> load() const {
     check(false);
-    unconst<T> value;
+    std::remove_const_t<T> value;
     __builtin_memcpy(&value, region->base + at, sizeof(T));
     return value;
   }
@@ -183,7 +157,7 @@ template <class S, class T> struct Pointer {
 template <class S, class T> struct Reference {
   Pointer<S, T> to;
   operator T() const { return to.load(); }
-  template <class U, class = typename When<!same<U, T>>::type> explicit operator U() const {
+  template <class U, class = std::enable_if_t<!std::is_same_v<U, T>>> explicit operator U() const {
     return static_cast<U>(to.load());
   }
   T operator=(T x) const {
@@ -199,14 +173,12 @@ template <class S, class T> struct Reference {
 };
 
 // Threadgroup memory: a number, or a part of an array.
-template <class T> struct Number { using type = T; };
-template <class T, size_t N> struct Number<T[N]> { using type = typename Number<T>::type; };
 template <class T> struct View : Reference<Threadgroup, T> {
   explicit View(Pointer<Threadgroup, T> to) : Reference<Threadgroup, T>{to} {}
   using Reference<Threadgroup, T>::operator=;
 };
 template <class T, size_t N> struct View<T[N]> {
-  using First = typename Number<T>::type;
+  using First = std::remove_all_extents_t<T>;
   Pointer<Threadgroup, First> to;
   explicit View(Pointer<Threadgroup, First> to) : to(to) {}
   View<T> operator[](long i) const {
@@ -219,7 +191,7 @@ template <class T, size_t N> struct View<T[N]> {
 };
 template <class T> struct Shared : View<T> {
   explicit Shared(const char* name)
-      : View<T>({emulator_shared(name, sizeof(T), sizeof(typename Number<T>::type)), 0}) {}
+      : View<T>({emulator_shared(name, sizeof(T), sizeof(std::remove_all_extents_t<T>)), 0}) {}
   using View<T>::operator=;
 };
 
@@ -236,7 +208,8 @@ template <class To, class From> To recast(From p) { return Recast<To>::of(p); }
 struct Buffer {
   const Region* region;
   template <class S, class T> operator Pointer<S, T>() const { return {region, 0}; }
-  template <class T, class = typename When<plain<T> || metal::narrow<T>>::type> operator T() const {
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T> || metal::narrow<T>>>
+  operator T() const {
     return Pointer<Constant, const T>(region, 0).load();
   }
 };
