@@ -18,7 +18,6 @@ import hashlib
 import math
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -204,9 +203,10 @@ def _gcc(arguments: Sequence[str], source: str) -> str:
 
 def _has_gcc() -> bool:
     """Whether g++ is GCC 12 or newer; on a Mac it is another compiler."""
-    if shutil.which("g++") is None:
+    try:
+        macros = _gcc(("-dM", "-E"), "")
+    except (OSError, Refused):
         return False
-    macros = _gcc(("-dM", "-E"), "")
     version = re.search(r"__GNUC__ (\d+)", macros)
     return "__clang__" not in macros and version is not None and int(version[1]) >= 12
 
