@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -52,7 +53,11 @@ class Benchmark:
 
     Attributes:
         figures: the figures so far, in the order of the table.
+        family: the type in the model's configuration.
         dtype, weight_bytes: of the weights.
+        slow: what the ragged batch runs without its fast form.
+        forms: of each part of the model, the form that the engine has chosen: ``part``, ``form``,
+            and what it and the plain form take, ``microseconds`` and ``plain_microseconds``.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Benchmark:
                 f"{model} has {most} tokens; give at most {most} together"
             )
         draft = load_draft_model(draft_model, tokenizer) if draft_model else None
+        self.family = str(config.get("model_type", "model"))
         self.dtype = precision(network)
         depths = _possible_depths(draft is not None or has_head(network), model, depths)
         deepest_of = {depth: DEEPEST if depth == AUTO else int(depth) for depth in depths}
@@ -82,6 +88,8 @@ class Benchmark:
         }
         deepest = max(decoders.values(), key=lambda decoder: decoder.max_depth)
         self.weight_bytes = deepest.weight_bytes
+        self.slow = list(deepest.slow)
+        self.forms: list[dict[str, Any]] = []
         memory = MemoryBudget(budget(), deepest.weight_bytes, deepest.bytes_for)
         _require_memory(memory, rows, context, plan)
         self._prompts = heldout_prompts(tokenizer, context, max(rows))

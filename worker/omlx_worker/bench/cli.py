@@ -95,8 +95,14 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write all figures here.",
 )
+@click.option(
+    "--share",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write them here without names of folders, to show others.",
+)
 def bench(
     report: Path | None,
+    share: Path | None,
     model: str,
     tokens: int,
     laps: int,
@@ -123,7 +129,7 @@ def bench(
     except (BenchError, ModelError) as error:
         fail(USAGE, str(error))
     complete = _run(benchmark)
-    _tell(benchmark, model, report, complete)
+    _tell(benchmark, model, report, share, complete)
     if not complete:
         sys.exit(INTERRUPTED)
 
@@ -145,24 +151,31 @@ def _run(benchmark: Benchmark) -> bool:
     return True
 
 
-def _tell(benchmark: Benchmark, model: str, path: Path | None, complete: bool) -> None:
-    from omlx_worker.bench.report import as_json, machine, print_report
+def _tell(
+    benchmark: Benchmark, model: str, path: Path | None, share: Path | None, complete: bool
+) -> None:
+    from omlx_worker.bench.report import as_json, machine, print_report, to_share
 
     where = machine()
     print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},")
-    if path is None:
-        return
-    report = {
-        "what": "omlx-worker bench",
-        "model": model,
-        "dtype": benchmark.dtype,
-        "weights": benchmark.weight_bytes,
-        "command": " ".join(["omlx-worker", *sys.argv[1:]]),
-        "complete": complete,
-        **where,
-        **as_json(benchmark.figures),
-    }
+    if path is not None:
+        report = {
+            "what": "omlx-worker bench",
+            "model": model,
+            "dtype": benchmark.dtype,
+            "weights": benchmark.weight_bytes,
+            "command": " ".join(["omlx-worker", *sys.argv[1:]]),
+            "complete": complete,
+            **where,
+            **as_json(benchmark.figures),
+        }
+        _write("--json", path, report)
+    if share is not None:
+        _write("--share", share, to_share(benchmark, model, complete))
+
+
+def _write(option: str, path: Path, report: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(report, indent=1))
     except OSError as error:
-        fail(USAGE, f"--json {path}: {error.strerror or error}; give a file that can be written")
+        fail(USAGE, f"{option} {path}: {error.strerror or error}; give a file that can be written")

@@ -1,4 +1,4 @@
-"""The report of a benchmark: the machine, and the figures as a table or as JSON."""
+"""The report of a benchmark: the machine, and the figures as a table, as JSON or to share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from rich import box
@@ -18,6 +19,10 @@ from rich.table import Table
 from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
+from omlx_worker.mac import chip
+
+if TYPE_CHECKING:
+    from omlx_worker.bench.benchmark import Benchmark
 
 THEIRS = {BATCH_GENERATOR: "mlx-lm batch", STREAM: "mlx-lm stream"}
 COLUMNS = ("rows", "", "tok/s", "x mlx-lm", "ms/step", "tok/step", "accepted", "MiB")
@@ -28,13 +33,17 @@ def machine() -> dict[str, Any]:
     device = mx.default_device()
     name = mx.device_info().get("device_name", "") if device == mx.gpu else ""
     affinity = getattr(os, "sched_getaffinity", None)
+    mac = platform.mac_ver()[0]
+    system = f"macOS {mac}" if mac else f"{platform.system()} {platform.release().split('-')[0]}"
     return {
         "device": str(name) or f"{platform.machine()} processor",
-        "system": f"{platform.system()} {platform.machine()}",
+        **chip.facts(),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": f"{system} {platform.machine()}",
         "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
         "versions": {
             "python": platform.python_version(),
-            **{package: version(package) for package in ("mlx", "mlx-lm")},
+            **{package: version(package) for package in ("mlx", "mlx-lm", "omlx-queue")},
         },
     }
 
@@ -55,6 +64,28 @@ def as_json(figures: Sequence[Measured]) -> dict[str, Any]:
     return {
         "decoding": [measured.to_json() for measured in figures],
         "auto": {str(m.rows): m.depth for m in figures if m.side == AUTO and m.laps},
+    }
+
+
+def to_share(benchmark: Benchmark, model: str, complete: bool) -> dict[str, Any]:
+    """A report for others: it names no user, host or folder.
+
+    A model in a folder is named by its family, and of an error only the type is told: its text
+    may hold a path.
+    """
+    decoding = [measured.to_json() for measured in benchmark.figures]
+    failed = [{**side, "failed": side["failed"].partition(":")[0]} for side in decoding]
+    return {
+        "what": "omlx-worker bench --share",
+        **machine(),
+        "model": f"a {benchmark.family}" if Path(model).expanduser().exists() else model,
+        "dtype": benchmark.dtype,
+        "weights": benchmark.weight_bytes,
+        "forms": benchmark.forms,
+        "slow": benchmark.slow,
+        "complete": complete,
+        **as_json(benchmark.figures),
+        "decoding": failed,
     }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import json
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -82,6 +84,40 @@ def test_figures_add_up(tiny: Path, tmp_path: Path) -> None:
         assert figures["peak"] > 0
         assert figures["failed"] == ""
         assert sum(figures["depths"].values()) == figures["steps"]
+
+
+def test_a_file_to_share_has_the_figures_and_names_nobody(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(side: BatchGeneratorSide, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+        raise ValueError(f"cannot open {tmp_path}")
+
+    monkeypatch.setattr(BatchGeneratorSide, "decode", fail)
+    report = tmp_path / "report.json"
+    result = bench(tiny, "--rows", "1", "--depths", "0,1", "--share", str(report))
+    assert result.exit_code == 0, result.output
+    text = report.read_text()
+    told = json.loads(text)
+    assert {"device", "memory", "system", "cores", "model", "dtype", "weights"} <= set(told)
+    assert set(told["versions"]) == {"python", "mlx", "mlx-lm", "omlx-queue"}
+    assert sides_of(told, 1) == ["BatchGenerator", "generate_step", "K=0", "K=1"]
+    assert told["decoding"][0]["failed"] == "ValueError"
+    assert told["model"] == "a qwen3_5"
+    assert isinstance(told["forms"], list)
+    assert told["complete"]
+    names = {getpass.getuser(), platform.node(), Path.home().name, tiny.name, str(tmp_path)}
+    for name in names - {"root"}:
+        assert name not in text
+    assert "/" not in text.replace("tokens/s", "")
+
+
+def test_a_model_of_the_hub_is_named_in_a_file_to_share(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "resolve", lambda _: tiny)
+    report = tmp_path / "report.json"
+    bench("org/name", "--rows", "1", "--depths", "0", "--share", str(report))
+    assert json.loads(report.read_text())["model"] == "org/name"
 
 
 def test_the_table_fits_80_columns_and_progress_goes_to_stderr(tiny: Path) -> None:
