@@ -21,6 +21,7 @@ KNOWN = frozenset(
     {
         "OMLX_QUEUE_ACCEPTANCE",
         "OMLX_QUEUE_ALLOW_EVICTION",
+        "OMLX_QUEUE_ALLOW_SLEEP",
         "OMLX_QUEUE_BURST",
         "OMLX_QUEUE_DEFAULT_MAX_TOKENS",
         "OMLX_QUEUE_DRAFT_MODEL",
@@ -34,7 +35,6 @@ KNOWN = frozenset(
         "OMLX_QUEUE_LOOKUP",
         "OMLX_QUEUE_MAX_BATCH",
         "OMLX_QUEUE_MEMORY_LIMIT",
-        "OMLX_QUEUE_METAL_KERNEL",
         "OMLX_QUEUE_METRICS_HOST",
         "OMLX_QUEUE_METRICS_PORT",
         "OMLX_QUEUE_MODE",
@@ -43,6 +43,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_MTP_DEPTH",
         "OMLX_QUEUE_MTP_FROM",
         "OMLX_QUEUE_NAME",
+        "OMLX_QUEUE_ONLY_ON_POWER",
         "OMLX_QUEUE_PATIENCE",
         "OMLX_QUEUE_PREFIX_CACHE",
         "OMLX_QUEUE_PREFIX_DIR",

@@ -22,7 +22,8 @@ import mlx.core as mx
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.layout import capacity_for
 from omlx_worker.engine.kernels.attention import Attention
-from omlx_worker.engine.kernels.device import attention_for_device
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import TAIL, Window
 
@@ -128,7 +129,11 @@ def main() -> None:
     print(f"{'rows':>6}{'width':>7}{'context':>9}" + "".join(f"{name:>9}" for name in names))
     for context, width, rows in product(arguments.contexts, arguments.widths, arguments.rows):
         case = Case(arguments, rows, width, context)
-        sides = [case.ragged(PlainAttention()), case.ragged(attention_for_device()), case.fused()]
+        sides = [
+            case.ragged(PlainAttention()),
+            case.ragged(for_device(Contest()).attention),
+            case.fused(),
+        ]
         times: list[list[float]] = [[] for _ in sides]
         for side in sides:
             lap(side)

@@ -74,6 +74,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "tie_word_embeddings": False,
     },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
 }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.device import for_device
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
@@ -38,7 +40,7 @@ def first_draft_acceptance(
         prompts: token ids, each judged on its own.
         tokens: how many to generate for each, end of text ignored.
     """
-    model = RaggedQwen35(network)
+    model = RaggedQwen35(network, for_device(Contest()))
     backbone = network.language_model.model
     drafts = accepted = 0
     for prompt, generated in zip(prompts, _greedy(model, prompts, tokens), strict=True):

@@ -36,6 +36,7 @@ class Report:
         state: of a row's recurrent layers.
         context: tokens of a row, at most.
         rows: of the full context that fit together, up to `MOST_ROWS`.
+        kernels: which forms of its layers are used on this device, and how fast they are.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Report:
     context: int
     memory_limit: int
     rows: int
+    kernels: list[object]
 
     def __str__(self) -> str:
         engine = self.engine
@@ -80,7 +82,8 @@ class Report:
             "context": f"{self.context} tokens",
             "rows": f"{self.rows} {more}of the full context fit {in_units(self.memory_limit)}",
         }
-        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in lines.items() if value)
+        told = [*lines.items(), *(("kernel", str(result)) for result in self.kernels)]
+        return "".join(f"{name:<9}{one_cell(value)}\n" for name, value in told if value)
 
 
 def examine(settings: WorkerSettings) -> Report:
@@ -111,6 +114,7 @@ def examine(settings: WorkerSettings) -> Report:
         context=engine.info.context_length,
         memory_limit=limit,
         rows=_rows(engine, limit),
+        kernels=list(engine.forms),
     )
 
 

@@ -23,7 +23,7 @@ def warnings() -> list[str]:
 
 def test_the_known_names_are_the_settings_of_the_worker() -> None:
     settings = {PREFIX + name.upper() for name in WorkerSettings.model_fields}
-    assert settings | {"OMLX_QUEUE_METAL_KERNEL"} == KNOWN
+    assert settings == KNOWN
 
 
 def test_a_name_close_to_a_known_one_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:

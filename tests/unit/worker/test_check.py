@@ -14,7 +14,9 @@ from click.testing import CliRunner, Result
 from omlx_worker import cli
 from omlx_worker.build import load_engine
 from omlx_worker.decode.budget import MemoryBudget
-from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.attention import Pair
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
 from tests.helpers.families import SLIDING
@@ -106,17 +108,32 @@ def test_a_draft_model_is_named_and_its_cache_counted(tmp_path: Path, llama: Pat
 
 
 def test_a_model_without_a_ragged_form_is_told_with_the_reason(llama: Path) -> None:
-    put = AttentionCache.put
+    put = PlainAttention.put
 
-    def put_prompts_alone(cache: AttentionCache, *args: Any) -> None:
-        if args[-1].lengths is not None:
-            put(cache, *args)
+    def put_elsewhere(attention: PlainAttention, tails: Pair, *args: Any) -> Pair:
+        put(attention, tails, *args)
+        return tails
 
-    with patch.object(AttentionCache, "put", put_prompts_alone):
+    with patch.object(PlainAttention, "put", put_elsewhere):
         said = check(llama).stdout
 
     assert "engine   mlx-lm's BatchGenerator, because a ragged window differs" in said
     assert "drafts   none: BatchGenerator has no drafts\n" in said
+
+
+def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
+    def fail(x: mx.array) -> mx.array:
+        raise RuntimeError("no such instruction")
+
+    contest = Contest()
+    contest.run("doubling", "8 x 1", lambda x: 2 * x, fail, mx.ones(8))
+
+    with patch.object(Contest, "results", contest.results):
+        said, [found] = check(llama).stdout, checked(llama)["kernels"]
+
+    assert "kernel   doubling, 8 x 1: plain; plain " in said
+    assert "it fails: no such instruction\n" in said
+    assert (found["form"], found["kernel_microseconds"]) == ("plain", None)
 
 
 def test_a_model_that_is_right_in_no_batch_is_told_with_both_reasons(tmp_path: Path) -> None:

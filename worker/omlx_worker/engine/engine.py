@@ -84,10 +84,12 @@ class DecodingEngine:
         reason, slow: see `Decoder`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
+        forms: of its layers' parts, each a `Result` of the contest of kernels so far.
     """
 
     head: str | None = None
     head_hint: str | None = None
+    forms: Sequence[object] = ()
 
     def __init__(
         self,

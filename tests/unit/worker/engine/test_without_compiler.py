@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.loading.loader import load
 from tests.helpers.decoding import Loaded, row, run
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from omlx_worker.engine.caches.layout import Layout, capacity_for, unmoved
-from omlx_worker.engine.kernels.attention import Attention, Pair
+from omlx_worker.engine.kernels.attention import Attention, Heads, Pair
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.window import TAIL, Spans, Window
 
@@ -97,13 +97,23 @@ class AttentionCache:
 
     def put(self, keys: mx.array, values: mx.array, window: Window) -> None:
         """Write the window's keys ``[S, H, W, D]``, rotated, and values ``[S, H, W, Dv]``."""
-        if self._attention.sums_masked:
-            # A rejected draft must not spoil the tokens before it.
-            keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
         if window.lengths is not None:
-            self.tails = keys, values
+            self.tails = mx.nan_to_num(keys), mx.nan_to_num(values)
         else:
             self.tails = self._attention.put(self.tails, keys, values, window)
+
+    def prepare(self, projected: mx.array, heads: Heads, window: Window) -> mx.array:
+        """Write the window's keys and values, and return its queries ``[S, Hq, W, D]``.
+
+        Args:
+            projected: see `omlx_worker.engine.kernels.attention.Heads`.
+        """
+        if window.lengths is not None:
+            queries, keys, values = heads.split(projected, window.cursors)
+            self.put(keys, values, window)
+        else:
+            queries, self.tails = self._attention.prepare(projected, heads, self.tails, window)
+        return queries
 
     def attend(self, queries: mx.array, window: Window, scale: float, **options: Any) -> mx.array:
         """Attend to body and tail; see `omlx_worker.engine.kernels.attention.Attention`."""
@@ -154,13 +164,12 @@ class AttentionCache:
         self.tails = mx.zeros_like(keys[:, :, :0]), mx.zeros_like(values[:, :, :0])
 
     def _clear(self, slot: int) -> None:
-        """Forget a slot's last row, if what is masked reaches sums: 0 * NaN is NaN."""
-        if self._attention.sums_masked:
-            body, row = self._body_of(slot)
-            for array in body:
-                array[row] = 0
-            for tail in self.tails:
-                tail[slot] = 0
+        """Forget a slot's last row. What is masked may reach sums, and 0 * NaN is NaN."""
+        body, row = self._body_of(slot)
+        for array in body:
+            array[row] = 0
+        for tail in self.tails:
+            tail[slot] = 0
 
     def copy(self, slot: int, body_length: int, cursor: int) -> list[mx.array]:
         """Copy a row, body and tail, in the form that `write` takes.

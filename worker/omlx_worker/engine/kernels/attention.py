@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -13,16 +14,91 @@ Pair = tuple[mx.array, mx.array]
 """Keys ``[S, H, L, D]`` and values ``[S, H, L, Dv]``."""
 
 
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions.
+
+    Attributes:
+        rotate: MLX's or mlx-lm's own module, ``(x [S, H, W, D], offset=[S])``.
+        dims: the first numbers of a head, which are rotated.
+        periods: ``[dims / 2]`` float32; the angle is the position divided by the period. None if
+            the positions are of a kind that no kernel knows.
+        traditional: neighbours are pairs; otherwise the halves are.
+        factor: multiplies what is rotated.
+    """
+
+    rotate: Callable[..., mx.array]
+    dims: int = 0
+    periods: mx.array | None = None
+    traditional: bool = False
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """From one projection to queries, keys and values: ``[S, W, (c * Hq + 2 * H) * D]``.
+
+    The projection holds the queries, then the keys, then the values; ``c`` is 2 if every query
+    head is followed by a gate, which is read elsewhere.
+
+    Attributes:
+        queries, keys: how many heads, ``Hq`` and ``H``.
+        size: ``D``, of queries, keys and values.
+        rope: of queries and keys.
+        gated: whether gates follow the query heads.
+        query_norm, key_norm: weights ``[D]`` of the norms before the rotation; None for no norms.
+        epsilon: of the norms.
+    """
+
+    queries: int
+    keys: int
+    size: int
+    rope: Rope
+    gated: bool = False
+    query_norm: mx.array | None = None
+    key_norm: mx.array | None = None
+    epsilon: float = 0.0
+
+    def split(self, projected: mx.array, cursors: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """By MLX's operations: queries and keys, normed and rotated, and values."""
+        slots, width, _ = projected.shape
+        ends = [self.apart * self.queries, self.apart * self.queries + self.size * self.keys]
+        queries, keys, values = (
+            part.reshape(slots, width, -1, size).swapaxes(1, 2)[..., : self.size]
+            for part, size in zip(
+                mx.split(projected, ends, axis=-1), (self.apart, self.size, self.size), strict=True
+            )
+        )
+        if self.query_norm is not None:
+            queries = mx.fast.rms_norm(queries, self.query_norm, self.epsilon)
+            keys = mx.fast.rms_norm(keys, self.key_norm, self.epsilon)
+        rotated = [self.rope.rotate(part, offset=cursors) for part in (queries, keys)]
+        return rotated[0], rotated[1], values
+
+    @property
+    def apart(self) -> int:
+        """Numbers from one query head to the next."""
+        return self.size * (2 if self.gated else 1)
+
+
 class Attention(Protocol):
     """Writes tails, and attends to bodies and tails."""
 
-    @property
-    def sums_masked(self) -> bool:
-        """Whether masked positions are summed too, with weight 0; then all must be finite."""
+    def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
+        """The tails with the window's keys ``[S, H, W, D]``, rotated, and values in them.
+
+        They are finite there: a masked position has a weight of 0, and 0 * NaN is NaN.
+        """
         ...
 
-    def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
-        """The tails with the window's keys ``[S, H, W, D]``, rotated, and values in them."""
+    def prepare(
+        self, projected: mx.array, heads: Heads, tails: Pair, window: Window
+    ) -> tuple[mx.array, Pair]:
+        """Queries ``[S, Hq, W, D]``, and the tails with the window's keys and values in them.
+
+        Args:
+            projected: see `Heads`.
+        """
         ...
 
     def attend(

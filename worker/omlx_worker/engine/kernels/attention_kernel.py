@@ -9,27 +9,21 @@ are long and blocks few, several blocks share the positions, and a second kernel
 Only positions that a row has are read, whatever the capacity of its body. Weights and sums are
 float32.
 
-CUDA uses it by default. Metal has the same body; it has NOT been run there, see
-`omlx_worker.engine.kernels.device.for_metal`.
+CUDA and Metal have the same body; it has NOT been run on Metal.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Pair
-from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body
-from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.attention import Heads, Pair
+from omlx_worker.engine.kernels.attention_source import JOIN, PUT, body, finite, prepare
 from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
 from omlx_worker.engine.kernels.window import TAIL, Window, apart
-
-log = logging.getLogger(__name__)
 
 SIMD = 32
 """Lanes of a warp."""
@@ -52,16 +46,6 @@ BLOCKS = 256
 LEAST = 256
 """Positions of a block, at least."""
 
-MOST = 1 << 28
-"""Products of numbers up to which the kernel is used. Beyond, launches are no longer what attention
-costs, and MLX's matrix products are faster, since they use tensor cores.
-
-On one NVIDIA H200, bfloat16, 16 queries and 4 keys of 256, microseconds a layer, by the kernel
-(before it read a position ahead) and by MLX's products: 32 rows of 256 tokens (50 million) 50 and
-127, a window of 4 after 8,192 (136) 98 and 189, 8 rows of 8,192 (272) 168 and 134, 32 of them
-(1,090) 534 and 336.
-"""
-
 
 def lanes_for(size: int) -> int | None:
     """Lanes that share a vector of this size; None if the kernel does not take it."""
@@ -70,42 +54,36 @@ def lanes_for(size: int) -> int | None:
     return few[0] if few else fitting[-1] if fitting and size // fitting[-1] <= 2 * EACH else None
 
 
-def _fits(keys: int, values: int) -> bool:
-    """Whether the kernels take heads of these sizes."""
-    fits = keys == values and lanes_for(keys) is not None
-    if not fits:
-        _tell(keys, values)
-    return fits
+def _check(keys: int, values: int) -> None:
+    """Raise a ValueError if the kernels do not take heads of these sizes."""
+    if keys != values or lanes_for(keys) is None:
+        raise ValueError(f"it does not take key heads of {keys} and value heads of {values}")
 
 
-@cache
-def _tell(keys: int, values: int) -> None:
-    """Warn of heads that the kernels do not take, once a process for each pair of sizes."""
-    log.warning(
-        "the attention kernel is not used: it does not take key heads of %d and value heads of %d;"
-        " plain operations are slower",
-        *(keys, values),
-    )
+def _largest(dtype: mx.Dtype) -> float:
+    return float(mx.finfo(dtype).max)
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The `Attention` that launches the kernels; the plain form where they do not fit."""
+    """The `Attention` that launches the kernels.
+
+    Raises:
+        ValueError: if they do not take what they are given.
+    """
 
     platform: Platform
-    sums_masked = False
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = keys.shape[-1]
-        if not _fits(size, values.shape[-1]):
-            return PlainAttention().put(tails, keys, values, window)
+        _check(size, values.shape[-1])
         threads, dtype = size // 4, tails[0].dtype
         inputs = {"tail_keys": tails[0], "tail_values": tails[1]}
         inputs |= {"keys": keys.astype(dtype), "values": values.astype(dtype)}
         new_keys, new_values = launch(
             self.platform,
             "attention_put",
-            source(self.platform, PUT),
+            source(self.platform, finite(PUT, _largest(dtype))),
             inputs | {"places": window.places},
             dict.fromkeys(("new_keys", "new_values"), (tails[0].shape, dtype)),
             {"T": dtype, "D": size, "Places": window.places.shape[1]},
@@ -113,6 +91,48 @@ class AttentionKernel:
             threadgroup=(threads, 1 << max(0, (128 // threads).bit_length() - 1), 1),
         )
         return new_keys, new_values
+
+    def prepare(
+        self, projected: mx.array, heads: Heads, tails: Pair, window: Window
+    ) -> tuple[mx.array, Pair]:
+        slots, width, total = projected.shape
+        dtype, rope = projected.dtype, heads.rope
+        _check(heads.size, tails[1].shape[-1])
+        if tails[0].dtype != dtype:
+            raise ValueError(f"it does not write {dtype} to a tail of {tails[0].dtype}")
+        if rope.periods is None:
+            raise ValueError(f"it does not know the positions of {type(rope.rotate).__name__}")
+        inputs = {"projected": projected, "tail_keys": tails[0], "tail_values": tails[1]}
+        inputs |= {"places": window.places, "periods": rope.periods}
+        normed = heads.query_norm is not None
+        if heads.query_norm is not None and heads.key_norm is not None:
+            inputs |= {"query_norm": heads.query_norm, "key_norm": heads.key_norm}
+        epsilon = heads.epsilon if normed else None
+        name = f"attention_prepare_{float(rope.factor).hex()}_{epsilon and epsilon.hex()}_{dtype}"
+        vectors = heads.queries * width + heads.keys * TAIL
+        queries, *written = launch(
+            self.platform,
+            name.translate(IN_A_NAME),
+            source(self.platform, prepare(_largest(dtype), factor=rope.factor, epsilon=epsilon)),
+            inputs,
+            {"queries": ((slots, heads.queries, width, heads.size), dtype)}
+            | dict.fromkeys(("new_keys", "new_values"), (tails[0].shape, dtype)),
+            {
+                "T": dtype,
+                "D": heads.size,
+                "Hq": heads.queries,
+                "H": heads.keys,
+                "Apart": heads.apart,
+                "Total": total,
+                "Turned": rope.dims,
+                "Traditional": rope.traditional,
+                "Simd": SIMD,
+                "Places": window.places.shape[1],
+            },
+            grid=(SIMD, -(-vectors // WARPS) * WARPS, slots),
+            threadgroup=(SIMD, WARPS, 1),
+        )
+        return queries, (written[0], written[1])
 
     def attend(
         self,
@@ -123,11 +143,9 @@ class AttentionKernel:
         scale: float,
         **options: Any,
     ) -> mx.array:
-        sizes = queries.shape[-1], tails[1].shape[-1]
-        capacity = max(keys.shape[2] for keys, _ in bodies)
-        many = queries.size * (capacity + TAIL) > MOST
-        if many or options.get("rotary") is not None or not _fits(*sizes):
-            return PlainAttention().attend(queries, bodies, tails, window, scale, **options)
+        if options.pop("rotary", None) is not None:
+            raise ValueError("it does not take latents")
+        _check(queries.shape[-1], tails[1].shape[-1])
         given = [queries, *tails, window.places]
         sliced = zip(*(apart(array, window.spans) for array in given), strict=True)
         names = ("queries", "tail_keys", "tail_values", "places", "body_keys", "body_values")

@@ -228,9 +228,103 @@ PUT = """
   const bool is_new = place >= 0 && place < width;
   const long to = (static_cast<long>(n) * tail_keys_shape[2] + row) * D + 4 * lane;
   const long from = is_new ? (static_cast<long>(n) * width + place) * D + 4 * lane : to;
-  PUT_FOUR(T, new_keys + to) = FOUR(T, (is_new ? keys : tail_keys) + from);
-  PUT_FOUR(T, new_values + to) = FOUR(T, (is_new ? values : tail_values) + from);
+  Four<T> key = FOUR(T, (is_new ? keys : tail_keys) + from);
+  Four<T> value = FOUR(T, (is_new ? values : tail_values) + from);
+  for (int i = 0; i < 4; ++i) {
+    key.at[i] = static_cast<T>(FINITE(static_cast<float>(key.at[i])));
+    value.at[i] = static_cast<T>(FINITE(static_cast<float>(value.at[i])));
+  }
+  PUT_FOUR(T, new_keys + to) = key;
+  PUT_FOUR(T, new_values + to) = value;
 """
+
+_PREPARE = """
+  // A warp has one vector of a slot: of a query, or of one position of one head's tail.
+  constexpr int half_turned = Turned / 2;
+  const int width = projected_shape[1];
+  const int tail = tail_keys_shape[2];
+  const int asked = Hq * width;
+  if (row >= asked + H * tail) return;
+  const bool is_query = row < asked;
+  const int head = is_query ? row / width : (row - asked) / tail;
+  const int index = (row - asked) % tail;
+  const int t = is_query ? row % width : index - places[Places * n + 2];
+  const long vectors = is_query ? static_cast<long>(n) * asked + row
+                                : (static_cast<long>(n) * H + head) * tail + index;
+  const long to = vectors * D;
+  if (t < 0 || t >= width) {
+    for (int e = 4 * lane; e < D; e += 4 * Simd) {
+      PUT_FOUR(T, new_keys + to + e) = FOUR(T, tail_keys + to + e);
+      PUT_FOUR(T, new_values + to + e) = FOUR(T, tail_values + to + e);
+    }
+    return;
+  }
+  const long line = (static_cast<long>(n) * width + t) * Total;
+  const long from = line + (is_query ? head * Apart : Hq * Apart + head * D);
+  NORM
+  #define AT(e) NORMED(static_cast<float>(projected[from + (e)]), e)
+  const float position = static_cast<float>(places[Places * n + 1] + t);
+  for (int e = lane; e < D; e += Simd) {
+    float out = AT(e);
+    if (e < Turned) {
+      const int pair = Traditional ? e / 2 : e % half_turned;
+      const bool is_first = Traditional ? e % 2 == 0 : e < half_turned;
+      const int other = Traditional ? (is_first ? e + 1 : e - 1)
+                                    : (is_first ? e + half_turned : e - half_turned);
+      const float angle = position * (1.0f / periods[pair]);
+      const float across = static_cast<float>(static_cast<T>(FACTOR * AT(other)));
+      out = static_cast<float>(static_cast<T>(FACTOR * out));
+      out = out * COS(angle) + (is_first ? -across : across) * SIN(angle);
+    }
+    if (is_query) {
+      queries[to + e] = static_cast<T>(out);
+    } else {
+      const float value = static_cast<float>(projected[from + H * D + e]);
+      new_keys[to + e] = static_cast<T>(FINITE(out));
+      new_values[to + e] = static_cast<T>(FINITE(value));
+    }
+  }
+"""
+
+_NORM = """
+  float squares = 0.0f;
+  for (int e = lane; e < D; e += Simd) {
+    const float x = static_cast<float>(projected[from + e]);
+    squares += x * x;
+  }
+  for (int offset = Simd / 2; offset > 0; offset /= 2) squares += ACROSS(squares, offset);
+  const float inverse = RSQRT(squares / D + EPSILON);
+  #define WEIGHT(e) static_cast<float>(is_query ? query_norm[e] : key_norm[e])
+  #define NORMED(x, e) static_cast<float>(static_cast<T>( \\
+      static_cast<float>(static_cast<T>((x) * inverse)) * WEIGHT(e)))
+"""
+
+_NO_NORM = """
+  #define NORMED(x, e) (x)
+"""
+
+
+def finite(code: str, largest: float) -> str:
+    """A source whose ``FINITE`` is MLX's ``nan_to_num`` for numbers up to ``largest``."""
+    limit = f"{largest!r}f"
+    macro = (
+        f"  #define FINITE(x) ((x) != (x) ? 0.0f"
+        f" : (x) > {limit} ? {limit} : (x) < -{limit} ? -{limit} : (x))\n"
+    )
+    return macro + code
+
+
+@cache
+def prepare(largest: float, *, factor: float = 1.0, epsilon: float | None = None) -> str:
+    """The source of the kernel that norms and rotates queries and keys and writes the tail.
+
+    Args:
+        largest: number of the type.
+        factor: of the rotation.
+        epsilon: of the norms; None for none.
+    """
+    norm = _NO_NORM if epsilon is None else _NORM.replace("EPSILON", f"{epsilon!r}f")
+    return finite(_PREPARE.replace("NORM\n", norm, 1).replace("FACTOR", f"{factor!r}f"), largest)
 
 
 @cache

@@ -10,8 +10,7 @@ states are most of the memory of short rows. It is safe: no two lanes touch the 
 step needs the tokens of the step before it, so no step reads a state that another one writes. Code
 outside the step first waits for it, in `omlx_worker.engine.ragged.slots`.
 
-CUDA uses it by default. Metal has the same body; it has NOT been run there and is off unless
-asked for, see `omlx_worker.engine.kernels.device.for_metal`.
+CUDA and Metal have the same body; it has NOT been run on Metal.
 """
 
 from __future__ import annotations
@@ -171,6 +170,8 @@ class DeltaKernel:
     ) -> tuple[mx.array, mx.array]:
         keys, values, state = given["keys"], given["values"], given["state"]
         (key_heads, dk), (heads, dv) = keys.shape[2:], values.shape[2:]
+        if dk % MULTIPLES[0] or dv % MULTIPLES[1]:
+            raise ValueError(f"it does not take key heads of {dk} and value heads of {dv}")
         in_place = commit_first and self.platform == "cuda"
         name = "delta_replay_and_run" if replays else "delta_run"
         outputs = {"outputs": (values.shape, keys.dtype), "committed": (state.shape, mx.float32)}

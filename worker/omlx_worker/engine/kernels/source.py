@@ -31,6 +31,11 @@ _PROLOGUES = {
   #define PUT_FOUR(T, p) (*reinterpret_cast<Four<T>*>(p))
   #define READONLY const
   #define EXP(x) __expf(x)
+  #define EXACT_EXP(x) expf(x)
+  #define LOG1P(x) log1pf(x)
+  #define RSQRT(x) rsqrtf(x)
+  #define COS(x) cosf(x)
+  #define SIN(x) sinf(x)
   #define ROWS (gridDim.y * blockDim.y)
   #define SHARED __shared__
   #define BARRIER __syncthreads()
@@ -44,6 +49,11 @@ _PROLOGUES = {
   #define PUT_FOUR(T, p) (*reinterpret_cast<device Four<T>*>(p))
   #define READONLY const device
   #define EXP(x) fast::exp(x)
+  #define EXACT_EXP(x) precise::exp(x)
+  #define LOG1P(x) precise::log(1.0f + (x))
+  #define RSQRT(x) precise::rsqrt(x)
+  #define COS(x) precise::cos(x)
+  #define SIN(x) precise::sin(x)
   #define ROWS threads_per_grid.y
   #define SHARED threadgroup
   #define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)

@@ -77,6 +77,17 @@ class Window:
         even, longest = len(set(done)) == 1, max(done)
         return replace(window, tail=width, lengths=lengths, longest=longest, even=even)
 
+    @property
+    def width(self) -> int:
+        width: int = self.index.shape[2]
+        return width
+
+    def filled(self) -> Window:
+        """A window of this shape after rows that fill three quarters of their bodies and tails."""
+        lengths = [capacity * 3 // 4 for slots, capacity in self.spans for _ in range(slots)]
+        body_lengths = mx.array(lengths, mx.int32)
+        return Window.at(body_lengths + TAIL * 3 // 4, body_lengths, self.width, self.spans)
+
     def masks(self, sliding: int = 0, ring: int = 0) -> tuple[list[mx.array], mx.array]:
         """What each query may see of the bodies and of the tail; made once for all layers.
 

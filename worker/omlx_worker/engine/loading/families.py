@@ -7,7 +7,9 @@ from mlx_lm.models.qwen3_5 import Model as Qwen35
 from mlx_lm.models.qwen3_5_moe import Model as Qwen35Moe
 from mlx_lm.models.qwen3_next import Model as Qwen3Next
 
-from omlx_worker.engine.kernels.device import Kernels, attention_for_device
+from omlx_worker.engine.kernels.contest import HERE, Contest
+from omlx_worker.engine.kernels.device import for_device
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.loading.self_check import check
 from omlx_worker.engine.models.any_family import AnyFamily
 from omlx_worker.engine.models.qwen3_5 import RaggedQwen35
@@ -19,13 +21,15 @@ def as_ragged(
     *,
     drafts: bool = True,
     kernels: Kernels | None = None,
+    contest: Contest | None = None,
     checks: bool = True,
 ) -> RaggedModel:
     """The ragged form of a loaded model.
 
     Args:
         drafts: whether to use its MTP head, if it has one.
-        kernels: the implementations of its layers; by default the device's.
+        kernels: the forms of its layers' parts; None for the device's.
+        contest: where those of a GPU compete; None for the process's own.
         checks: whether to compare it with the model's own forward, on these weights and this
             device.
 
@@ -33,10 +37,11 @@ def as_ragged(
         Unsupported: if it has none, or the two disagree.
     """
     ragged: RaggedModel
+    kernels = kernels or for_device(contest or HERE)
     if isinstance(network, Qwen35 | Qwen35Moe | Qwen3Next):
-        ragged = RaggedQwen35(network, drafts=drafts, kernels=kernels)
+        ragged = RaggedQwen35(network, kernels, drafts=drafts)
     else:
-        ragged = AnyFamily(network, kernels.attention if kernels else attention_for_device())
+        ragged = AnyFamily(network, kernels)
     if checks:
         check(network, ragged)
     return ragged

@@ -18,7 +18,8 @@ from omlx_producer.errors import one_line
 from omlx_producer.wire import DEFAULT_CHAT_TOKENS, ModelInfo
 from omlx_worker.engine.engine import Decoder, DecodingEngine
 from omlx_worker.engine.generator import GeneratorDecoder, SerialDecoder
-from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.compiling import compiles
+from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.graft import Graft, head_hint
@@ -59,6 +60,7 @@ def load_engine(
     lookup: int = 0,
     prefixes: Prefixes | None = None,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
+    kernels_dir: Path | None = None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -72,6 +74,7 @@ def load_engine(
         lookup: most drafts a step that are looked up; 0 for none.
         prefixes: how beginnings of prompts are kept; None for not at all.
         chat_tokens: of a chat that sets no limit, at most.
+        kernels_dir: keeps which kernels are used on this device; None to measure at each start.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
@@ -89,7 +92,8 @@ def load_engine(
     make_prefixes = (
         partial(prefixes.cache, paths=paths, head=head and head.file) if prefixes else None
     )
-    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes)
+    contest = Contest(kernels_dir)
+    decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes, contest)
     info = ModelInfo(
         model=model,
         context_length=context_length(config),
@@ -122,6 +126,7 @@ def load_engine(
     if isinstance(decoder, SerialDecoder):
         max_rows = 1
     engine = DecodingEngine(family, decoder, tokenizer, prompters, info, max_rows, draft_model)
+    engine.forms = contest.results
     if depth and not draft_model and not engine.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
         engine.head_hint = head_hint(network, model, path)
@@ -215,6 +220,7 @@ def decoder_of(
     draft: nn.Module | None = None,
     lookup: int = 0,
     make_prefixes: Callable[[RaggedModel], PrefixCache] | None = None,
+    contest: Contest | None = None,
 ) -> Decoder:
     """The ragged batch if the model has that form, else the faster of mlx-lm's loops that is right.
 
@@ -222,12 +228,13 @@ def decoder_of(
         draft: drafts in place of the model's own head.
         lookup: see `load_engine`.
         make_prefixes: makes the prefix cache; None for none.
+        contest: see `as_ragged`.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
     """
     try:
-        ragged = as_ragged(network, drafts=depth > 0 and draft is None)
+        ragged = as_ragged(network, drafts=depth > 0 and draft is None, contest=contest)
     except Unsupported as reason:
         if draft is not None:
             raise ModelError(
@@ -237,7 +244,7 @@ def decoder_of(
         return _plain_decoder(network, max_rows, str(reason))
     if draft is not None:
         try:
-            ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False))
+            ragged = WithDraftModel(ragged, as_ragged(draft, drafts=False, contest=contest))
         except Unsupported as reason:
             raise ModelError(
                 f"{DRAFT_MODEL}: the model cannot be used, because {reason}; give another"

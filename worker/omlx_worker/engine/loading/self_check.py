@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from omlx_producer.errors import one_line
 from omlx_worker.engine.caches.attention_cache import spans_of
-from omlx_worker.engine.kernels.device import unfused
+from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.any_family import Unsupported
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel

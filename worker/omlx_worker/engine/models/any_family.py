@@ -25,6 +25,7 @@ from mlx_lm.models.cache import (
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.attention import Attention
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layer_view import LayerView, serve_views
 from omlx_worker.engine.models.ragged_model import LayerCache
@@ -75,7 +76,7 @@ class AnyFamily:
     """A `RaggedModel` around a loaded model of mlx-lm.
 
     Args:
-        attention: the implementation of its layers' attention.
+        kernels: the forms of its layers' parts.
 
     Raises:
         Unsupported: if its layers keep something else than keys and values or recurrent states.
@@ -83,7 +84,7 @@ class AnyFamily:
 
     drafts = False
 
-    def __init__(self, model: nn.Module, attention: Attention) -> None:
+    def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         self._model = model
         layers = make_prompt_cache(model)
         # How many caches each layer has; None if not in a list.
@@ -95,7 +96,7 @@ class AnyFamily:
             logits = model(mx.zeros((1, 1), mx.int32), cache=layers)
         except Exception as error:  # a family's own code may raise anything
             raise Unsupported(f"its forward fails ({type(error).__name__})") from error
-        self._shapes = [_shape(cache, attention) for cache in _flat(layers)]
+        self._shapes = [_shape(cache, kernels.attention) for cache in _flat(layers)]
         attending = [shape for shape in self._shapes if isinstance(shape, _Attention)]
         self.dtype: mx.Dtype = [*attending, *self._shapes][0].dtype
         self.vocabulary: int = logits.shape[-1]
@@ -103,7 +104,7 @@ class AnyFamily:
         # Other recurrent layers may run on over padding.
         self.pads = len(attending) == len(self._shapes)
         slow = []
-        if serve_views(model):
+        if serve_views(model, kernels):
             slow.append("latent attention runs as plain operations")
         if not self.pads:
             serve_recurrent_views(model)

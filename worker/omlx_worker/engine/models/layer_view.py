@@ -21,7 +21,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
+from omlx_worker.engine.kernels.forms import Kernels
+from omlx_worker.engine.kernels.side_by_side import run_together
 from omlx_worker.engine.kernels.window import Window
+from omlx_worker.engine.models.rotary import STANDARD, attend, serve_rotary
 
 _ATTENTION = "scaled_dot_product_attention"
 
@@ -68,18 +71,30 @@ class LayerView:
         """Modules that compute attention in float32 convert keys; the softmax here is precise."""
         return self
 
+    def run(
+        self, forward: Callable[..., mx.array], module: Any, x: mx.array, mask: _Mask
+    ) -> mx.array:
+        """A forward over the cache itself."""
+        return forward(module, x, self._cache, self._window, mask.sliding)
+
     def attend(self, queries: mx.array, scale: float, mask: _Mask, **options: Any) -> mx.array:
         """See `AttentionCache.attend`."""
         return self._cache.attend(queries, self._window, scale, sliding=mask.sliding, **options)
 
 
-def serve_views(model: nn.Module) -> bool:
+def serve_views(model: nn.Module, kernels: Kernels) -> bool:
     """Make the model's modules accept a `LayerView` wherever they accept a cache.
 
     Returns:
         Whether some of them attend to latents, which no kernel takes.
     """
     latent = False
+    for part in model.modules():
+        if type(part) in STANDARD:
+            serve_rotary(part, kernels)
+            _add_forward(type(part), _rotary_attention)
+        elif "gate_proj" in part and "up_proj" in part:
+            run_together([part.gate_proj, part.up_proj])
     for part in {type(part): part for _, part in model.named_modules()}.values():
         module = sys.modules[type(part).__module__]
         plain = getattr(module, _ATTENTION, None)
@@ -129,6 +144,11 @@ def _add_forward(kind: type[nn.Module], ragged: Callable[..., mx.array]) -> None
         return out
 
     kind.__call__ = forward
+
+
+def _rotary_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:
+    """The attention of families that are alike, see `omlx_worker.engine.models.rotary`."""
+    return view.run(attend, module, x, mask)
 
 
 def _capped_attention(module: Any, x: mx.array, mask: _Mask, view: LayerView) -> mx.array:

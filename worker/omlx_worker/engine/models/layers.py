@@ -10,10 +10,11 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
 from omlx_worker.engine.kernels.delta_rule import Kept
-from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.net_inputs import Projected
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache
+from omlx_worker.engine.models.rotary import heads_of
 
 
 class Layer:
@@ -75,30 +76,22 @@ class Attention:
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
-        self._fused = kernels.fuse([module.q_proj, module.k_proj, module.v_proj])
+        self._heads = heads_of(module, gated=True)
+        self._into = kernels.joined([module.q_proj, module.k_proj, module.v_proj])
         self._out = kernels.product(module.o_proj)
 
     def __call__(
         self, x: mx.array, cache: AttentionCache, window: Window, added: mx.array
     ) -> mx.array:
         """``[S, W, hidden]`` in and out, added to the residual stream ``added``."""
-        module = self._module
+        module, heads = self._module, self._heads
         slots, width, _ = x.shape
-        heads, key_heads = module.num_attention_heads, module.num_key_value_heads
-        if self._fused is None:
-            q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
-        else:
-            ends = [2 * heads * module.head_dim, (2 * heads + key_heads) * module.head_dim]
-            q, k, v = mx.split(self._fused(x), ends, axis=-1)
-        queries, gate = mx.split(q.reshape(slots, width, heads, -1), 2, axis=-1)
-        keys = module.k_norm(k.reshape(slots, width, key_heads, -1))
-        values = v.reshape(slots, width, key_heads, -1)
-        queries = module.rope(module.q_norm(queries).swapaxes(1, 2), offset=window.cursors)
-        keys = module.rope(keys.swapaxes(1, 2), offset=window.cursors)
-        cache.put(keys, values.swapaxes(1, 2), window)
-        mixed = cache.attend(queries, window, module.scale)
-        mixed = mixed.swapaxes(1, 2).reshape(slots, width, -1)
-        return self._out(mixed * mx.sigmoid(gate.reshape(slots, width, -1)), added)
+        projected = self._into(x)
+        queries = cache.prepare(projected, heads, window)
+        mixed = cache.attend(queries, window, module.scale).swapaxes(1, 2)
+        asked = projected[..., : heads.queries * heads.apart]
+        gate = asked.reshape(slots, width, heads.queries, heads.apart)[..., heads.size :]
+        return self._out((mixed * mx.sigmoid(gate)).reshape(slots, width, -1), added)
 
 
 class DeltaNet:
@@ -107,7 +100,7 @@ class DeltaNet:
     def __init__(self, module: Any, kernels: Kernels) -> None:
         self._module = module
         self._rule = kernels.rule
-        self._inputs = kernels.net_inputs(module)
+        self._inputs = kernels.net(module)
         self._out = kernels.product(module.out_proj)
 
     def __call__(

@@ -16,7 +16,7 @@ from mlx.utils import tree_reduce
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache
-from omlx_worker.engine.kernels.device import Kernels, for_device
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.layers import Layer
 from omlx_worker.engine.models.mtp import text_model
@@ -28,19 +28,14 @@ class RaggedQwen35:
 
     Args:
         drafts: whether to use the model's MTP head, if it has one.
-        kernels: the implementations of its layers; by default the device's.
+        kernels: the forms of its layers' parts.
     """
 
-    def __init__(
-        self, model: nn.Module, *, drafts: bool = True, kernels: Kernels | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, kernels: Kernels, *, drafts: bool = True) -> None:
         self._text = text_model(model)
         self._args = self._text.args
         self._head = getattr(model, "mtp", None) if drafts else None
         self.dtype: mx.Dtype = self._text.model.norm.weight.dtype
-        kernels = kernels or for_device(
-            self._args.linear_key_head_dim, self._args.linear_value_head_dim
-        )
         self._attention = kernels.attention
         tied = self._args.tie_word_embeddings
         self._scores = kernels.product(

@@ -86,7 +86,6 @@ CASES: dict[str, dict[str, Any]] = {
     "heads of 48": {"rows": [(100, 5)], "size": 48},
     "heads of 80": {"rows": [(100, 5)], "size": 80},
     "heads of 512": {"rows": [(40, 5)], "size": 512},
-    "heads that the kernels do not take": {"rows": [(100, 5)], "size": 18},
 }
 
 
@@ -119,31 +118,16 @@ def test_the_kernels_see_what_the_operations_see(
     assert np.allclose(np.array(got), np.array(wanted), 1e-4, 2e-5)
 
 
-def test_large_products_are_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(platform: str, name: str, *_: Any, **__: Any) -> list[mx.array]:
-        assert name == "attention_put"
-        return [noise(1, 1, HEADS, TAIL, 16), noise(2, 1, HEADS, TAIL, 16)]
-
-    monkeypatch.setattr(attention_kernel, "launch", launch)
-    monkeypatch.setattr(attention_kernel, "MOST", 1000)
-
-    assert attended(AttentionKernel("cuda"), [(300, 5)]).shape == (1, 2 * HEADS, 1, 16)
-
-
-def test_heads_that_the_kernels_do_not_take_are_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    attention_kernel._tell.cache_clear()
-    tails = noise(1, 1, HEADS, TAIL, 18), noise(2, 1, HEADS, TAIL, 18)
-    window = Window.at(mx.array([3]), mx.array([0]), 1, ((1, 256),))
-
-    for seed in (3, 4):
-        new = noise(seed, 1, HEADS, 1, 18)
-        keys, _ = AttentionKernel("cuda").put(tails, new, new, window)
-        assert mx.array_equal(keys[:, :, 3:4], new)
-
-    [told] = caplog.messages
-    assert told.startswith("the attention kernel is not used: it does not take key heads of 18")
+def test_what_the_kernels_do_not_take_is_refused_with_a_reason() -> None:
+    with pytest.raises(ValueError, match="key heads of 18 and value heads of 18"):
+        attended(AttentionKernel("cuda"), [(100, 5)], size=18)
+    latents = {"rotary": noise(1, 1, 2 * HEADS, 1, 16)}
+    with pytest.raises(ValueError, match="latents"):
+        AttentionKernel("cuda").attend(
+            *(noise(1, 1, 2, 1, 16), [], (noise(2, 1, 2, TAIL, 16),) * 2),
+            *(Window.at(mx.array([3]), mx.array([0]), 1, ((1, 256),)), 1.0),
+            **latents,
+        )
 
 
 def test_heads_have_as_many_lanes_as_hold_few_numbers_each() -> None:

@@ -8,35 +8,25 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.gated_delta import gated_delta_kernel
 
 from omlx_worker.engine.kernels import delta_kernel
-from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
+from omlx_worker.engine.kernels.contest import HERE
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.delta_rule import DeltaRule, Inputs, Kept
-from omlx_worker.engine.kernels.device import (
-    Kernels,
-    attention_for_device,
-    for_cuda,
-    for_device,
-    for_metal,
-)
-from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.device import for_device
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
-from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.source import Platform, source
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
 
 SLOTS, KEY_HEADS, HEADS, DK, DV = 3, 2, 4, 32, 16
 
-DEVICE_RULE = for_device(DK, DV).rule
+DEVICE_RULE = for_device(HERE).rule
 
 RULES = {"the device's": DEVICE_RULE, "Metal's": Kernels().rule}
 
-on_kernel = pytest.mark.skipif(
-    not isinstance(DEVICE_RULE, delta_kernel.DeltaKernel), reason="the device runs no kernel"
-)
+on_cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="no CUDA")
 
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="chunks are for the CPU")
 
@@ -183,7 +173,7 @@ def test_lanes_that_share_a_row_of_the_state_do_what_a_loop_does(
     assert close(state, wanted_state)
 
 
-@on_kernel
+@on_cuda
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (4, 0), (4, 3), (2, 3)])
 def test_the_kernel_computes_what_the_operations_do(
@@ -199,7 +189,8 @@ def test_the_kernel_computes_what_the_operations_do(
 
     start = mx.array(np.array(made.state))
 
-    outs, state = DEVICE_RULE.replay_and_run(window, kept, made.accepted, made.state)
+    kernel = delta_kernel.DeltaKernel("cuda")
+    outs, state = kernel.replay_and_run(window, kept, made.accepted, made.state)
     by_ops, state_by_ops = PlainRule().replay_and_run(window, kept, made.accepted, start)
 
     assert outs.dtype == dtype
@@ -225,30 +216,3 @@ def test_the_source_of_the_kernel_names_what_it_is_given_and_nothing_else(
     assert not re.search(r"\b(PICK|REPLAYS)\b", code)
     assert ("threadIdx" in code) == (name == "cuda")
     assert ("thread_position_in_grid" in code) == (name == "metal")
-
-
-def test_metals_kernels_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-
-    monkeypatch.delenv("OMLX_QUEUE_METAL_KERNEL", raising=False)
-    assert for_device(128, 128) == Kernels(rule=PlainRule(gated_delta_kernel))
-    assert attention_for_device() == PlainAttention()
-    monkeypatch.setenv("OMLX_QUEUE_METAL_KERNEL", "1")
-    kernels = AttentionKernel("metal"), delta_kernel.DeltaKernel("metal")
-    assert for_device(128, 128) == Kernels(*kernels)
-    assert attention_for_device() == kernels[0]
-
-
-def test_heads_that_no_kernel_takes_get_the_plain_form_and_a_reason(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert for_metal(48, 128) == Kernels()
-    assert for_cuda(48, 128).rule == PlainRule()
-    assert for_cuda(48, 128).net_inputs is NetOperations
-    assert "key heads of a multiple of 32" in caplog.text
-
-    caplog.clear()
-    assert for_cuda(128, 128).rule == delta_kernel.DeltaKernel("cuda")
-    assert for_cuda(128, 128).net_inputs is not NetOperations
-    assert not caplog.text

@@ -11,10 +11,9 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from omlx_worker.engine.kernels.cuda.products import fuse, product
-from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
-from omlx_worker.engine.kernels.device import Kernels
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.plain.products import Product
+from omlx_worker.engine.kernels.side_by_side import run_together, side_by_side
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.checkpoints import write_qwen
@@ -30,9 +29,10 @@ def layers(*sizes: int, bits: int | None = None, bias: bool = False) -> list[nn.
     return made
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("bits", [None, 4])
-def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None) -> None:
-    apart = layers(96, 32, 8, bits=bits)
+def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None, bias: bool) -> None:
+    apart = layers(96, 32, 8, bits=bits, bias=bias)
     x = mx.random.normal((3, 64))
     before = [layer(x) for layer in apart]
     mx.eval(before)
@@ -47,8 +47,8 @@ def test_layers_side_by_side_put_out_what_they_do_apart(bits: int | None) -> Non
     )
 
 
-def test_layers_of_many_kinds_or_with_a_bias_are_left_apart() -> None:
-    assert side_by_side(layers(8, 8, bias=True)) is None
+def test_layers_of_many_kinds_are_left_apart() -> None:
+    assert side_by_side([*layers(8, bias=True), *layers(8)]) is None
     assert side_by_side([*layers(8), *layers(8, bits=4)]) is None
     assert side_by_side([*layers(8, bits=8), *layers(8, bits=4)]) is None
 
@@ -78,20 +78,58 @@ def test_weights_that_were_changed_are_put_side_by_side_anew() -> None:
     assert mx.allclose(whole(x), mx.concatenate([layer(x) for layer in apart], axis=-1)).item()
 
 
+@pytest.mark.parametrize("bits", [None, 4])
+def test_layers_that_run_together_put_out_what_they_do_alone(bits: int | None) -> None:
+    together = layers(96, 32, bits=bits)
+    inputs = [mx.random.normal((3, 64)) for _ in range(3)]
+    alone = [[layer(x) for layer in together] for x in inputs]
+    mx.eval(alone)
+
+    run_together(together)
+
+    # In either order, one of them twice, and one of them never.
+    for number, index in ((0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 0), (0, 1)):
+        out = together[index](inputs[number])
+        assert mx.allclose(out, alone[number][index], 1e-5, 1e-5).item()
+
+
+def test_layers_that_run_together_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, products = layers(96, 32), list[int]()
+    run_together(together)
+    plain = nn.Linear.__call__
+
+    def counted(layer: nn.Linear, x: mx.array) -> mx.array:
+        products.append(layer.weight.shape[0])
+        return plain(layer, x)
+
+    monkeypatch.setattr(nn.Linear, "__call__", counted)
+    x = mx.zeros((1, 64))
+
+    for layer in together:
+        layer(x)
+
+    assert products == [96 + 32]
+
+
 @on_cpu
-def test_fused_layers_decode_what_mlx_lm_does(tmp_path: Path) -> None:
+def test_fused_layers_decode_what_mlx_lm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = Loaded.at(write_qwen(tmp_path))
     rows = [row("a", [1, 2, 3, 4, 5], 24), row("b", list(range(40)), 24)]
     wanted = {r.row_id: loaded.greedy(r.prompt, 24) for r in rows}
     fused: list[int] = []
+    fuse = Kernels.fuse
 
-    def counted(layers: Sequence[Any], *, gated: bool = False) -> Product | None:
+    def counted(kernels: Kernels, layers: Sequence[Any], *, gated: bool = False) -> Product | None:
         fused.append(len(layers))
-        return fuse(layers, gated=gated)
+        return fuse(kernels, layers, gated=gated)
 
-    model = as_ragged(loaded.network, kernels=Kernels(product=product, fuse=counted))
+    monkeypatch.setattr(Kernels, "fuse", counted)
 
-    assert model is not None
-    # An MLP each in four layers and the head's, and attention in one of them and the head's.
-    assert sorted(fused) == [2] * 5 + [3] * 2
+    model = as_ragged(loaded.network)
+
+    # An MLP each in four layers and the head's, attention in one of them and the head's, and the
+    # nets of the other three.
+    assert sorted(fused) == [2] * 5 + [3] * 2 + [4] * 3
     assert run(RaggedDecoder(model, 2), rows) == wanted

@@ -6,7 +6,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from omlx_worker.engine.kernels.cuda.products import MOST_ROWS, fits, multiply, product
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.contested import contested_product
+from omlx_worker.engine.kernels.cuda.products import MOST_ROWS, multiply, takes
 
 on_cuda = pytest.mark.skipif(not mx.cuda.is_available(), reason="no CUDA")
 
@@ -45,18 +47,21 @@ def test_layers_that_it_does_not_take_are_left_to_mlx() -> None:
     layer = nn.Linear(LENGTH, FEATURES, bias=False)
     _, layer.weight = case(4)
 
-    assert fits(layer)
-    assert not fits(nn.QuantizedLinear.from_linear(layer))
+    assert takes(layer)
+    assert not takes(nn.QuantizedLinear.from_linear(layer))
     layer.bias = mx.zeros(FEATURES)
-    assert not fits(layer)
-    assert not fits(nn.Linear(LENGTH, FEATURES, bias=False))
+    assert not takes(layer)
+    assert not takes(nn.Linear(LENGTH, FEATURES, bias=False))
 
 
 def test_inputs_that_it_does_not_take_are_left_to_mlx() -> None:
     layer = nn.Linear(LENGTH, FEATURES, bias=False)
     x, layer.weight = case(4)
     many = mx.repeat(x, MOST_ROWS, axis=0)
+    contest = Contest()
+    product = contested_product(layer, contest)
 
-    assert mx.array_equal(product(layer)(many), layer(many)).item()
+    assert mx.array_equal(product(many), layer(many)).item()
     wide = x.astype(mx.float32)
-    assert mx.array_equal(product(layer)(wide), layer(wide)).item()
+    assert mx.array_equal(product(wide), layer(wide)).item()
+    assert not contest.results

@@ -10,8 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
-from omlx_worker.engine.kernels.device import unfused
 from omlx_worker.engine.loading.checkpoint import DEMO, resolve
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load

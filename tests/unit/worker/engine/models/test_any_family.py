@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ConcatenateKVCache
 
 from omlx_producer.wire.request import MAX_DRAFT_DEPTH
 from omlx_worker.engine.caches.attention_cache import AttentionCache
-from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.forms import Kernels
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import decoder_of
@@ -58,7 +58,7 @@ def small_buckets() -> Iterator[None]:
 def test_windows_at_different_cursors_score_as_a_plain_forward_does(family: str) -> None:
     model = tiny(family)
 
-    assert difference(model, AnyFamily(model, PlainAttention())) < EXACT
+    assert difference(model, AnyFamily(model, Kernels())) < EXACT
 
 
 @pytest.mark.parametrize("family", PARAMETERS)
@@ -99,7 +99,7 @@ def test_rows_stay_exact_when_tails_fold_and_rows_are_suspended(family: str) -> 
     given = {"a": prompt(5, 4), "b": prompt(70, 5)}
     tokens = TAIL + 2 * SLIDING + 7
     wanted = {name: greedy(model, start, tokens) for name, start in given.items()}
-    decoder = RaggedDecoder(AnyFamily(model, PlainAttention()), lookup=3)
+    decoder = RaggedDecoder(AnyFamily(model, Kernels()), lookup=3)
     steps: dict[str, list[int]] = {name: [] for name in given}
     for name, start in given.items():
         decoder.add(row(name, start, tokens))
@@ -156,7 +156,7 @@ def test_a_seed_gives_one_text_at_every_depth_and_in_company(
 
 
 def test_a_sliding_layer_keeps_no_more_than_its_ring() -> None:
-    caches = AnyFamily(tiny("gemma3_text"), PlainAttention()).new_caches(2, 1024)
+    caches = AnyFamily(tiny("gemma3_text"), Kernels()).new_caches(2, 1024)
 
     lengths = [cache.spans[0][1] for cache in caches if isinstance(cache, AttentionCache)]
 

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.engine import generator
 from omlx_worker.engine.generator import GeneratorDecoder
-from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.models.draft_model import WithDraftModel

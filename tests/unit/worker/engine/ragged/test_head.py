@@ -79,8 +79,8 @@ def test_a_step_without_drafts_computes_only_the_heads_keys_and_values(
         monkeypatch.setattr(mx, "async_eval", submit)
 
     without, beside = (Counter(re.findall(r'\[label ="([^"]+)"', graph)) for graph in graphs)
-    # The product that mixes embedding and hidden state, then keys, then values.
-    assert beside["Matmul"] == without["Matmul"] + 3
+    # The product that mixes embedding and hidden state, then queries, keys and values as one.
+    assert beside["Matmul"] == without["Matmul"] + 2
     assert beside["Softmax"] == without["Softmax"]
 
 

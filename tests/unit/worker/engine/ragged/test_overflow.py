@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from omlx_worker.engine.kernels.device import unfused
+from omlx_worker.engine.kernels.compiling import unfused
 from omlx_worker.engine.loading.families import as_ragged
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from tests.helpers.decoding import row

@@ -9,20 +9,16 @@ Sums are float32, rounded once, like cuBLAS's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from omlx_worker.engine.kernels.cuda.side_by_side import side_by_side
-from omlx_worker.engine.kernels.plain import products as plain
-from omlx_worker.engine.kernels.plain.products import Product
 from omlx_worker.engine.kernels.source import launch
 
-MOST_ROWS = 16
-"""MLX computes products of more rows, where its own are faster."""
+MOST_ROWS = 32
+"""Rows whose sums fit a block's shared memory."""
 
 WARPS = 8
 
@@ -116,27 +112,7 @@ def body(*, adds: bool) -> str:
     return "  using bf16 = __nv_bfloat16;\n" + _BODY.replace("ADDED", added)
 
 
-def product(layer: Any, *, gated: bool = False) -> Product:
-    """A layer's product: by this kernel for few rows of bfloat16 if it fits, else by MLX."""
-    general = plain.product(layer, gated=gated)
-    if not fits(layer):
-        return general
-
-    def run(x: mx.array, added: mx.array | None = None) -> mx.array:
-        if x.size // x.shape[-1] > MOST_ROWS or x.dtype != mx.bfloat16:
-            return general(x, added)
-        return multiply(layer.weight, x, added, gated=gated)
-
-    return run
-
-
-def fuse(layers: Sequence[Any], *, gated: bool = False) -> Product | None:
-    """Layers as one product, if they are of one kind."""
-    whole = side_by_side(layers)
-    return None if whole is None else product(whole, gated=gated)
-
-
-def fits(layer: Any) -> bool:
+def takes(layer: Any) -> bool:
     """Whether the kernel takes a layer's weight."""
     return (
         type(layer) in (nn.Linear, nn.Embedding)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.kernels.attention import Pair
+from omlx_worker.engine.kernels.attention import Heads, Pair
 from omlx_worker.engine.kernels.window import Window, apart
 
 
@@ -15,14 +15,18 @@ from omlx_worker.engine.kernels.window import Window, apart
 class PlainAttention:
     """The `Attention` of products and one softmax over body and tail."""
 
-    sums_masked = True
-
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         tail_keys, tail_values = tails
         return (
-            mx.put_along_axis(tail_keys, window.index, keys, axis=2),
-            mx.put_along_axis(tail_values, window.index, values, axis=2),
+            mx.put_along_axis(tail_keys, window.index, mx.nan_to_num(keys), axis=2),
+            mx.put_along_axis(tail_values, window.index, mx.nan_to_num(values), axis=2),
         )
+
+    def prepare(
+        self, projected: mx.array, heads: Heads, tails: Pair, window: Window
+    ) -> tuple[mx.array, Pair]:
+        queries, keys, values = heads.split(projected, window.cursors)
+        return queries, self.put(tails, keys, values, window)
 
     def attend(
         self,

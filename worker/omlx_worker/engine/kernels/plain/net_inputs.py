@@ -10,23 +10,30 @@ from mlx_lm.models.gated_delta import normalize_qk
 from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 
 from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
+from omlx_worker.engine.kernels.plain.products import Product
 
 Projected = tuple[mx.array, ...]
 """A net's projections of its input. The first holds the convolution's inputs, ``[S, W, channels]``
-or wider: all that a replay of the convolution needs. In the plain form the gate of the output
-``[S, W, H, Dv]``, ``a`` and ``b`` ``[S, W, H]`` follow."""
+or wider: all that a replay of the convolution needs. Either it also holds the gate of the output,
+``b`` and ``a``, or the gate ``[S, W, H, Dv]``, ``a`` and ``b`` ``[S, W, H]`` follow."""
 
 
 class NetOperations:
-    """mlx-lm's gated delta net up to its rule and after it, row by row."""
+    """mlx-lm's gated delta net up to its rule and after it, row by row.
 
-    def __init__(self, module: Any) -> None:
+    Args:
+        fused: the projections as one product: qkv, z, b and a; None if they cannot be one.
+    """
+
+    def __init__(self, module: Any, fused: Product | None = None) -> None:
         self._module = module
-        interleaves = isinstance(module, Qwen3NextGatedDeltaNet)
-        self._project = _interleaved if interleaves else _apart
+        self._fused = fused
 
     def project(self, x: mx.array) -> Projected:
-        return self._project(self._module, x)
+        if self._fused is not None:
+            return (self._fused(x),)
+        interleaves = isinstance(self._module, Qwen3NextGatedDeltaNet)
+        return _interleaved(self._module, x) if interleaves else _apart(self._module, x)
 
     def prepare(
         self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
@@ -43,10 +50,10 @@ class NetOperations:
         Returns:
             The rule's inputs, and ``conv`` after the last committed position.
         """
-        raw, _, a, b = projected
+        raw, _, a, b = self._parts(projected)
         taps, prompt = conv.shape[1], accepted is None
         if past is not None and accepted is not None:
-            history = mx.concatenate([conv, past[:, 1:]], axis=1)
+            history = mx.concatenate([conv, past[:, 1:, : conv.shape[2]]], axis=1)
             index = accepted[:, None] + mx.arange(taps)
             conv = mx.take_along_axis(history, index[..., None], axis=1)
         inputs = mx.concatenate([conv, raw], axis=1)
@@ -56,12 +63,22 @@ class NetOperations:
         return window, mx.contiguous(inputs[:, -taps:]) if prompt else inputs[:, 1 : taps + 1]
 
     def log_decay(self, projected: Projected) -> mx.array:
-        return log_decay(self._module, projected[2])
+        return log_decay(self._module, self._parts(projected)[2])
 
     def gated(self, out: mx.array, projected: Projected) -> mx.array:
         """Norm and gate the rule's outputs ``[S, W, H, Dv]``: ``[S, W, H * Dv]``."""
-        normed: mx.array = self._module.norm(out, projected[1])
+        normed: mx.array = self._module.norm(out, self._parts(projected)[1])
         return normed.reshape(*out.shape[:2], -1)
+
+    def _parts(self, projected: Projected) -> Projected:
+        """The convolution's inputs, the gate, ``a`` and ``b``."""
+        if len(projected) > 1:
+            return projected
+        net, [whole] = self._module, projected
+        ends = [net.conv_dim, net.conv_dim + net.value_dim]
+        ends += [ends[1] + net.num_v_heads]
+        raw, gate, b, a = mx.split(whole, ends, axis=-1)
+        return raw, gate.reshape(*gate.shape[:2], net.num_v_heads, net.head_v_dim), a, b
 
     def _convolved(self, inputs: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Queries and keys ``[S, W, Hk, Dk]``, normalised, and values ``[S, W, H, Dv]``.

@@ -1,11 +1,12 @@
-"""Products by MLX, each layer its own."""
+"""Products by MLX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
 Product = Callable[..., mx.array]
@@ -19,15 +20,15 @@ def product(layer: Any, *, gated: bool = False) -> Product:
         gated: the first half of the layer's output gates its second: ``silu(first) * second``.
     """
     apply = getattr(layer, "as_linear", layer)
+    # With a bias or packed weights, MLX has no product that adds.
+    adds = type(layer) is nn.Linear and "bias" not in layer
 
     def run(x: mx.array, added: mx.array | None = None) -> mx.array:
+        if added is not None and adds and not gated:
+            return mx.addmm(added, x, layer.weight.T)
         out: mx.array = apply(x)
         if gated:
             out = swiglu(*mx.split(out, 2, axis=-1))
         return out if added is None else added + out
 
     return run
-
-
-def apart(_layers: Sequence[Any], *, gated: bool = False) -> None:
-    """Fuse nothing."""

@@ -1,22 +1,21 @@
-"""A gated delta net's convolution, norms and gates as one CUDA kernel, and its output's as another.
+"""A gated delta net's convolution, norms and gates as one GPU kernel, and its output's as another.
 
 MLX runs a dozen kernels for the first, of a few microseconds each, most of it overhead. Numbers are
-rounded where MLX's operations round them.
+rounded where MLX's operations round them. One source for CUDA and Metal; it has NOT been run on
+Metal.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
-from omlx_worker.engine.kernels.cuda.products import fuse
-from omlx_worker.engine.kernels.delta_rule import Inputs, log_decay
-from omlx_worker.engine.kernels.plain.net_inputs import NetOperations, Projected
-from omlx_worker.engine.kernels.plain.products import Product
-from omlx_worker.engine.kernels.source import IN_A_NAME, launch, source
+from omlx_worker.engine.kernels.delta_rule import Inputs
+from omlx_worker.engine.kernels.plain.net_inputs import Projected
+from omlx_worker.engine.kernels.source import IN_A_NAME, Platform, launch, source
 
 _HISTORY = """
   const int past_width = past_shape[1];
@@ -56,10 +55,10 @@ _BODY = """
       const int p = t + tap - Taps;
       const float in = static_cast<float>(
           p < 0 ? BEFORE(p) : projected[(slot * width + p) * Projected + channel]);
-      sum += in * static_cast<float>(kernel[channel * (Taps + 1) + tap]);
+      sum += in * static_cast<float>(filters[channel * (Taps + 1) + tap]);
     }
     const float convolved = static_cast<float>(static_cast<T>(sum));
-    const float gate = static_cast<float>(static_cast<T>(1.0f / (1.0f + expf(-convolved))));
+    const float gate = static_cast<float>(static_cast<T>(1.0f / (1.0f + EXACT_EXP(-convolved))));
     x[j] = static_cast<float>(static_cast<T>(convolved * gate));
     squares += x[j] * x[j];
     // The state of the convolution stands after the position that is committed.
@@ -84,21 +83,26 @@ _BODY = """
       const float b = static_cast<float>(projected[gates + B + head]);
       const float bias = static_cast<float>(dt_bias[head]);
       const float biased = static_cast<float>(static_cast<T>(a + bias));
-      const float soft = fmaxf(biased, 0.0f) + log1pf(expf(-fabsf(biased)));
+      const float above = biased > 0.0f ? biased : 0.0f;
+      const float soft = above + LOG1P(EXACT_EXP(-(above - biased + above)));
       const float rate = static_cast<float>(static_cast<T>(soft));
-      decay[at * H + head] = expf(-expf(static_cast<float>(A_log[head])) * rate);
-      beta[at * H + head] = static_cast<T>(1.0f / (1.0f + expf(-b)));
+      decay[at * H + head] = EXACT_EXP(-EXACT_EXP(static_cast<float>(A_log[head])) * rate);
+      beta[at * H + head] = static_cast<T>(1.0f / (1.0f + EXACT_EXP(-b)));
     }
     return;
   }
   for (int offset = Lanes / 2; offset > 0; offset /= 2) squares += ACROSS(squares, offset);
-  const float inverse = rsqrtf(squares / Dk + 1e-6f / Dk);
-  const float root = rsqrtf(static_cast<float>(Dk));
+  const float inverse = RSQRT(squares / Dk + 1e-6f / Dk);
+  const float root = RSQRT(static_cast<float>(Dk));
   const float scale = static_cast<float>(static_cast<T>(kind == 0 ? 1.0f / Dk : root));
   for (int j = 0; j < Dk / Lanes; ++j) {
     const float normed = static_cast<float>(static_cast<T>(x[j] * inverse));
     const int to = (at * Hk + head) * Dk + j * Lanes + lane;
-    (kind == 0 ? queries : keys)[to] = static_cast<T>(normed * scale);
+    if (kind == 0) {
+      queries[to] = static_cast<T>(normed * scale);
+    } else {
+      keys[to] = static_cast<T>(normed * scale);
+    }
   }
 """
 
@@ -112,14 +116,14 @@ _GATED_NORM = """
     squares += x[j] * x[j];
   }
   for (int offset = Lanes / 2; offset > 0; offset /= 2) squares += ACROSS(squares, offset);
-  const float inverse = rsqrtf(squares / Dv + EPSILON);
+  const float inverse = RSQRT(squares / Dv + EPSILON);
   for (int j = 0; j < Dv / Lanes; ++j) {
     const int element = j * Lanes + lane;
     const float normed =
         static_cast<float>(static_cast<T>(x[j] * inverse * static_cast<float>(weight[element])));
     const float z = static_cast<float>(
         projected[static_cast<long>(n) * Projected + Gate + row * Dv + element]);
-    const float gated = z / (1.0f + expf(-z)) * normed;
+    const float gated = z / (1.0f + EXACT_EXP(-z)) * normed;
     mixed[(static_cast<long>(n) * H + row) * Dv + element] = static_cast<T>(gated);
   }
 """
@@ -144,36 +148,26 @@ def gated_norm_body(epsilon: float) -> str:
     return _GATED_NORM.replace("EPSILON", f"{epsilon!r}f")
 
 
-def net_inputs(module: Any) -> NetOperations:
-    """`NetKernels` of a net whose projections can be fused, else the plain form."""
-    fused = None
-    if type(module) is GatedDeltaNet:
-        own = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
-        fused = fuse(own)
-    return NetOperations(module) if fused is None else NetKernels(module, fused)
-
-
-class NetKernels(NetOperations):
-    """mlx-lm's `GatedDeltaNet` in two kernels.
+@dataclass(frozen=True)
+class NetKernels:
+    """What `NetOperations` does between the projections and the rule, and after it, as kernels.
 
     Args:
-        fused: its projections as one product: qkv, z, b and a.
+        module: mlx-lm's `GatedDeltaNet`, whose projections are one product.
     """
 
-    def __init__(self, module: Any, fused: Product) -> None:
-        super().__init__(module)
-        self._fused = fused
-
-    def project(self, x: mx.array) -> Projected:
-        return (self._fused(x),)
+    module: Any
+    platform: Platform
 
     def prepare(
         self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
     ) -> tuple[Inputs, mx.array]:
-        net, (given,) = self._module, projected
+        net, (given,) = self.module, projected
         (slots, width, total), dtype = given.shape, given.dtype
         heads, key_heads, dk, dv = net.num_v_heads, net.num_k_heads, net.head_k_dim, net.head_v_dim
-        inputs = {"projected": given, "conv": conv, "kernel": net.conv1d.weight}
+        if dk % LANES or dv % LANES:
+            raise ValueError(f"it does not take key heads of {dk} and value heads of {dv}")
+        inputs = {"projected": given, "conv": conv, "filters": net.conv1d.weight}
         inputs |= {"A_log": net.A_log, "dt_bias": net.dt_bias}
         if past is not None and accepted is not None:
             inputs |= {"past": past, "accepted": accepted}
@@ -182,9 +176,9 @@ class NetKernels(NetOperations):
         sizes |= {"Taps": conv.shape[1], "Channels": net.conv_dim}
         begins = {"Projected": total, "B": total - 2 * heads, "A": total - heads}
         *window, conv_out = launch(
-            "cuda",
+            self.platform,
             "net_inputs" if past is None else "net_inputs_replaying",
-            source("cuda", body(replays=past is not None)),
+            source(self.platform, body(replays=past is not None)),
             inputs,
             {
                 "queries": ((slots, width, key_heads, dk), dtype),
@@ -200,17 +194,14 @@ class NetKernels(NetOperations):
         )
         return Inputs(*window), conv_out
 
-    def log_decay(self, projected: Projected) -> mx.array:
-        return log_decay(self._module, projected[0][..., -self._module.num_v_heads :])
-
     def gated(self, out: mx.array, projected: Projected) -> mx.array:
-        net, (given,) = self._module, projected
+        net, (given,) = self.module, projected
         slots, width, heads, dv = out.shape
         sizes = {"H": heads, "Dv": dv, "Projected": given.shape[-1], "Gate": net.conv_dim}
         (mixed,) = launch(
-            "cuda",
+            self.platform,
             "net_gated_norm_" + float(net.norm.eps).hex().translate(IN_A_NAME),
-            source("cuda", gated_norm_body(net.norm.eps)),
+            source(self.platform, gated_norm_body(net.norm.eps)),
             {"outputs": out, "projected": given, "weight": net.norm.weight},
             {"mixed": ((slots, width, heads * dv), out.dtype)},
             {"T": out.dtype, **sizes, "Lanes": LANES},

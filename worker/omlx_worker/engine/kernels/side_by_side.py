@@ -1,0 +1,112 @@
+"""Layers that share an input, as one layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """One layer made of several, and the views that became their weights."""
+
+    layer: nn.Module
+    weights: list[mx.array]
+
+
+def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
+    """One layer whose output is theirs, concatenated; None if they are of several kinds.
+
+    Concatenating packed weights is exact, so quantised layers are one too.
+
+    The layers' own weights become views of its weights, so nothing is held twice. A network that
+    is wrapped again gets the same layer.
+    """
+    first = layers[0]
+    kinds = {
+        (type(x), getattr(x, "bits", 0), getattr(x, "group_size", 0), "bias" in x) for x in layers
+    }
+    if len(kinds) > 1 or type(first) not in (nn.Linear, nn.QuantizedLinear):
+        return None
+    known = getattr(first, "_whole", None)
+    if known is not None and all(
+        was is layer.weight for was, layer in zip(known.weights, layers, strict=True)
+    ):
+        return known.layer
+    whole = nn.Module.__new__(type(first))
+    nn.Module.__init__(whole)
+    for name in ("bits", "group_size", "mode"):
+        if hasattr(first, name):
+            setattr(whole, name, getattr(first, name))
+    for name in first.parameters():
+        whole[name] = mx.concatenate([layer[name] for layer in layers], axis=0)
+        ends = list(itertools.accumulate(layer[name].shape[0] for layer in layers))
+        for layer, view in zip(layers, mx.split(whole[name], ends[:-1], axis=0), strict=True):
+            layer[name] = view
+    mx.eval(whole.parameters(), [layer.parameters() for layer in layers])
+    first._whole = _Whole(whole, [layer.weight for layer in layers])
+    return whole
+
+
+def run_together(layers: Sequence[Any]) -> None:
+    """Let layers that a module calls on the same input run as one product.
+
+    The first one to be called computes all of them, and the others take their parts of it. Of
+    layers of several kinds each stays as it is.
+    """
+    whole = side_by_side(layers)
+    if whole is None:
+        return
+    shared = _Shared(whole, [layer.weight.shape[0] for layer in layers])
+    for index, layer in enumerate(layers):
+        layer._part = _Part(shared, index)
+        layer.__class__ = _PARTS[type(layer)]
+
+
+class _Shared:
+    """The product of several layers, and its output until each of them has been called."""
+
+    def __init__(self, whole: nn.Module, features: Sequence[int]) -> None:
+        self._whole = whole
+        self._ends = list(itertools.accumulate(features))[:-1]
+        self._input: mx.array | None = None
+        self._outputs: dict[int, mx.array] = {}
+
+    def output(self, index: int, x: mx.array) -> mx.array:
+        if x is not self._input or index not in self._outputs:
+            self._input = x
+            self._outputs = dict(enumerate(mx.split(self._whole(x), self._ends, axis=-1)))
+        out = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return out
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A layer's place among those that it runs with."""
+
+    shared: _Shared
+    index: int
+
+
+class _LinearPart(nn.Linear):
+    """A layer that runs together with others."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        part: _Part = self._part
+        return part.shared.output(part.index, x)
+
+
+class _QuantizedPart(nn.QuantizedLinear):
+    """A quantised layer that runs together with others."""
+
+    __call__ = _LinearPart.__call__
+
+
+_PARTS = {nn.Linear: _LinearPart, nn.QuantizedLinear: _QuantizedPart}
