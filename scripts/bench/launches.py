@@ -57,6 +57,12 @@ def _log_sum(x: mx.array, *, keepdims: bool = False, **_: Any) -> mx.array:
     return _launch([(shape, x.dtype)], [x])[0]
 
 
+def _gathered(x: mx.array, weights: mx.array, *, rhs_indices: mx.array, **_: Any) -> mx.array:
+    batch = mx.broadcast_shapes(x.shape[:-2], rhs_indices.shape)
+    shape = (*batch, x.shape[-2], weights.shape[-1])
+    return _launch([(shape, x.dtype)], [x, weights, rhs_indices])[0]
+
+
 def _kernel(*_: Any, **__: Any) -> Callable[..., list[mx.array]]:
     def run(
         inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, **_: Any
@@ -81,15 +87,12 @@ from mlx.utils import tree_flatten, tree_map  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.utils import _get_classes  # noqa: E402
 
-from omlx_worker.engine.caches.layout import Group  # noqa: E402
+from omlx_worker.engine.kernels.compiling import unfused  # noqa: E402
 from omlx_worker.engine.kernels.contest import Contest, Form  # noqa: E402
 from omlx_worker.engine.loading.families import as_ragged  # noqa: E402
 from omlx_worker.engine.models.mtp import with_head  # noqa: E402
-from omlx_worker.engine.ragged.buffers import Buffers  # noqa: E402
-from omlx_worker.engine.ragged.sampling import Plan, params  # noqa: E402
-from omlx_worker.engine.ragged.step import fit  # noqa: E402
-from omlx_worker.engine.ragged.steps import Steps  # noqa: E402
-from omlx_worker.engine.rows.row import Sampling  # noqa: E402
+from omlx_worker.engine.ragged.decoder import RaggedDecoder  # noqa: E402
+from omlx_worker.engine.rows.row import Row, Sampling  # noqa: E402
 from scripts.bench.shapes import shape_of  # noqa: E402
 
 MODELS = {"llama-8b": (0,), "qwen3-0.6b": (0,), "4b": (0, 3), "35b-a3b": (0, 3)}
@@ -168,16 +171,19 @@ def of_mlx_lm(network: nn.Module) -> Counter[str]:
 
 def of_ragged(network: nn.Module, depth: int) -> Counter[str]:
     model = as_ragged(network, drafts=depth > 0, contest=Kernel(), checks=False)
-    buffers, steps, plan = Buffers(model), Steps(model, depth), Plan()
-    buffers.arrange((Group(1, 256, 2048),), [None])
-    given = params([Sampling(temperature=0)], plan)
-    given |= {"active": mx.ones((1,), mx.int32), "depth": mx.full((1,), depth, mx.int32)}
-    # The first steps have no drafts and no kept inputs yet.
-    for _ in range(3):
-        buffers.state = fit(_emptied(buffers.state), buffers.caches, depth, depth)
-        buffers.advance(_emptied(buffers.written))
-        outcome = steps.run(buffers, given, plan, depth)
-    return counted(outcome, buffers.state, buffers.written)
+    decoder = RaggedDecoder(model, depth)
+    submit, gather, submitted = mx.async_eval, mx.gather_mm, list[Any]()
+    mx.gather_mm = _gathered  # a CPU has it in float32 alone
+    with unfused():
+        decoder.add(Row("", [1, 2, 3], 100, Sampling(temperature=0)))
+        decoder.prefill({"": 3})
+        for _ in range(3):  # the first steps have no drafts and no kept inputs yet
+            decoder.step()
+    mx.gather_mm = gather
+    mx.async_eval = lambda *arrays: submitted.extend(arrays)
+    decoder.step()
+    mx.async_eval = submit
+    return counted(submitted)
 
 
 def parse() -> argparse.Namespace:

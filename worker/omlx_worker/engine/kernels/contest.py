@@ -104,7 +104,8 @@ class Contest:
 
         Args:
             arguments: of the form.
-            like: arguments in whose shapes the forms are compared; None for these.
+            like: arguments in whose shapes the forms are compared, integers as they are; None for
+                the arguments.
         """
         result = self._results.get((part, size))
         if result is None:
@@ -211,7 +212,10 @@ def _identity() -> str:
 
 
 def sampled(value: Any, seed: int = 0) -> Any:
-    """The same shapes with random numbers of an activation's size, on which any form is stable."""
+    """The same shapes with random numbers of an activation's size, on which any form is stable.
+
+    Integers stay as they are.
+    """
     if isinstance(value, Window):
         return value.filled()
     if isinstance(value, Inputs | Kept):
@@ -221,7 +225,7 @@ def sampled(value: Any, seed: int = 0) -> Any:
         return value._replace(**parts | gates | {"keys": keys})
     if isinstance(value, mx.array):
         if not mx.issubdtype(value.dtype, mx.floating):
-            return mx.ones(value.shape, value.dtype)
+            return value
         key = mx.random.key(seed)
         return mx.random.normal(value.shape, scale=0.5, key=key).astype(value.dtype)
     if isinstance(value, tuple | list):

@@ -99,8 +99,11 @@ class ContestedRule:
         past = f" after {kept.keys.shape[1]}" if kept else ""
         size = f"{slots} x {width}{past}, {heads} heads of {_head(window.values)}"
         forms = _forms(self.plain, self.kernel, "replay_and_run")
+        like = window, kept, _all(kept.keys if kept else None, accepted), state
         given = window, kept, accepted, state
-        out: tuple[mx.array, mx.array] = self.contest.run("delta rule", size, *forms, *given)
+        out: tuple[mx.array, mx.array] = self.contest.run(
+            "delta rule", size, *forms, *given, like=like
+        )
         return out
 
     def read(
@@ -136,8 +139,9 @@ class ContestedNet(NetOperations):
         size += " of prompts" if accepted is None else ""
         forms = _forms(self._plain, self._kernels, "prepare")
         given = projected, conv, past, accepted
+        like = few, conv, past, None if accepted is None else _all(past, accepted)
         out: tuple[Inputs, mx.array] = self._contest.run(
-            "net inputs", size, *forms, *given, like=(few, *given[1:])
+            "net inputs", size, *forms, *given, like=like
         )
         return out
 
@@ -168,6 +172,11 @@ def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> P
         return out
 
     return run
+
+
+def _all(past: mx.array | None, accepted: mx.array) -> mx.array:
+    """Drafts accepted, if all of the window ``past`` ``[S, W, ...]`` were."""
+    return mx.full(accepted.shape, past.shape[1] - 1 if past is not None else 0, accepted.dtype)
 
 
 def _first(projected: Projected) -> Projected:
