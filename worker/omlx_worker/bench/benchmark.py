@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +21,7 @@ from omlx_worker.bench.sides import (
     has_head,
 )
 from omlx_worker.decode.budget import MemoryBudget, in_units
+from omlx_worker.engine.kernels.contest import HERE, Result
 from omlx_worker.engine.loading.checkpoint import resolve
 from omlx_worker.engine.loading.graft import Graft
 from omlx_worker.engine.loading.loader import context_length, decoder_of, load, load_draft_model
@@ -56,8 +56,6 @@ class Benchmark:
         family: the type in the model's configuration.
         dtype, weight_bytes: of the weights.
         slow: what the ragged batch runs without its fast form.
-        forms: of each part of the model, the form that the engine has chosen: ``part``, ``form``,
-            and what it and the plain form take, ``microseconds`` and ``plain_microseconds``.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class Benchmark:
         deepest = max(decoders.values(), key=lambda decoder: decoder.max_depth)
         self.weight_bytes = deepest.weight_bytes
         self.slow = list(deepest.slow)
-        self.forms: list[dict[str, Any]] = []
         memory = MemoryBudget(budget(), deepest.weight_bytes, deepest.bytes_for)
         _require_memory(memory, rows, context, plan)
         self._prompts = heldout_prompts(tokenizer, context, max(rows))
@@ -100,6 +97,11 @@ class Benchmark:
             for depth, decoder in decoders.items()
         ]
         self._settings = [(n, [*theirs[: 1 + (n == 1)], *own]) for n in rows]
+
+    @property
+    def forms(self) -> list[Result]:
+        """Which forms of its layers' parts ran so far, and how fast they are."""
+        return HERE.results
 
     def run(self) -> Iterator[str]:
         """Measure; yields the progress after every turn of a side."""

@@ -157,7 +157,7 @@ def _tell(
     from omlx_worker.bench.report import as_json, machine, print_report, to_share
 
     where = machine()
-    print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},")
+    print_report(benchmark.figures, where, f"{model}, {benchmark.dtype},", benchmark.forms)
     if path is not None:
         report = {
             "what": "omlx-worker bench",

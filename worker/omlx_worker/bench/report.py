@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def print_report(figures: Sequence[Measured], where: Mapping[str, Any], model: str) -> None:
-    """Print the figures so far on stdout."""
+def print_report(
+    figures: Sequence[Measured], where: Mapping[str, Any], model: str, forms: Sequence[object]
+) -> None:
+    """Print the figures so far on stdout.
+
+    Args:
+        forms: of the layers' parts, a line each.
+    """
     console = Console()
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     console.print(f"{model} on {where['device']}, {where['system']}, {versions}")
@@ -57,6 +64,8 @@ def print_report(figures: Sequence[Measured], where: Mapping[str, Any], model: s
     for measured in figures:
         if measured.failed:
             console.print(f"{counted(measured.rows, 'row')}, {_name(measured)}: {measured.failed}")
+    for form in forms:
+        console.print(str(form), markup=False, highlight=False)
 
 
 def as_json(figures: Sequence[Measured]) -> dict[str, Any]:
@@ -75,13 +84,14 @@ def to_share(benchmark: Benchmark, model: str, complete: bool) -> dict[str, Any]
     """
     decoding = [measured.to_json() for measured in benchmark.figures]
     failed = [{**side, "failed": side["failed"].partition(":")[0]} for side in decoding]
+    forms = [{**asdict(form), "fault": form.fault.partition(":")[0]} for form in benchmark.forms]
     return {
         "what": "omlx-worker bench --share",
         **machine(),
         "model": f"a {benchmark.family}" if Path(model).expanduser().exists() else model,
         "dtype": benchmark.dtype,
         "weights": benchmark.weight_bytes,
-        "forms": benchmark.forms,
+        "forms": forms,
         "slow": benchmark.slow,
         "complete": complete,
         **as_json(benchmark.figures),

@@ -31,7 +31,7 @@ import mlx.core as mx
 
 from omlx_worker.engine.caches.attention_cache import spans_of
 from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
-from omlx_worker.engine.kernels.device import compiles
+from omlx_worker.engine.kernels.compiling import compiles
 from omlx_worker.engine.kernels.window import Spans, Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import BEFORE_OWN, SHORTEST, extended, look_up
