@@ -9,14 +9,22 @@ from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models.qwen3_5 import GatedDeltaNet, TextModelArgs
+from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 
-from omlx_worker.engine.kernels import attention_kernel, delta_kernel
+from omlx_worker.engine.kernels import attention_kernel, delta_kernel, net_kernels
+from omlx_worker.engine.kernels.attention import Heads
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
 from omlx_worker.engine.kernels.delta_rule import Inputs
+from omlx_worker.engine.kernels.net_kernels import NetKernels
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.window import TAIL, Window
+from omlx_worker.engine.models.rotary import rope_of
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import Fault, needs_compiler
 
@@ -30,11 +38,9 @@ WIDTHS = range(1, 10)
 
 @pytest.fixture(autouse=True)
 def _metal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emulate Metal, whatever the size; without the plain form to fall back on."""
-    for module in (attention_kernel, delta_kernel):
+    """Emulate Metal."""
+    for module in (attention_kernel, delta_kernel, net_kernels):
         monkeypatch.setattr(module, "launch", emulator.launch)
-    monkeypatch.setattr(attention_kernel, "MOST", 1 << 60, raising=False)
-    monkeypatch.setattr(attention_kernel, "PlainAttention", None, raising=False)
 
 
 def noise(rng: np.random.Generator, dtype: mx.Dtype, *shape: int) -> mx.array:
@@ -329,3 +335,142 @@ def replayed(
         states.append(held + change[..., None] * key)
         outs.append((states[-1] * query).sum(axis=-1))
     return np.array(outs), states
+
+
+@dataclass(frozen=True)
+class Projection:
+    """An attention layer's one projection: heads, their size, and what is done to them."""
+
+    queries: int
+    keys: int
+    size: int
+    rotate: Any
+    normed: bool = False
+    gated: bool = False
+
+
+PROJECTIONS = {
+    "Qwen3.5 0.8B": Projection(8, 2, 256, nn.RoPE(64, base=1e7), normed=True, gated=True),
+    "Qwen3.5 4B": Projection(16, 4, 256, nn.RoPE(64, base=1e7), normed=True, gated=True),
+    "Qwen3.5 27B": Projection(24, 4, 256, nn.RoPE(64, base=1e7), normed=True, gated=True),
+    "Qwen3.5 35B-A3B": Projection(16, 2, 256, nn.RoPE(64, base=1e7), normed=True, gated=True),
+    "Llama 8B": Projection(32, 8, 128, Llama3RoPE(128, scaling_config={"factor": 8.0})),
+    "Qwen3 0.6B": Projection(16, 8, 128, nn.RoPE(128, base=1e6), normed=True),
+    "Gemma 3": Projection(4, 1, 256, nn.RoPE(256, base=1e6, scale=0.125), normed=True),
+    "gpt-oss": Projection(64, 8, 64, YarnRoPE(64, base=150_000, scaling_factor=32.0)),
+    "GLM 4": Projection(32, 2, 128, nn.RoPE(64, traditional=True)),
+    "Phi 3": Projection(32, 32, 96, SuScaledRoPE(96, long_factor=2.0)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_heads_are_normed_rotated_and_written_as_operations_do(name: str, dtype: mx.Dtype) -> None:
+    check_heads(PROJECTIONS[name], 1 + len(name) % len(WIDTHS), dtype)
+
+
+def check_heads(of: Projection, width: int, dtype: mx.Dtype) -> None:
+    """Write tails at their beginning, their end and between."""
+    rng, norms = np.random.default_rng(0), {}
+    if of.normed:
+        weights = [noise(rng, dtype, of.size) for _ in "qk"]
+        norms = {"query_norm": weights[0], "key_norm": weights[1], "epsilon": 1e-6}
+    heads = Heads(of.queries, of.keys, of.size, rope_of(of.rotate), gated=of.gated, **norms)
+    lengths = mx.array([0, 1, 2500], mx.int32)
+    window = Window.at(
+        lengths + mx.array([0, TAIL - width, 40], mx.int32), lengths, width, ((3, 4096),)
+    )
+    tails = tuple(noise(rng, dtype, 3, of.keys, TAIL, of.size) for _ in "kv")
+    total = of.queries * heads.apart + 2 * of.keys * of.size
+    projected = noise(rng, dtype, 3, width, total)
+
+    (queries, written), (wanted, tails_wanted) = (
+        form.prepare(projected, heads, tails, window)
+        for form in (AttentionKernel("metal"), PlainAttention())
+    )
+
+    tolerance = 8 * DTYPES[dtype] + 2e-3
+    assert_close(queries, wanted, tolerance)
+    assert_close(written[0], tails_wanted[0], tolerance)
+    assert_close(written[1], tails_wanted[1], 0.0)
+
+
+def assert_close(got: mx.array, wanted: mx.array, tolerance: float) -> None:
+    off = mx.abs(got.astype(mx.float32) - wanted.astype(mx.float32))
+    allowed = tolerance * (1 + mx.abs(wanted.astype(mx.float32)))
+    assert mx.all(off <= allowed).item(), f"off by {off.max().item()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("t < 0 || t >= width", "t < 0 || t > width", "off by|reads outside"),
+        ("if (row >= asked + H * tail) return;", "", "race: writes new_keys"),
+        ("offset > 0", "offset > 1", "off by"),
+        ("e % 2 == 0", "e % 2 == 1", "reads outside of projected: element -1"),
+        ("places[Places * n + 1] + t", "places[Places * n + 1]", "off by"),
+    ],
+)
+def test_a_fault_planted_in_the_heads_is_seen(
+    right: str, wrong: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, attention_kernel, right, wrong)
+    rope = nn.RoPE(16, traditional=True)
+    with pytest.raises((AssertionError, Fault), match=told):
+        check_heads(Projection(5, 1, 32, rope, normed=True), 3, mx.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group", "width", "depth"), [(1, 1, 4), (1, 9, 0), (2, 4, 3), (3, 2, 2)])
+def test_a_net_convolves_norms_and_gates_as_operations_do(
+    group: int, width: int, depth: int, dtype: mx.Dtype
+) -> None:
+    check_convolution(16, group, width, depth, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("if (row >= units) return;", "", "reads outside of filters"),
+        ("if (t == commit)", "if (true)", "race: writes conv_out"),
+        ("CommitFirst ? 0 : width - 1", "width", "never writes conv_out"),
+        ("(p) < Taps", "(p) <= Taps", "off by|reads outside"),
+        ("if (row >= H) return;", "", "race: writes mixed"),
+    ],
+)
+def test_a_fault_planted_in_the_convolution_is_seen(
+    right: str, wrong: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, net_kernels, right, wrong)
+    with pytest.raises((AssertionError, Fault), match=told):
+        check_convolution(2, 3, 3, 2, mx.float32)
+
+
+def check_convolution(key_heads: int, group: int, width: int, depth: int, dtype: mx.Dtype) -> None:
+    """Make a net's inputs, after a window of which all drafts were accepted in one of two slots."""
+    rng, slots = np.random.default_rng(width), 2
+    sizes = {"linear_num_key_heads": key_heads, "linear_num_value_heads": key_heads * group}
+    sizes |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    net = GatedDeltaNet(TextModelArgs(hidden_size=64, **sizes))
+    net.set_dtype(dtype)
+    total = net.conv_dim + net.value_dim + 2 * net.num_v_heads
+    projected = (noise(rng, dtype, slots, width, total),)
+    conv = noise(rng, dtype, slots, net.conv_kernel_size - 1, net.conv_dim)
+    past = noise(rng, dtype, slots, 1 + depth, total) if depth else None
+    kernels, operations = NetKernels(net, "metal"), NetOperations(net)
+
+    (got, after), (wanted, after_wanted) = (
+        form.prepare(projected, conv, past, mx.array([0, depth], mx.int32))
+        for form in (kernels, operations)
+    )
+
+    tolerance = 4 * DTYPES[dtype] + 1e-5
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert_close(mine, theirs, tolerance)
+    assert_close(after, after_wanted, 0.0)
+    gated, gated_wanted = (form.gated(got.values, projected) for form in (kernels, operations))
+    assert_close(gated, gated_wanted, tolerance)
