@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from omlx_worker.engine.kernels.source import source
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import Fault, needs_compiler
 from tests.helpers.metal.language import Refused
@@ -256,6 +257,21 @@ def test_a_barrier_of_a_simdgroup_orders_its_own_lanes() -> None:
     out[i] = s[i];
     """
     assert run(body) == [i ^ 31 for i in range(64)]
+
+
+def test_logarithms_near_one_keep_their_digits_on_metal() -> None:
+    x = mx.array([2.0**-30, 1e-6, 1e-3, 1.0, 50.0, 1e6, 1e12, 0.0])
+
+    [got] = emulator.launch(
+        *("metal", "log1p", source("metal", "out[lane] = LOG1P(x[lane]);")),
+        {"x": x},
+        {"out": (x.shape, mx.float32)},
+        {},
+        grid=(8, 1, 1),
+        threadgroup=(8, 1, 1),
+    )
+
+    assert mx.allclose(got, mx.log1p(x), 1e-6, 0.0).item()
 
 
 def test_a_keyword_of_metal_is_no_name() -> None:
