@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -43,6 +43,20 @@ def run(
     )
     return out.tolist()
 
+
+def cases(table: Mapping[str, tuple[str, str]]) -> list[Any]:
+    """A table's cases; compiling each takes its time, so most are slow."""
+    return [
+        pytest.param(*case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, case in table.items()
+    ]
+
+
+QUICK = {
+    *("a missing barrier", "a race of a read and a write", "a divergent barrier"),
+    *("a lane that left before a shuffle", "a read past the end", "an output never written"),
+    *("a double", "a bare pointer", "a pointer of another space", "expf"),
+}
 
 FAULTS = {
     "a missing barrier": (
@@ -114,7 +128,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("body", "told"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("body", "told"), cases(FAULTS))
 def test_a_planted_fault_is_told(body: str, told: str) -> None:
     with pytest.raises(Fault, match=told):
         run(body)
@@ -153,7 +167,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("body", "told"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("body", "told"), cases(REFUSED))
 def test_what_metal_does_not_compile_is_refused(body: str, told: str) -> None:
     with pytest.raises(Refused, match=told):
         run(body)
