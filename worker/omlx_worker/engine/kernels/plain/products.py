@@ -25,7 +25,9 @@ def product(layer: Any, *, gated: bool = False) -> Product:
 
     def run(x: mx.array, added: mx.array | None = None) -> mx.array:
         if added is not None and adds and not gated:
-            return mx.addmm(added, x, layer.weight.T)
+            # As matrices: of batches MLX makes a product each, three times as slow with 8 rows.
+            rows = mx.addmm(added.flatten(0, -2), x.flatten(0, -2), layer.weight.T)
+            return rows.reshape(added.shape)
         out: mx.array = apply(x)
         if gated:
             out = swiglu(*mx.split(out, 2, axis=-1))
