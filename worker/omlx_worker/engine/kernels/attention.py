@@ -75,6 +75,14 @@ class Heads:
         rotated = [self.rope.rotate(part, offset=cursors) for part in (queries, keys)]
         return rotated[0], rotated[1], values
 
+    def __str__(self) -> str:
+        """Its kind, on which the form that computes it depends."""
+        rope = self.rope
+        kinds = [f"{self.queries} and {self.keys} heads of {self.size}"]
+        kinds += [f"{type(rope.rotate).__name__} of {rope.dims}"]
+        kinds += ["normed"] * (self.query_norm is not None) + ["gated"] * self.gated
+        return ", ".join(kinds)
+
     @property
     def apart(self) -> int:
         """Numbers from one query head to the next."""

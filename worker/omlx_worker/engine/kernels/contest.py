@@ -49,6 +49,8 @@ class Result:
     """What a part uses at one size.
 
     Attributes:
+        size: for people.
+        shapes: of all arguments.
         form: ``plain`` or ``kernel``.
         plain_microseconds: of one run of the plain form.
         kernel_microseconds: of one run of the kernel; None if it cannot be used.
@@ -57,6 +59,7 @@ class Result:
 
     part: str
     size: str
+    shapes: str
     form: str
     plain_microseconds: float
     kernel_microseconds: float | None = None
@@ -76,7 +79,7 @@ class Contest:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._results: dict[tuple[str, str], Result] = {}
+        self._results: dict[tuple[str, str, str], Result] = {}
         self._file = folder / f"kernels-{_identity()}.json" if folder else None
         if self._file and self._file.exists():
             try:
@@ -84,7 +87,7 @@ class Contest:
             except (ValueError, TypeError) as error:
                 log.warning("%s is not used, its kernels are timed anew: %s", self._file, error)
                 kept = []
-            self._results = {(result.part, result.size): result for result in kept}
+            self._results = {(kind.part, kind.size, kind.shapes): kind for kind in kept}
 
     @property
     def results(self) -> list[Result]:
@@ -107,10 +110,12 @@ class Contest:
             like: arguments in whose shapes the forms are compared, integers as they are; None for
                 the arguments.
         """
-        result = self._results.get((part, size))
+        key = part, size, _shapes(like or arguments)
+        result = self._results.get(key)
         if result is None:
-            result = _decided(part, size, plain, kernel, sampled(like or arguments))
-            self._results[part, size] = result
+            result = _decided(key, plain, kernel, sampled(like or arguments))
+            self._results[key] = result
+            mx.clear_cache()  # the memory of rows was counted without it
             self._keep()
         return (kernel if result.form == "kernel" else plain)(*arguments)
 
@@ -128,16 +133,18 @@ class Contest:
             self._file = None
 
 
-def _decided(part: str, size: str, plain: Form, kernel: Form, arguments: Sequence[Any]) -> Result:
+def _decided(
+    key: tuple[str, str, str], plain: Form, kernel: Form, arguments: Sequence[Any]
+) -> Result:
     mx.eval(arguments)
     wanted = plain(*arguments)
     mx.eval(wanted)
     usual = _microseconds(plain, arguments)
     if fault := _fault(kernel, arguments, wanted):
-        _tell(part, fault)
-        return Result(part, size, "plain", usual, fault=fault)
+        _tell(key[0], fault)
+        return Result(*key, "plain", usual, fault=fault)
     own = _microseconds(kernel, arguments)
-    return Result(part, size, "kernel" if own < usual else "plain", usual, own)
+    return Result(*key, "kernel" if own < usual else "plain", usual, own)
 
 
 HERE = Contest()
@@ -228,9 +235,24 @@ def sampled(value: Any, seed: int = 0) -> Any:
             return value
         key = mx.random.key(seed)
         return mx.random.normal(value.shape, scale=0.5, key=key).astype(value.dtype)
+    if isinstance(value, dict):
+        return {name: sampled(part, seed + n) for n, (name, part) in enumerate(value.items())}
     if isinstance(value, tuple | list):
         return type(value)(sampled(part, seed + 10 * n) for n, part in enumerate(value))
     return value
+
+
+def _shapes(value: Any) -> str:
+    """Shapes and types of the arrays, and numbers as they are."""
+    if isinstance(value, mx.array):
+        return f"{str(value.dtype).removeprefix('mlx.core.')}{list(value.shape)}"
+    if isinstance(value, Window):
+        return f"{value.spans}"
+    if isinstance(value, dict):
+        return _shapes(tuple(value.values()))
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shapes, value))})"
+    return f"{value}"
 
 
 def _named(value: Inputs | Kept) -> Iterator[tuple[int, tuple[str, mx.array]]]:

@@ -18,7 +18,7 @@ from omlx_worker.engine.kernels.plain.net_inputs import NetOperations, Projected
 from omlx_worker.engine.kernels.plain.products import Product, product
 from omlx_worker.engine.kernels.window import Window
 
-MOST_SAMPLED = 1 << 27
+MOST_SAMPLED = 1 << 26
 """Bytes of keys that are made to compare two forms; bodies with more use what these use."""
 
 
@@ -26,9 +26,9 @@ MOST_POSITIONS = 32
 """Of a prompt, that are made to compare two forms; longer ones use what these use."""
 
 
-def _forms(plain: Any, kernel: Any, method: str, **options: Any) -> list[Form]:
+def _forms(plain: Any, kernel: Any, method: str) -> list[Form]:
     """A method of both."""
-    return [partial(getattr(form, method), **options) for form in (plain, kernel)]
+    return [getattr(form, method) for form in (plain, kernel)]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ContestedAttention:
         self, projected: mx.array, heads: Heads, tails: Pair, window: Window
     ) -> tuple[mx.array, Pair]:
         slots, width, _ = projected.shape
-        size = f"{slots} x {width}, {heads.queries} and {heads.keys} heads of {_head(tails[0])}"
+        size = f"{slots} x {width}, {heads}"
         forms = _forms(self.plain, self.kernel, "prepare")
         given = projected, heads, tails, window
         out: tuple[mx.array, Pair] = self.contest.run("heads and tail", size, *forms, *given)
@@ -75,13 +75,19 @@ class ContestedAttention:
             mx.broadcast_to(part[:1, :, :1], (slots, heads, capacity, part.shape[3]))
             for part in longest
         )
-        like = queries, [body], tails, replace(window, spans=((slots, capacity),)), scale
+        like = queries, [body], tails, replace(window, spans=((slots, capacity),)), scale, options
         size = f"{_rows(queries)}, {capacity} positions, {query_heads} and {heads} heads of "
         size += ", ".join([_head(queries), *sorted(_given(options))])
-        forms = _forms(self.plain, self.kernel, "attend", **options)
-        given = queries, bodies, tails, window, scale
+        forms = [partial(_attended, form) for form in (self.plain, self.kernel)]
+        given = queries, bodies, tails, window, scale, options
         out: mx.array = self.contest.run("attention", size, *forms, *given, like=like)
         return out
+
+
+def _attended(attention: Attention, *given: Any) -> mx.array:
+    """`Attention.attend` with its options as the last argument."""
+    *arrays, options = given
+    return attention.attend(*arrays, **options)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,9 @@ class ContestedRule:
 class ContestedNet(NetOperations):
     """`NetOperations` beside `NetKernels`."""
 
-    def __init__(self, module: Any, fused: Product, kernels: NetKernels, contest: Contest) -> None:
+    def __init__(
+        self, module: Any, fused: Product, kernels: NetKernels | NetOperations, contest: Contest
+    ) -> None:
         super().__init__(module, fused)
         self._plain = NetOperations(module, fused)
         self._kernels = kernels

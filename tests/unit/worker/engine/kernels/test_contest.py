@@ -118,6 +118,14 @@ def test_a_size_is_decided_once_also_while_a_step_is_traced() -> None:
     assert len(contest.results) == 1
 
 
+def test_other_shapes_are_another_size() -> None:
+    contest = Contest()
+    for length in (8, 16, 8):
+        contest.run("doubling", "some", doubled, fast, mx.ones(length))
+
+    assert [result.shapes for result in contest.results] == ["(float32[8])", "(float32[16])"]
+
+
 def test_a_restart_uses_the_same_forms_without_a_trial(tmp_path: Path) -> None:
     held(Contest(tmp_path), slow(doubled), fast)
 

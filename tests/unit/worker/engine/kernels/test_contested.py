@@ -1,0 +1,60 @@
+"""A model whose parts compete decodes what mlx-lm does, whichever form wins."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from omlx_worker.engine.kernels.attention import Attention
+from omlx_worker.engine.kernels.attention_kernel import AttentionKernel
+from omlx_worker.engine.kernels.contest import Contest
+from omlx_worker.engine.kernels.contested import ContestedAttention, ContestedNet, ContestedRule
+from omlx_worker.engine.kernels.forms import Kernels
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
+from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from tests.helpers.decoding import Loaded, row, run
+from tests.helpers.families import tiny
+
+ROWS = [row("a", [1, 2, 3, 4, 5], 24), row("b", list(range(40)), 24)]
+
+on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="its kernels are the CPU's forms")
+
+
+def competing(contest: Contest, attention: Attention) -> Kernels:
+    """Forms that are right on a CPU, in the place of kernels."""
+    return Kernels(
+        ContestedAttention(PlainAttention(), attention, contest),
+        ContestedRule(PlainRule(), PlainRule(), contest),
+        lambda net, fused: ContestedNet(net, fused, NetOperations(net, fused), contest),
+    )
+
+
+@on_cpu
+def test_every_part_of_a_model_is_decided(qwen: Loaded) -> None:
+    contest = Contest()
+    wanted = {each.row_id: qwen.greedy(each.prompt, 24) for each in ROWS}
+
+    model = as_ragged(qwen.network, kernels=competing(contest, PlainAttention()))
+
+    assert run(RaggedDecoder(model, 2), ROWS) == wanted
+    assert {result.part for result in contest.results} == {
+        *("attention", "heads and tail"),
+        *("delta rule", "delta rule of prompts", "net inputs", "net output"),
+    }
+    assert not any(result.fault for result in contest.results)
+
+
+@on_cpu
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"])
+def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str) -> None:
+    contest, network = Contest(), tiny(family)
+    wanted = run(RaggedDecoder(as_ragged(network, drafts=False)), ROWS)
+
+    model = as_ragged(network, kernels=competing(contest, AttentionKernel("cuda")), drafts=False)
+
+    assert run(RaggedDecoder(model), ROWS) == wanted
+    assert {result.form for result in contest.results} == {"plain"}
+    assert all("it fails: " in result.fault for result in contest.results)
