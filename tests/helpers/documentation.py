@@ -10,7 +10,7 @@ PAGES = {
     name: ROOT / name
     for name in (
         *("README.md", "docs/usage.md", "docs/bulk.md"),
-        *("docs/http.md", "docs/operations.md", "docs/fleet.md", "docs/tutorial.md"),
+        *("docs/http.md", "docs/operations.md", "docs/fleet.md", "docs/tutorial.md", "docs/mac.md"),
     )
 }
 
@@ -51,6 +51,7 @@ NOT_TYPED = {
     "omlx-worker service status": INSTALLS,
     "omlx-worker service logs -f": INSTALLS,
     "omlx-worker service uninstall": INSTALLS,
+    "scripts/setup worker && .venv/bin/omlx-worker bench --share mac.json": ON_A_MAC,
     "omlx-submit pause qwen": "names a model of the reader's; test_operate pauses one",
     "omlx-submit drain mac-1": "names a worker of the reader's; test_operate drains one",
     "omlx-submit jobs --state failed -m qwen --limit 0 --json | jq -r .id "
