@@ -306,6 +306,7 @@ def test_a_system_that_refuses_is_one_sentence(
     assert said in result.stderr
 
 
+@pytest.mark.usefixtures("linux")
 def test_logs_print_the_last_lines(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = service("logs")
     assert (result.exit_code, result.stdout) == (2, "")
