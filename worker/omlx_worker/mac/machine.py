@@ -88,7 +88,7 @@ class Mac:
             self._ask(lambda mac: mac.let_sleep(held), None)
 
     def most_rows(self, rows: int) -> int:
-        """Up to how many of so many rows jobs may be claimed now; 0 while they must not be.
+        """The most rows that jobs may be claimed for now, of ``rows``; 0 while none may be.
 
         Half of them under memory pressure and one if that is critical, but one always: the
         model itself may be what presses.

@@ -1,10 +1,14 @@
-"""Attention of a window to body and tail as one GPU kernel, and the tail's writes as another.
+"""Attention of a window to body and tail as one GPU kernel, and what comes before it as another.
 
-A block has one key head of one slot. Its warps share out the queries, `TILE` at most each, and the
-positions. A few lanes hold a key and all queries of the tile in registers, so a warp takes several
-positions at once. Each lane group keeps a running maximum, the sum of weights and the weighted
-values (online softmax); these are joined within the warp, then within the block. Where the bodies
-are long and blocks few, several blocks share the positions, and a second kernel joins their parts.
+The other one norms and rotates queries and keys and writes the tail (`AttentionKernel.prepare`);
+where a family does that itself, a third one writes the tail alone (`AttentionKernel.put`).
+
+Of attention, a block has one key head of one slot. Its warps share out the queries, `TILE` at most
+each, and the positions. A few lanes hold a key and all queries of the tile in registers, so a warp
+takes several positions at once. Each lane group keeps a running maximum, the sum of weights and the
+weighted values (online softmax); these are joined within the warp, then within the block. Where the
+bodies are long and blocks few, several blocks share the positions, and a second kernel joins their
+parts.
 
 Only positions that a row has are read, whatever the capacity of its body. Weights and sums are
 float32.

@@ -189,7 +189,7 @@ class Batch:
             self._free(row)
 
     def make_room(self, positions: int) -> None:
-        """Move every tail to its body unless all of them have room for so many positions."""
+        """Move every tail to its body if one of them has no room for ``positions`` more."""
         if any(row.in_tail + positions > TAIL for row in self.rows.values()):
             self._fold()
 

@@ -22,7 +22,7 @@ HEADS = 2
 
 @pytest.fixture
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionKernel:
-    """The kernels, run by the emulator, with so many queries of a warp."""
+    """The kernels, run by the emulator; the parameter is `TILE`."""
     monkeypatch.setattr(attention_kernel, "launch", emulator.launch)
     monkeypatch.setitem(attention_kernel.TILE, "metal", request.param)
     return AttentionKernel("metal")
