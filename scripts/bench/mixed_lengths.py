@@ -97,8 +97,8 @@ def made_up(model: RaggedModel, length: int) -> Layers:
 
 def _shape(form: Form, length: int) -> list[int]:
     shape = list(form.shape)
-    if form.window != 0:
-        shape[2] = min(length, form.window or length)
+    if form.positions != 0:
+        shape[2] = min(length, form.positions or length)
     return shape
 
 

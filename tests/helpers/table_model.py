@@ -42,5 +42,5 @@ class TableModel:
     def logits(self, hidden: mx.array) -> mx.array:
         return self.target[hidden[..., 0]]
 
-    def draft_logits(self, drafted: mx.array) -> mx.array:
-        return self.head[drafted[..., 0]]
+    def draft_logits(self, hidden: mx.array) -> mx.array:
+        return self.head[hidden[..., 0]]

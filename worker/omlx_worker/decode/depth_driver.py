@@ -51,7 +51,7 @@ class DepthDriver:
         ``seconds`` if anything but a step took time."""
         if not emissions:
             return
-        depth = max(emission.window for emission in emissions)
+        depth = max(emission.step_depth for emission in emissions)
         # A step drafts for the next: either change takes time that neither depth takes.
         self.changes_depth = not depth == self._dispatched == self.depth
         self._policy.observe(emissions, depth, None if self.changes_depth else seconds)

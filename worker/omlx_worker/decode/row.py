@@ -38,8 +38,8 @@ class DecodeRow:
         cached: tokens of its prompt that were not read, because the prefix cache held them.
         kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
         stops: contexts at which reading stops, because other rows may go on from there.
-        arrival: place in the order of arrivals.
-        joined: place in the order in which rows joined the batch.
+        arrival: smaller for rows that came earlier.
+        join_order: smaller for rows that joined the batch earlier.
         since: when it began to wait, in seconds of the scheduler's clock.
         aged: it has waited so long that it goes first and is not paused again.
         kept_bytes: what its cache takes while it is paused.
@@ -55,7 +55,7 @@ class DecodeRow:
     kin: dict[DecodeRow, int] = field(default_factory=dict)
     stops: set[int] = field(default_factory=set)
     arrival: int = 0
-    joined: int = 0
+    join_order: int = 0
     since: float = 0.0
     aged: bool = False
     kept_bytes: int = 0

@@ -238,7 +238,7 @@ class Scheduler:
 
     def _bring_in(self, row: DecodeRow) -> Join | Resume:
         self._joins += 1
-        row.joined = self._joins
+        row.join_order = self._joins
         kept = sum(other.kept_bytes for other in self._in(Stage.PAUSED) if other is not row)
         room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
         if row.stage is Stage.PAUSED:
@@ -254,7 +254,7 @@ class Scheduler:
     def _victim(self) -> DecodeRow | None:
         """The bulk row that has decoded for the shortest time."""
         bulk = [row for row in self.decoding if row.level == BULK and not row.aged]
-        return max(bulk, key=lambda row: row.joined, default=None)
+        return max(bulk, key=lambda row: row.join_order, default=None)
 
     def _restart(self, row: DecodeRow) -> None:
         """A row without a cache waits to be read again."""

@@ -235,7 +235,7 @@ class DecodingEngine:
             return None
         described = []
         for sampled in kept:
-            text, part = self._written(sampled.token)
+            text, part = self._spelling(sampled.token)
             described.append(
                 TokenLogprob(
                     token=text,
@@ -248,10 +248,10 @@ class DecodingEngine:
         return described
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
-        text, part = self._written(token)
+        text, part = self._spelling(token)
         return (text, token, logprob) if part is None else (text, token, logprob, part)
 
-    def _written(self, token: int) -> tuple[str, list[int] | None]:
+    def _spelling(self, token: int) -> tuple[str, list[int] | None]:
         """A token's text, and its bytes if they hold part of a character."""
         data = self._bytes_of(token)
         text = data.decode(errors="backslashreplace")

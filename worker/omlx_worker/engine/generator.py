@@ -82,8 +82,8 @@ class _Running:
     sampler: _RowSampler | None
     handle: Any = None
 
-    def step(self, token: int) -> RowStep:
-        """What a step of one token brings."""
+    def outcome(self, token: int) -> RowStep:
+        """What a step that brings this token made of the row."""
         sampled = Sampled(token)
         if self.sampler is not None:
             sampled = ReadDraw.of(self.sampler.draws.popleft().arrays).at(self.row, 0)
@@ -181,7 +181,7 @@ class GeneratorDecoder(_PlainDecoder):
         steps = []
         running = {each.handle: each for each in self._running.values()}
         for response in self._generator.next_generated():
-            steps.append(running[response.uid].step(response.token))
+            steps.append(running[response.uid].outcome(response.token))
             if response.finish_reason is not None:
                 del self._running[running[response.uid].row.row_id]
         return steps
@@ -214,5 +214,5 @@ class SerialDecoder(_PlainDecoder):
         # The first row decodes, the others wait for its end.
         for running in self._running.values():
             for token, _ in running.handle:
-                return [running.step(token)]
+                return [running.outcome(token)]
         return []

@@ -32,7 +32,8 @@ def row(name: str, depth: int | None = None, prompt: int = 5) -> DecodeRow:
 
 
 def emitted(name: str, tokens: int, drafted: int) -> Emission:
-    return Emission(name, [7] * tokens, "x", drafted=drafted, accepted=tokens - 1, window=drafted)
+    counts = {"drafted": drafted, "accepted": tokens - 1, "step_depth": drafted}
+    return Emission(name, [7] * tokens, "x", **counts)
 
 
 def test_every_row_is_named_and_keeps_its_own_limit() -> None:

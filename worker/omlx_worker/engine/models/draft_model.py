@@ -71,12 +71,12 @@ class WithDraftModel:
         first = window.cursors + (1 + width - count)
         here = Window.at(first, window.body_lengths, count, window.spans)
         none = mx.zeros_like(window.cursors)
-        drafted = self._draft.forward(self._known(tokens), self._apart(caches)[1], here, none)
-        return drafted[:, -width:]
+        out = self._draft.forward(self._known(tokens), self._apart(caches)[1], here, none)
+        return out[:, -width:]
 
-    def draft_logits(self, drafted: mx.array) -> mx.array:
+    def draft_logits(self, hidden: mx.array) -> mx.array:
         """Score over the target's vocabulary, which may be padded to another size."""
-        scores = self._draft.logits(drafted)[..., : self.vocabulary]
+        scores = self._draft.logits(hidden)[..., : self.vocabulary]
         missing = self.vocabulary - scores.shape[-1]
         return mx.pad(scores, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
 

@@ -159,6 +159,6 @@ def _inputs_until(lengths: mx.array, conv: mx.array, inputs: mx.array) -> mx.arr
         inputs: those of the stretch, ``[B, T, channels or more]``.
     """
     taps, channels = conv.shape[1:]
-    history = mx.concatenate([conv, inputs[..., :channels]], axis=1)
+    whole = mx.concatenate([conv, inputs[..., :channels]], axis=1)
     index = lengths[:, None] + mx.arange(taps)
-    return mx.take_along_axis(history, index[..., None], axis=1)
+    return mx.take_along_axis(whole, index[..., None], axis=1)

@@ -112,8 +112,8 @@ class RaggedQwen35:
         behind = caches[len(self._layers) :]
         for layer, cache in zip(self._head_layers, behind, strict=True):
             x = layer(x, cache, window, None)
-        drafted: mx.array = self._head.norm(x)
-        return drafted
+        out: mx.array = self._head.norm(x)
+        return out
 
     def logits(self, hidden: mx.array) -> mx.array:
         return self._scores(hidden)

@@ -80,6 +80,6 @@ class RaggedModel(Protocol):
         """Score hidden states: ``[..., hidden]`` to ``[..., vocabulary]``."""
         ...
 
-    def draft_logits(self, drafted: mx.array) -> mx.array:
+    def draft_logits(self, hidden: mx.array) -> mx.array:
         """Score what `draft` returns, over the model's vocabulary."""
         ...

@@ -48,7 +48,7 @@ class BatchRow:
             it, and of the state, ``[1, ...]``.
         slot: its own, while it has one.
         accepted: drafts of the last step that was read.
-        left: whether it has left for good.
+        gone: whether it has left for good.
         matcher: of a constrained row; knows the tokens that the host has read.
     """
 
@@ -61,7 +61,7 @@ class BatchRow:
     state: State
     slot: int = 0
     accepted: int = 0
-    left: bool = False
+    gone: bool = False
     matcher: Matcher | None = None
 
     @property
@@ -183,9 +183,9 @@ class Batch:
     def leave(self, row_id: str) -> None:
         """Drop a row, suspended or not, and the samples of the step in flight for it."""
         if row := self.suspended.pop(row_id, None):
-            row.left = True
+            row.gone = True
         elif row := self.rows.get(row_id):
-            row.left = True
+            row.gone = True
             self._free(row)
 
     def make_room(self, positions: int) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import grown, reachable
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.batch import Batch, BatchRow
 from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
@@ -102,14 +101,7 @@ class RaggedDecoder(Batch):
         return self._footprint.of_row
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        """See `omlx_worker.engine.rows.interface.Rows`."""
-        prompts = self._footprint.of_prompts([to_read for to_read, _ in rows])
-        # A row's last step may commit drafts beyond its end before the host has read it.
-        needs = [longest + max(0, self.max_depth - 1) for _, longest in rows]
-        # Rows use the present layout as long as it suffices, then the smallest one.
-        layouts = [*reachable(needs), () if alone else grown(self.layout, needs)]
-        batch = max(self._footprint.of_batch(layout) for layout in layouts)
-        return prompts + batch + self._footprint.of_histories(layouts)
+        return self._footprint.of_rows(rows, () if alone else self.layout)
 
     # Prompts.
 
@@ -125,21 +117,21 @@ class RaggedDecoder(Batch):
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
-        counts = [min(tokens[r.row.row_id], r.left) for r in readings]
-        if any(counts):
-            read(self._model, readings, counts)
+        lengths = [min(tokens[reading.row_id], reading.left) for reading in readings]
+        if any(lengths):
+            read(self._model, readings, lengths)
         for row_id in keep:
             reading = self._reading[row_id]
-            if self._prefixes and reading.row.cache and reading.done:
+            if self._prefixes and reading.request.cache and reading.done:
                 known = reading.history[: reading.done]
-                self._prefixes.put(known, reading.layers, reading.row.salt)
+                self._prefixes.put(known, reading.layers, reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
         if finished:
-            self.join([(reading.row, reading.layers) for reading in finished])
+            self.join([(reading.request, reading.layers) for reading in finished])
         for reading in finished:
-            del self._reading[reading.row.row_id]
+            del self._reading[reading.row_id]
         # The last token of a history, which the row's first step reads, is left too.
-        return {r.row.row_id: r.left + 1 if r.left else 0 for r in readings}
+        return {r.row_id: r.left + 1 if r.left else 0 for r in readings}
 
     def limit_prefixes(self, room: int) -> None:
         if self._prefixes:
@@ -233,13 +225,13 @@ class RaggedDecoder(Batch):
         if flight.landed is not None:
             return flight.landed
         landed: list[RowStep] = []
-        if all(row.left for _, row in flight.rows):
+        if all(row.gone for _, row in flight.rows):
             return landed
         self.reads += 1
         verdicts: Any = flight.verdicts.tolist()
         draw = ReadDraw.of(flight.draw.arrays)
         for slot, row in flight.rows:
-            if row.left:
+            if row.gone:
                 continue
             judged, accepted, source = verdicts[slot]
             sampled = [draw.at(row.request, slot, place) for place in range(accepted + 1)]

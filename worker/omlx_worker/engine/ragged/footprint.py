@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.caches.layout import Layout, positions_of, slots_of
+from omlx_worker.engine.caches.layout import Layout, grown, positions_of, reachable, slots_of
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
@@ -122,13 +122,28 @@ class Footprint:
         )
         # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
-        self._prompt = state
-        self._looks_up = looks_up
+        self._state = state
+        self._depth, self._looks_up = depth, looks_up
 
     @property
     def of_row(self) -> RowBytes:
         token = sum(size for size, ring in self._layers if not ring)
-        return RowBytes(token, sum(size * ring for size, ring in self._layers), self._prompt)
+        return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
+
+    def of_rows(self, rows: Sequence[tuple[int, int]], layout: Layout) -> int:
+        """See `omlx_worker.engine.rows.interface.Rows.bytes_for`.
+
+        Args:
+            layout: of the batch that they join; empty for a new one.
+        """
+        prompts = [self._of_prompt(to_read) for to_read, _ in rows if to_read]
+        # Rows that meet have more room than they need.
+        reading = int(sum(prompts) * (SPREAD if len(prompts) > 1 else 1))
+        # A row's last step may commit drafts beyond its end before the host has read it.
+        needs = [longest + max(0, self._depth - 1) for _, longest in rows]
+        # Rows use the present layout as long as it suffices, then the smallest one.
+        layouts = [*reachable(needs), grown(layout, needs)]
+        return reading + max(map(self.of_batch, layouts)) + self._of_histories(layouts)
 
     def of_batch(self, layout: Layout) -> int:
         """Bytes of a batch, plus those of a step or of a rearrangement."""
@@ -144,7 +159,7 @@ class Footprint:
         rearranging = max(bodies, default=0)
         return sum(bodies) + slots * self._slot + max(stepping, rearranging)
 
-    def of_histories(self, layouts: Sequence[Layout]) -> int:
+    def _of_histories(self, layouts: Sequence[Layout]) -> int:
         """Bytes of histories, and of a search for drafts, in any of these layouts."""
         if not self._looks_up:
             return 0
@@ -152,23 +167,14 @@ class Footprint:
         length = max(map(history_length, layouts), default=0)
         return 4 * slots * (IN_FLIGHT + _SEARCHED) * length
 
-    def of_prompts(self, lengths: Sequence[int]) -> int:
-        """Bytes of prompts while they are read, with the room that rows have which meet.
-
-        Args:
-            lengths: in tokens; those that are 0 are not read.
-        """
-        rows = [self._of_prompt(length) for length in lengths if length]
-        return int(sum(rows) * (SPREAD if len(rows) > 1 else 1))
-
     def _of_prompt(self, tokens: int) -> int:
-        # Bodies, and one layer's old body and its window beside them.
+        """Bytes of a prompt while it is read: bodies, one layer's old body, its window, states."""
         positions = room_for(tokens)
         layers = [
             size * (min(positions, ring) if ring else positions) for size, ring in self._layers
         ]
         chunk = min(tokens, LONGEST_CHUNK) * max((size for size, _ in self._layers), default=0)
-        return sum(layers) + max(layers, default=0) + chunk + self._prompt
+        return sum(layers) + max(layers, default=0) + chunk + self._state
 
 
 def _bytes(arrays: Iterable[mx.array]) -> int:
@@ -185,12 +191,12 @@ class GeneratorFootprint:
 
     def __init__(self, model: nn.Module) -> None:
         short, long = (_cache_bytes(model, length) for length in (1, 1 + KVCache.step))
-        self._step: int = long - short
-        self._fixed = max(0, short - self._step)
+        self._growth: int = long - short
+        self._fixed = max(0, short - self._growth)
 
     @property
     def of_row(self) -> RowBytes:
-        return RowBytes(self._step // int(KVCache.step), 0, self._fixed)
+        return RowBytes(self._growth // int(KVCache.step), 0, self._fixed)
 
     def of_rows(self, rows: Sequence[tuple[int, int]]) -> int:
         """See `omlx_worker.engine.rows.interface.Rows.bytes_for`."""
@@ -200,7 +206,7 @@ class GeneratorFootprint:
 
     def _of_batch(self, rows: int, tokens: int) -> int:
         steps = 1 + -(-tokens // int(KVCache.step))
-        return 2 * rows * (self._fixed + steps * self._step)
+        return 2 * rows * (self._fixed + steps * self._growth)
 
 
 def _cache_bytes(model: nn.Module, tokens: int) -> int:

@@ -196,12 +196,12 @@ class Masks:
         bits = np.full((1 + len(rows), 1 + drafts.shape[1], words), -1, np.int32)
         runs: dict[int, list[Run]] = {}
 
-        def follow(slot: int, matcher: Matcher, window: NDArray[np.int32]) -> None:
+        def follow(slot: int, matcher: Matcher, own: NDArray[np.int32]) -> None:
             judged = drafts[slot, : offered[slot]].tolist() if offered[slot] else []
-            runs[slot] = matcher.follow(judged, window, forces=depth > 0)
+            runs[slot] = matcher.follow(judged, own, forces=depth > 0)
 
         late = _threads().run(
-            [partial(follow, *row, window) for row, window in zip(rows, bits[1:], strict=True)]
+            [partial(follow, *row, own) for row, own in zip(rows, bits[1:], strict=True)]
         )
         chosen = np.zeros(len(offered), np.int32)
         for index, ((slot, matcher), is_late) in enumerate(zip(rows, late, strict=True), 1):

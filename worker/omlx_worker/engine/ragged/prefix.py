@@ -98,10 +98,10 @@ class PrefixCache:
         self._take_from_disk()
         prompt, root = array("I", tokens), _hashed(salt)
         path, covered = self._match(prompt, root)
-        length, depth = _held(path, covered)
+        length, nodes = _held(path, covered)
         if not length:
             return 0, []
-        path = path[:depth]
+        path = path[:nodes]
         layers = self._forms.join([node.pieces for node in path], path[-1].states or [], length)
         self._refresh(path)
         whole = sum(len(node.tokens) for node in path) == length
@@ -150,11 +150,11 @@ class PrefixCache:
             node = child
         return path, done
 
-    def _add(self, beginning: Beginning, *, read: bool = False) -> None:
+    def _add(self, beginning: Beginning, *, from_disk: bool = False) -> None:
         """Keep the end of a prompt and its states, if what comes before it is kept.
 
         Args:
-            read: from a file: used less recently than all that is kept, so nothing gives way to it.
+            from_disk: used less recently than all that is kept, so nothing gives way to it.
         """
         prompt, start, salt = beginning.tokens, beginning.start, beginning.salt
         if beginning.nbytes > self.limit:
@@ -163,7 +163,7 @@ class PrefixCache:
             path, covered = self._match(prompt, salt)
             if covered < start:
                 return
-            if not read:
+            if not from_disk:
                 self._refresh(path)
             within = covered - sum(len(node.tokens) for node in path[:-1])
             new = [piece[..., covered - start :, :] for piece in beginning.pieces]
@@ -173,7 +173,7 @@ class PrefixCache:
                 size += size_of(beginning.states)
             if self.nbytes + size <= self.limit:
                 break
-            if read:
+            if from_disk:
                 return
             self._evict()
 
@@ -187,7 +187,7 @@ class PrefixCache:
         if path[-1].states is None:
             path[-1].states = copies(beginning.states)
         self.nbytes += size
-        if read:
+        if from_disk:
             path[-1].file_start = start
             for node in path:
                 if node not in self._nodes:
@@ -265,7 +265,7 @@ class PrefixCache:
     def _take_from_disk(self) -> None:
         """Take what was read from the disk meanwhile."""
         while self._disk and not self._disk.found.empty():
-            self._add(self._disk.found.get(), read=True)
+            self._add(self._disk.found.get(), from_disk=True)
 
 
 def _hashed(salt: str | None) -> str | None:
@@ -279,9 +279,9 @@ def _held(path: Sequence[_Node], covered: int) -> tuple[int, int]:
     Returns:
         Tokens, and how many nodes of the path have them.
     """
-    held = end = depth = 0
+    held = end = nodes = 0
     for at, node in enumerate(path, 1):
         end += len(node.tokens)
         if node.states is not None and (end <= covered or node.can_be_cut):
-            held, depth = min(end, covered), at
-    return held, depth
+            held, nodes = min(end, covered), at
+    return held, nodes

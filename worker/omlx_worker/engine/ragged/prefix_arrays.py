@@ -30,21 +30,21 @@ class Form:
 
     Attributes:
         shape: of the array after one token.
-        window: positions of a sliding window, at most; 0 for a recurrent state; None if every
+        positions: kept of a sliding window, at most; 0 for a recurrent state; None if every
             position is kept.
     """
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
-    window: int | None
+    positions: int | None
 
     def fits(self, array: mx.array, start: int, end: int) -> bool:
         """Whether it can be what is kept of the positions from ``start`` to ``end``."""
         shape = list(self.shape)
-        if self.window is None:
+        if self.positions is None:
             shape[2] = end - start
-        elif self.window:
-            shape[2] = min(end, self.window)
+        elif self.positions:
+            shape[2] = min(end, self.positions)
         return list(array.shape) == shape and array.dtype == self.dtype
 
 
@@ -59,26 +59,26 @@ class Forms:
         layers = []
         for cache in model.new_caches(1, 1):  # never evaluated: only the shapes are wanted
             if isinstance(cache, AttentionCache):
-                arrays, window = [*cache.bodies[0]], cache.ring or None
+                arrays, positions = [*cache.bodies[0]], cache.ring or None
             else:
-                arrays, window = cache.states, 0
-            layers.append([Form(array.shape, array.dtype, window) for array in arrays])
+                arrays, positions = cache.states, 0
+            layers.append([Form(array.shape, array.dtype, positions) for array in arrays])
         return cls(layers)
 
     @property
     def pieces(self) -> list[Form]:
-        return [form for layer in self.layers for form in layer if form.window is None]
+        return [form for layer in self.layers for form in layer if form.positions is None]
 
     @property
     def states(self) -> list[Form]:
-        return [form for layer in self.layers for form in layer if form.window is not None]
+        return [form for layer in self.layers for form in layer if form.positions is not None]
 
     def split(self, layers: Layers) -> tuple[list[mx.array], list[mx.array]]:
         """The pieces and the states of a row."""
         pieces: list[mx.array] = []
         states: list[mx.array] = []
         for forms, arrays in zip(self.layers, layers, strict=True):
-            (pieces if forms[0].window is None else states).extend(arrays)
+            (pieces if forms[0].positions is None else states).extend(arrays)
         return pieces, states
 
     def join(
@@ -93,7 +93,7 @@ class Forms:
         columns, rest = zip(*pieces, strict=True), iter(states)
         return [
             [
-                _joined(next(columns), length) if f.window is None else copy(next(rest))
+                _joined(next(columns), length) if f.positions is None else copy(next(rest))
                 for f in layer
             ]
             for layer in self.layers

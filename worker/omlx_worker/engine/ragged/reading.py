@@ -29,7 +29,7 @@ SPREAD = 1.5
 
 
 LEAST_ROOM = 512
-"""Positions that a row counts with, at least, so that all short rows may be read together."""
+"""Positions that a row lengths with, at least, so that all short rows may be read together."""
 
 
 def room_for(positions: int) -> int:
@@ -47,11 +47,15 @@ class Reading:
         slot: its own.
     """
 
-    row: Row
+    request: Row
     history: list[int]
     done: int = 0
     caches: list[LayerCache] = field(default_factory=list)
     slot: int = 0
+
+    @property
+    def row_id(self) -> str:
+        return self.request.row_id
 
     @property
     def left(self) -> int:
@@ -70,9 +74,9 @@ class Reading:
         self.done = done
 
 
-def read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]) -> None:
-    """Read ``counts`` more tokens of rows. Waits for the device, so that the caller can time it."""
-    due = {id(reading): count for reading, count in zip(readings, counts, strict=True)}
+def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
+    """Read so many more tokens of rows. Waits for the device, so that the caller can time it."""
+    due = {id(reading): count for reading, count in zip(readings, lengths, strict=True)}
     while rows := [reading for reading in readings if due[id(reading)]]:
         together = _together(rows, due)
         widths = [due[id(reading)] for reading in together]
@@ -101,18 +105,18 @@ def _together(rows: Sequence[Reading], due: dict[int, int]) -> list[Reading]:
     return together
 
 
-def _read(model: RaggedModel, readings: Sequence[Reading], counts: Sequence[int]) -> None:
+def _read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
     """Read in one forward."""
-    width = max(counts)
+    width = max(lengths)
     done = [reading.done for reading in readings]
-    ends = [start + count for start, count in zip(done, counts, strict=True)]
+    ends = [start + count for start, count in zip(done, lengths, strict=True)]
     caches = _batch_of(model, readings, capacity_for(max(ends)))
     # One more than the window has: a head reads the token after each position.
     tokens = [
         reading.history[start : end + 1] + [0] * (width - count)
-        for reading, start, end, count in zip(readings, done, ends, counts, strict=True)
+        for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
     ]
-    window = Window.of_prompts(done, counts, width, spans_of(caches))
+    window = Window.of_prompts(done, lengths, width, spans_of(caches))
     model.prefill(mx.array(tokens, mx.int32), caches, window)
     for cache in caches:
         if isinstance(cache, AttentionCache):

@@ -76,7 +76,7 @@ class RowStep:
     Attributes:
         tokens: committed tokens: the accepted drafts and the one after them.
         drafted: drafts that were judged for the row.
-        window: the most drafts that the step could judge for any row.
+        step_depth: the most drafts that the step could judge for any row.
         source: see `omlx_worker.engine.rows.row.Emission`.
         cut: why the row ends here, if its constraint cannot be followed any further: its text
             has ``failed`` to match, or the constraint is too ``slow`` to follow.
@@ -85,7 +85,7 @@ class RowStep:
     row_id: str
     tokens: list[Sampled]
     drafted: int = 0
-    window: int = 0
+    step_depth: int = 0
     source: Source = "model"
     cut: Cut | None = None
 
@@ -99,7 +99,7 @@ class RowStep:
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "window": self.window,
+            "step_depth": self.step_depth,
             "source": self.source,
         }
 
@@ -124,7 +124,7 @@ class Halves:
         self.commits = lru_cache(MOST_STEPS)(self._commit)
         self._model = model
         self._own_depth = own_depth
-        self._counts = compiles()
+        self._compiles = compiles()
 
     def forward(
         self, caches: Sequence[LayerCache], state: State, depth: int
@@ -152,7 +152,7 @@ class Halves:
 
     def _forward(self, depth: int, _spans: Spans) -> Callable[..., Any]:
         def run(state: State, layers: Arrays) -> tuple[mx.array, Arrays]:
-            self.traces += self._counts
+            self.traces += self._compiles
             caches = self._model.wrap(layers)
             hidden = forward(self._model, caches, state, depth)
             return hidden, [cache.written for cache in caches]
@@ -167,7 +167,7 @@ class Halves:
         def run(
             state: State, params: Params, layers: Arrays, hidden: mx.array, allowed: mx.array | None
         ) -> tuple[list[mx.array], State, Arrays]:
-            self.traces += self._counts
+            self.traces += self._compiles
             caches = self._model.wrap(layers)
             commits = partial(commit, plan=plan, depth=depth, own=own, allowed=allowed)
             outcome, after = commits(self._model, caches, state, hidden, params)

@@ -146,7 +146,7 @@ class Emission:
         drafted: drafts that the step judged for the row.
         accepted: how many of them it accepted: a prefix of the drafts.
         drafted_text: characters at the start of ``text`` that accepted drafts released.
-        window: the most drafts that the step could judge for any row.
+        step_depth: the most drafts that the step could judge for any row.
         source: who made the drafts, or would have made them at a depth of 0.
         marks: those of the tokens; their text may come later.
         error: why the row failed, one sentence for its user. It has ended then.
@@ -160,7 +160,7 @@ class Emission:
     drafted: int = 0
     accepted: int = 0
     drafted_text: int = 0
-    window: int = 0
+    step_depth: int = 0
     source: Source = "model"
     marks: Sequence[Mark] = ()
     error: str | None = None

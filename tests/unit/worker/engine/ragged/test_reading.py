@@ -89,7 +89,7 @@ def test_long_caches_are_put_side_by_side_a_few_at_a_time(qwen: Loaded) -> None:
 def test_rows_whose_prompts_are_read_together_join_with_mlx_lms_own_text() -> None:
     model = tiny("gemma3_text")
     decoder = RaggedDecoder(as_ragged(model))
-    prompts = {each.row.row_id: each.history for each in readings(as_ragged(model))}
+    prompts = {each.row_id: each.history for each in readings(as_ragged(model))}
     for name, prompt in prompts.items():
         decoder.add(row(name, prompt, 20))
     left = decoder.prefill(dict.fromkeys(prompts, 10))
