@@ -8,7 +8,7 @@ On CUDA a decoding window overwrites the state it was given, although MLX does n
 state for every step would mean three of them at the peak, because one step is dispatched ahead, and
 states are most of the memory of short rows. It is safe: no two lanes touch the same numbers, and a
 step needs the tokens of the step before it, so no step reads a state that another one writes. Code
-outside the step first waits for it, in `omlx_worker.engine.ragged.slots`.
+outside the step first waits for it, in `omlx_worker.engine.ragged.batch`.
 
 CUDA and Metal have the same body; it has NOT been run on Metal.
 """
