@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ class TableModel:
     dtype = mx.float32
     weight_bytes = 0
     drafts = pads = True
+    slow: Sequence[str] = ()
 
     def __init__(self, closeness: float) -> None:
         noise = mx.random.normal((2, VOCABULARY, VOCABULARY), key=mx.random.key(7))
