@@ -10,6 +10,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+_PACKING = ("bits", "group_size", "mode")
+"""What tells how a quantised layer's weights are packed."""
+
 
 @dataclass(frozen=True)
 class _Whole:
@@ -28,9 +31,7 @@ def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
     is wrapped again gets the same layer.
     """
     first = layers[0]
-    kinds = {
-        (type(x), getattr(x, "bits", 0), getattr(x, "group_size", 0), "bias" in x) for x in layers
-    }
+    kinds = {(type(x), *(getattr(x, name, None) for name in _PACKING), "bias" in x) for x in layers}
     if len(kinds) > 1 or type(first) not in (nn.Linear, nn.QuantizedLinear):
         return None
     known = getattr(first, "_whole", None)
@@ -40,7 +41,7 @@ def side_by_side(layers: Sequence[Any]) -> nn.Module | None:
         return known.layer
     whole = nn.Module.__new__(type(first))
     nn.Module.__init__(whole)
-    for name in ("bits", "group_size", "mode"):
+    for name in _PACKING:
         if hasattr(first, name):
             setattr(whole, name, getattr(first, name))
     for name in first.parameters():

@@ -51,6 +51,10 @@ def test_layers_of_many_kinds_are_left_apart() -> None:
     assert side_by_side([*layers(8, bias=True), *layers(8)]) is None
     assert side_by_side([*layers(8), *layers(8, bits=4)]) is None
     assert side_by_side([*layers(8, bits=8), *layers(8, bits=4)]) is None
+    packed = [
+        nn.QuantizedLinear.from_linear(*layers(8), 32, 4, mode) for mode in ("affine", "mxfp4")
+    ]
+    assert side_by_side(packed) is None
 
 
 def test_weights_are_held_once_also_when_put_side_by_side_again() -> None:
