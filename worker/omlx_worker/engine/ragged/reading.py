@@ -75,7 +75,7 @@ class Reading:
 
 
 def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]) -> None:
-    """Read so many more tokens of rows. Waits for the device, so that the caller can time it."""
+    """Read the next ``lengths`` tokens of each row. Waits for the device, so it can be timed."""
     due = {id(reading): count for reading, count in zip(readings, lengths, strict=True)}
     while rows := [reading for reading in readings if due[id(reading)]]:
         together = _together(rows, due)
