@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omlx_producer.client.async_producer import AsyncJobHandle, AsyncProducer
+    from omlx_producer.async_producer import AsyncJobHandle, AsyncProducer
     from omlx_producer.client.chunks import ChatChunks, TextChunks
     from omlx_producer.client.fields import RequestFields
     from omlx_producer.client.outcome import JobState
-    from omlx_producer.client.producer import JobHandle, Producer
     from omlx_producer.client.stream import AsyncTokenStream, TokenStream
     from omlx_producer.errors import (
         InvalidRequest,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         UnknownJob,
         UnsuitableRedis,
     )
+    from omlx_producer.producer import JobHandle, Producer
     from omlx_producer.wire import (
         CancelledEvent,
         ChoiceDelta,
@@ -94,8 +94,8 @@ _HOMES = (
     "client.chunks",
     "client.outcome",
     "client.stream",
-    "client.producer",
-    "client.async_producer",
+    "producer",
+    "async_producer",
 )
 
 if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.

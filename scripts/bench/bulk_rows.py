@@ -33,7 +33,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from redis import Redis
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_worker.engine.loading.checkpoint import DEMO
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.processes import wait_until_served, worker

@@ -27,7 +27,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.bench.prompts import heldout_texts
 from omlx_worker.engine.loading.checkpoint import DEMO

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from redis import Redis
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 
 LOAD_SECONDS = 600.0
 STOP_SECONDS = 60.0

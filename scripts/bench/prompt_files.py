@@ -25,7 +25,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_worker.bench.laps import in_turn
 from omlx_worker.queue.embedded import EmbeddedRedis
 from scripts.bench.models import add_source_options

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import click
+import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
@@ -23,12 +24,23 @@ from omlx_producer.bulk.output import (
 )
 from omlx_producer.bulk.plan import RowIndex, balanced
 from omlx_producer.bulk.progress import Progress, Style, say_ignored
-from omlx_producer.client.producer import Producer
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.signals import StopSignals
+from omlx_producer.wire import ModelInfo
 
 # How often a run notes how long it has taken.
 SAVE_SECONDS = 30.0
+
+
+class Client(Protocol):
+    """What a run needs of `omlx_producer.Producer`."""
+
+    @property
+    def connection(self) -> redis.Redis: ...
+
+    def require_suitable(self) -> None: ...
+
+    def models(self) -> dict[str, ModelInfo]: ...
 
 
 class Ended(NamedTuple):
@@ -45,7 +57,7 @@ class Ended(NamedTuple):
 
 
 def run_here(
-    producer: Producer,
+    client: Client,
     options: RunOptions,
     output: Path,
     *,
@@ -71,8 +83,8 @@ def run_here(
     """
     path = real_path(output)
     require_run_output(path, options.input, keep=options.keep)
-    producer.require_suitable()
-    models, earlier = producer.models(), RunOptions.of_run(path)
+    client.require_suitable()
+    models, earlier = client.models(), RunOptions.of_run(path)
     options = options.with_default_model(models, earlier)
     with Input.open(options, models) as source, Output.open(path) as target:
         if not only_failures:
@@ -81,7 +93,7 @@ def run_here(
             target.run_file.remember(options.settings)
         target.say_what_is_strange()
         run = Run(
-            producer,
+            client,
             options,
             source,
             target,
@@ -98,7 +110,7 @@ class Run:
 
     def __init__(
         self,
-        producer: Producer,
+        client: Client,
         options: RunOptions,
         source: Input,
         target: Output,
@@ -113,13 +125,13 @@ class Run:
         self._only_failures = only_failures
         self._seconds_before = target.run_file.seconds
         run_id, index = target.run_file.run, target.index
-        self._progress = Progress(producer.connection, run_id, style, errors_path(target.path))
+        self._progress = Progress(client.connection, run_id, style, errors_path(target.path))
         self._meter = self._progress.meter
         self._meter.total = source.estimate(index, only_failures=only_failures)
         self._meter.ignored = source.ignored
         rows = source.rows(index, only_failures=only_failures, refused_too=refused_too)
         self._collector = Collector(
-            producer.connection,
+            client.connection,
             run_id,
             balanced(rows),
             Guard(target.files, source.constraint, proven=index.totals().ok > 0),
@@ -188,7 +200,7 @@ class Run:
         return self._seconds_before + self._meter.seconds
 
 
-def detach(producer: Producer, options: RunOptions) -> Batch:
+def detach(client: Client, options: RunOptions) -> Batch:
     """Put all rows into a new batch. Rows that can never run have their error at once.
 
     Raises:
@@ -196,13 +208,13 @@ def detach(producer: Producer, options: RunOptions) -> Batch:
         UnsuitableRedis: if the server would lose jobs.
         redis.exceptions.RedisError: if Redis does not answer; the batch never runs.
     """
-    producer.require_suitable()
+    client.require_suitable()
     with (
-        Input.open(options, producer.models()) as source,
+        Input.open(options, client.models()) as source,
         contextlib.closing(RowIndex()) as index,
     ):
         batch = Batch.create(
-            producer.connection, priority=options.priority, job_timeout=options.job_timeout
+            client.connection, priority=options.priority, job_timeout=options.job_timeout
         )
         batch.upload(source.rows(index))
         source.say_if_empty()

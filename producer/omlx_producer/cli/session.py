@@ -32,7 +32,6 @@ from omlx_producer.cli.common import (
     fail,
     file_error,
 )
-from omlx_producer.client.producer import Producer
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import (
@@ -45,6 +44,7 @@ from omlx_producer.errors import (
     UnsuitableRedis,
     one_line,
 )
+from omlx_producer.producer import Producer
 
 _ELSEWHERE = "name another with --redis-url or OMLX_QUEUE_REDIS_URL"
 # The first that fits counts: an AuthenticationError is a ConnectionError too.

@@ -14,12 +14,12 @@ from rq.job import Job
 
 from omlx_producer.cli.common import program_name
 from omlx_producer.client.outcome import WAITING, failure_code
-from omlx_producer.client.producer import Producer
 from omlx_producer.client.waiting import queue_key
 from omlx_producer.client.workers import living, workers_key
 from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
+from omlx_producer.producer import Producer
 from omlx_producer.terminal import counted, write
 from omlx_producer.wire import (
     PRIORITIES,

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from omlx_producer import InvalidRequest, JobHandle, Producer
 from omlx_producer.cli.main import cli
-from omlx_producer.client.producer import CHUNK
+from omlx_producer.producer import CHUNK
 from omlx_producer.wire import events_key
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.waiting import fetch, queued

@@ -17,7 +17,7 @@ from omlx_producer import (
     InvalidRequest,
     Producer,
 )
-from omlx_producer.client.producer import CHUNK
+from omlx_producer.producer import CHUNK
 from omlx_producer.wire import JOB_FUNCTION, MODELS_KEY, wake_channel
 from tests.helpers.fake_worker import announce
 from tests.helpers.waiting import fetch, queued

@@ -24,7 +24,7 @@ import pytest
 import redis
 from rich.console import Console
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_producer.wire import (
     ChoiceDelta,
     DoneEvent,

@@ -9,7 +9,7 @@ from redis import Redis
 from rq import Worker
 from rq.defaults import RQ_KEY_PREFIX as RQ
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_producer.wire import MODELS_KEY, ModelInfo, events_key
 from tests.helpers.leases import claim, roll_back, table, tokens
 from tests.helpers.workers import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from redis.utils import str_if_bytes
 from rq.job import Job
 
-from omlx_producer.client.producer import Producer
+from omlx_producer.producer import Producer
 from omlx_producer.terminal import counted
 from omlx_producer.wire import DoneEvent, TerminalEvent, TokensEvent, events_key
 from omlx_worker.demo.crew import LEASE_SECONDS, Crew

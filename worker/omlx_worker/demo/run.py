@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from omlx_producer.client.producer import JobHandle, Producer
+from omlx_producer.producer import JobHandle, Producer
 from omlx_producer.terminal import counted
 from omlx_producer.wire import DoneEvent, TokensEvent
 from omlx_worker.demo.crew import ALIAS, Crew
