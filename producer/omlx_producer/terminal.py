@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _IN_TEXT = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\n\t"}
@@ -35,3 +36,10 @@ def one_cell(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """``counted(1, "row")`` is ``1 row``, ``counted(2, "row")`` is ``2 rows``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def local_time(moment: datetime | float) -> str:
+    """A moment, or seconds since 1970, in this machine's time zone."""
+    if not isinstance(moment, datetime):
+        moment = datetime.fromtimestamp(moment, UTC)
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"

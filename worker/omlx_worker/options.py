@@ -30,7 +30,10 @@ SECTIONS = {
         *("lease_seconds", "patience", "stream_ttl"),
     ),
     "Memory": ("memory_limit", "prefix_cache", "prefix_dir", "prefix_dir_limit"),
-    "Life cycle": ("name", "burst", "drain_timeout", "only_on_power", "allow_sleep"),
+    "Life cycle": (
+        *("name", "burst", "drain_timeout", "hours", "duty"),
+        *("only_on_power", "allow_sleep"),
+    ),
     "Logging": ("log_level", "log_format", "log_file"),
     "HTTP": ("http", "metrics_port", "metrics_host"),
 }
@@ -40,6 +43,8 @@ _METAVARS: dict[Any, str] = {
     "http": "PORT",
     "metrics_host": "ADDRESS",
     "log_file": "FILE",
+    "hours": "HH:MM-HH:MM",
+    "duty": "SHARE",
     **{int: "N", float: "SECONDS", Path: "FOLDER", ByteSize: "SIZE"},
 }
 _SHORT = {"model": ("-m",)}
@@ -157,6 +162,8 @@ def _expected(name: str) -> str:
     match {key: getattr(m, key) for m in field.metadata for key in keys if hasattr(m, key)}:
         case {"ge": least, "le": most}:
             return f"{least} to {most}"
+        case {"gt": least, "le": most}:
+            return f"more than {least}, at most {most}"
         case {"ge": least}:
             return f"{least} or more"
         case {"gt": least}:

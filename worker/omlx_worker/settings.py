@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
+from omlx_producer.wire.hours import Hours
 from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
@@ -121,8 +122,14 @@ class WorkerSettings(BaseSettings):
         default=False, description="On a Mac: take no jobs while on battery."
     )
     allow_sleep: bool = Field(default=False, description="On a Mac: let it sleep while rows run.")
+    hours: str | None = Field(
+        default=None, description="Take jobs in these hours of the day only, as in 22:00-07:00."
+    )
+    duty: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the time that the device works, as in 0.5."
+    )
     drain_timeout: float = Field(
-        default=60.0, ge=0, description="Seconds for running jobs after SIGTERM."
+        default=60.0, ge=0, description="Seconds for running jobs after SIGTERM, or its hours."
     )
     redis_grace: float = Field(default=600.0, gt=0, description="Seconds that Redis may be away.")
     stream_ttl: int = Field(
@@ -164,6 +171,18 @@ class WorkerSettings(BaseSettings):
             )
         return original
 
+    @field_validator("hours")
+    @classmethod
+    def _are_hours(cls, hours: str | None) -> str | None:
+        if hours is not None:
+            try:
+                Hours.parse(hours)
+            except ValueError:
+                raise PydanticCustomError(
+                    REMEDY, "give two times of day, as in 22:00-07:00"
+                ) from None
+        return hours
+
     @field_validator("prefix_dir")
     @classmethod
     def _has_a_cache(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
@@ -193,6 +212,10 @@ class WorkerSettings(BaseSettings):
         if self.model_alias is not None:
             return self.model_alias
         return _last_part(self.model)
+
+    def rests_until(self, at: float) -> float | None:
+        """When its hours begin next; None during them, and without any."""
+        return Hours.parse(self.hours).rests_until(at) if self.hours else None
 
     @property
     def queues(self) -> list[str]:

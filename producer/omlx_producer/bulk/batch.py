@@ -9,7 +9,8 @@ jobs were deleted, or ended by other tools (mend.lua). So a batch needs nothing 
 A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
 room, named by their digests and known in a set; and its results leave as somebody takes them.
 
-Of two open batches for one queue, the one that was served less recently goes first.
+Of two open batches for one queue, the one that was served less recently goes first. A batch may
+have hours, see `When`; its rows begin in no others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -43,11 +45,13 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import (
+    ALWAYS,
     EXPIRING_KEY,
     JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
     Priority,
+    When,
     queue_name,
     read_queue_name,
     row_job_id,
@@ -201,6 +205,8 @@ class BatchState:
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
         fetched_at, fetched_to: when its results left Redis, and for which file.
+        hours: of each day in which its rows begin, such as ``22:00-07:00``.
+        rests_until: when they may begin; None if they may now, or none is left.
     """
 
     id: str
@@ -215,6 +221,8 @@ class BatchState:
     ended_at: float | None
     fetched_at: float | None = None
     fetched_to: str = ""
+    hours: str = ""
+    rests_until: float | None = None
 
     @property
     def failed(self) -> int:
@@ -262,6 +270,8 @@ class BatchState:
             ended_at=float(found["ended_at"]) if "ended_at" in found else None,
             fetched_at=float(found["fetched_at"]) if "fetched_at" in found else None,
             fetched_to=found.get("fetched_to", ""),
+            hours=found.get("hours", ""),
+            rests_until=When.read(found).rests_until(time.time()) if number("left") > 0 else None,
         )
 
 
@@ -279,6 +289,7 @@ class Batch:
         *,
         priority: Priority = "bulk",
         job_timeout: int = JOB_SECONDS,
+        when: When = ALWAYS,
     ) -> Batch:
         """Make a new batch; fill it with `upload`."""
         batch = cls(connection, f"batch-{new_run_id()}")
@@ -289,6 +300,7 @@ class Batch:
             "priority": priority,
             "job_timeout": job_timeout,
             "created_at": now,
+            **when.fields,
         }
         with connection.pipeline() as pipe:
             pipe.hset(batch.key, mapping=created)
@@ -433,10 +445,10 @@ class Batch:
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:
         return cls(connection, f"batch-{run}")
 
-    def open_run(self, priority: Priority, job_timeout: int) -> None:
+    def open_run(self, priority: Priority, job_timeout: int, when: When = ALWAYS) -> None:
         """Make the batch of a run, or find it."""
         settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
-        settings |= {"priority": priority, "job_timeout": job_timeout}
+        settings |= {"priority": priority, "job_timeout": job_timeout, **when.fields}
         args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS]
         args += [part for field in settings.items() for part in field]
         self.connection.register_script(_OPEN_RUN)(keys=[self.key, BATCHES_KEY], args=args)

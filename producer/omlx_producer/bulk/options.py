@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from omlx_producer.bulk.shape import Shape
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.models import only_model
 from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import ModelInfo, Priority
+from omlx_producer.wire import ModelInfo, Priority, When
+from omlx_producer.wire.hours import DAY
 
 MAX_SHOWN = 60
 
@@ -35,6 +37,8 @@ class RunOptions:
         delimiter: of the cells of a CSV; by default what the name of the input says.
         limit: take only so many rows from the start of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
+        at, until: times of day, see `When`.
+        begun: when they were given, in seconds since 1970.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -52,6 +56,9 @@ class RunOptions:
     delimiter: str | None = None
     limit: int | None = None
     default_model: str | None = None
+    at: str | None = None
+    until: str | None = None
+    begun: float = field(default_factory=time.time)
 
     @classmethod
     def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
@@ -65,7 +72,9 @@ class RunOptions:
         delimiter = options.get("delimiter")
         if delimiter is not None:
             options["delimiter"] = _delimiter(delimiter, kind)
-        return cls(name, kind, shape, **options)
+        made = cls(name, kind, shape, **options)
+        _ = made.when  # raises
+        return made
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,6 +83,26 @@ class RunOptions:
         settings = {**asdict(self), "input": name}
         del settings["limit"]
         return settings
+
+    @property
+    def when(self) -> When:
+        """When rows may begin.
+
+        Raises:
+            InvalidRequest: if ``at`` or ``until`` is no time of day.
+        """
+        return When.of(self.at, self.until, self.begun)
+
+    def begun_as(self, earlier: RunOptions | None) -> RunOptions:
+        """These options, or if an earlier run with the same hours goes on, begun with it.
+
+        A command that is given again within half a day after the hour that it named does not wait
+        for the next day.
+        """
+        if earlier is None or (earlier.at, earlier.until) != (self.at, self.until):
+            return self
+        opened = max(earlier.begun, earlier.when.opens_at or 0)
+        return replace(self, begun=earlier.begun) if self.begun < opened + DAY / 2 else self
 
     def with_default_model(
         self, models: Mapping[str, ModelInfo], earlier: RunOptions | None

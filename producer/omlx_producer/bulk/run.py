@@ -23,7 +23,7 @@ from omlx_producer.bulk.output import (
     require_run_output,
 )
 from omlx_producer.bulk.plan import RowIndex, balanced
-from omlx_producer.bulk.progress import Progress, Style, say_ignored
+from omlx_producer.bulk.progress import Progress, Style, say_ignored, say_rest
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.signals import StopSignals
 from omlx_producer.wire import ModelInfo
@@ -85,7 +85,8 @@ def run_here(
     require_run_output(path, options.input, keep=options.keep)
     client.require_suitable()
     models, earlier = client.models(), RunOptions.of_run(path)
-    options = options.with_default_model(models, earlier)
+    options = options.with_default_model(models, earlier).begun_as(earlier)
+    say_rest(options.when)
     with Input.open(options, models) as source, Output.open(path) as target:
         if not only_failures:
             if earlier is not None:
@@ -138,6 +139,7 @@ class Run:
             window=options.window,
             priority=options.priority,
             job_timeout=options.job_timeout,
+            when=options.when,
             on_results=self._progress.count,
             rerun_failures=only_failures,
         )
@@ -214,8 +216,12 @@ def detach(client: Client, options: RunOptions) -> Batch:
         contextlib.closing(RowIndex()) as index,
     ):
         batch = Batch.create(
-            client.connection, priority=options.priority, job_timeout=options.job_timeout
+            client.connection,
+            priority=options.priority,
+            job_timeout=options.job_timeout,
+            when=options.when,
         )
+        say_rest(options.when)
         batch.upload(source.rows(index))
         source.say_if_empty()
         say_ignored(source.ignored)

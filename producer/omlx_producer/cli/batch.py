@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from omlx_producer.cli.common import (
     SectionedCommand,
     csv_safe_option,
     fail,
-    local_time,
     option,
     output_option,
     redis_option,
@@ -37,10 +35,10 @@ from omlx_producer.cli.common import (
 )
 from omlx_producer.cli.options import json_schema_option
 from omlx_producer.cli.session import goes_on, open_producer
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import counted, local_time, write
 
 WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
-TIMES = ("created_at", "ended_at", "fetched_at")
+TIMES = ("created_at", "ended_at", "fetched_at", "rests_until")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
 
@@ -117,7 +115,7 @@ def _require_free(output: Path, batch: Batch, rows: int) -> None:
 
 
 def _fetched(at: float, to: str) -> str:
-    moment = local_time(datetime.fromtimestamp(at, UTC))
+    moment = local_time(at)
     return f"its results left Redis at {moment}, for {to}; use that file"
 
 
@@ -138,7 +136,7 @@ def _shown(name: str, value: Any) -> Any:
     """A figure of a batch as people read it."""
     if name == "failures":
         return ", ".join(f"{count} {code}" for code, count in value.items())
-    return local_time(datetime.fromtimestamp(value, UTC)) if name in TIMES else value
+    return local_time(value) if name in TIMES else value
 
 
 def watch_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:

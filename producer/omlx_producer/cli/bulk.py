@@ -87,6 +87,8 @@ ordered_option = option(
 )
 @_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
 @_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
+@_run("--at", metavar="HH:MM", help="Begin at this time of day; with --until, each day.")
+@_run("--until", metavar="HH:MM", help="Begin no row after it, until the next day's hours.")
 @_run("--detach", "detached", is_flag=True, help="Leave the rows to the workers, and end.")
 @output_option
 @ordered_option
@@ -111,6 +113,8 @@ def run(
     limit: int | None,
     dry_run: bool,
     detached: bool,
+    at: str | None,
+    until: str | None,
     queue_anyway: bool,
     replace_results: bool,
     with_body: bool,
@@ -155,6 +159,8 @@ def run(
             csv_safe=csv_safe,
             delimiter=delimiter,
             limit=limit,
+            at=at,
+            until=until,
         )
         if dry_run:
             findings = look_through(options, producer.models())
@@ -208,7 +214,7 @@ def retry(
         with resumable():
             ended = run_here(
                 producer,
-                dataclasses.replace(earlier, input=source, window=window),
+                dataclasses.replace(earlier, input=source, window=window, at=None, until=None),
                 output,
                 ordered=ordered,
                 only_failures=True,

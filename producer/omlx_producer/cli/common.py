@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -105,11 +104,6 @@ def program_name() -> str:
     """The name of the running program. Call it from the thread of the command."""
     context = click.get_current_context(silent=True)
     return (context and context.find_root().info_name) or Path(sys.argv[0]).name
-
-
-def local_time(moment: datetime) -> str:
-    """A moment in this machine's time zone."""
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 def check_variables() -> None:

@@ -22,7 +22,7 @@ from omlx_producer.bulk.progress import duration
 from omlx_producer.client.workers import WorkerFigures
 from omlx_producer.operate import Overview, read_overview
 from omlx_producer.outage import passes, waiting_text
-from omlx_producer.terminal import counted, one_cell, write
+from omlx_producer.terminal import counted, local_time, one_cell, write
 from omlx_producer.wire import PRIORITIES
 
 MIB, GIB = 2**20, 2**30
@@ -94,6 +94,7 @@ def draw_overview(overview: Overview) -> RenderableType:
     workers = [each for model in overview for each in model["workers"]]
     parts += [_choice(each) for each in workers if _chooses(each)]
     parts += [_slowed(each) for each in workers if each["conditions"]]
+    parts += [_rest(each) for each in workers if each["rests_until"]]
     parts += [_pause(model["alias"]) for model in overview if model["paused"]]
     return Group(*parts, *(_farewell(model, each) for model in overview for each in model["gone"]))
 
@@ -190,6 +191,12 @@ def _slowed(worker: dict[str, Any]) -> Text:
     told = f"{worker['name']}: {', '.join(worker['conditions'])}"
     if worker["state"] == "on battery":
         told += "; it takes no jobs (--only-on-power)"
+    return Text(one_cell(told), style="yellow")
+
+
+def _rest(worker: dict[str, Any]) -> Text:
+    """When the hours of a worker begin."""
+    told = f"{worker['name']} rests until {local_time(worker['rests_until'])} (--hours)"
     return Text(one_cell(told), style="yellow")
 
 

@@ -20,7 +20,7 @@ from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.operate import PAUSED_KEY
 from omlx_producer.outage import RECONNECT_SECONDS, passes
 from omlx_producer.producer import Producer
-from omlx_producer.terminal import counted, write
+from omlx_producer.terminal import counted, local_time, write
 from omlx_producer.wire import (
     PRIORITIES,
     CancelledEvent,
@@ -128,6 +128,9 @@ class WaitReasons:
             return Reason("the workers of {} are suspended; rq resume lets them go on", model)
         if all(worker.state == "on battery" for worker in workers):
             return Reason("the workers of {} wait for power: their Macs are on battery", model)
+        if all(worker.rests_until for worker in workers):
+            begin = local_time(min(worker.rests_until or 0 for worker in workers))
+            return Reason(f"the workers of {{}} rest until {begin}", model)
         if jobs := sum(count or 0 for count in ahead):
             return Reason("waiting behind {}", counted(jobs, "job"))
         return Reason("the job is the next that a worker of {} takes", model)

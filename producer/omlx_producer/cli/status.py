@@ -17,7 +17,6 @@ from omlx_producer.cli.common import (
     SectionedCommand,
     job_argument,
     json_option,
-    local_time,
     option,
     redis_option,
 )
@@ -30,7 +29,7 @@ from omlx_producer.cli.overview import (
 )
 from omlx_producer.cli.session import open_producer
 from omlx_producer.operate import Overview, read_overview
-from omlx_producer.terminal import write
+from omlx_producer.terminal import local_time, write
 
 WATCH_SECONDS = 2.0
 

@@ -26,7 +26,7 @@ class WorkerFigures(BaseModel):
 
     Attributes:
         at: seconds since 1970, on the server's clock.
-        state: ``idle``, ``busy``, ``draining``, ``suspended`` or ``on battery``.
+        state: ``idle``, ``busy``, ``draining``, ``suspended``, ``resting`` or ``on battery``.
         jobs: jobs held.
         rows: rows in the batch.
         waiting: rows outside the batch, paused rows included.
@@ -41,6 +41,7 @@ class WorkerFigures(BaseModel):
         lease_seconds: how long its jobs stay its own while it is silent.
         host: the machine's name; empty from older workers.
         conditions: what slows the machine now, such as ``heavy heat``.
+        rests_until: when the hours of a worker that rests begin, in seconds since 1970.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -68,6 +69,7 @@ class WorkerFigures(BaseModel):
     lease_seconds: float = 30.0
     host: str = ""
     conditions: list[str] = []
+    rests_until: float | None = None
 
 
 def workers_key(model: str) -> str:

@@ -65,6 +65,7 @@ from omlx_producer.wire.events import (
     parse_event,
     token_digest,
 )
+from omlx_producer.wire.hours import ALWAYS, Hours, When
 from omlx_producer.wire.keys import (
     ENDED_SECONDS,
     EXPIRING_KEY,
@@ -99,6 +100,7 @@ from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 __all__ = [
+    "ALWAYS",
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
     "ENDED_SECONDS",
@@ -124,6 +126,7 @@ __all__ = [
     "FunctionCall",
     "FunctionDefinition",
     "GenerationRequest",
+    "Hours",
     "InvalidRequest",
     "JobEvent",
     "Markup",
@@ -145,6 +148,7 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceOption",
     "Usage",
+    "When",
     "answer_text",
     "ended_key",
     "events_key",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from omlx_producer import JobHandle, Producer
 from omlx_producer.cli import show
 from omlx_producer.cli.main import cli
+from omlx_producer.terminal import local_time
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import later
@@ -84,6 +86,16 @@ def test_another_line_comes_with_another_reason_and_not_with_another_figure(
 def test_workers_on_battery_are_told(run: Run, job: JobHandle, connection: redis.Redis) -> None:
     sign_on(connection, "mac-1", state="on battery")
     said = "omlx-submit: the workers of demo wait for power: their Macs are on battery"
+    assert reasons(run, job) == [said]
+
+
+def test_workers_outside_of_their_hours_are_told(
+    run: Run, job: JobHandle, connection: redis.Redis
+) -> None:
+    begin = datetime(2026, 1, 5, 22, tzinfo=UTC).timestamp()
+    sign_on(connection, "mac-1", state="resting", rests_until=begin + 60)
+    sign_on(connection, "mac-2", state="resting", rests_until=begin)
+    said = f"omlx-submit: the workers of demo rest until {local_time(begin)}"
     assert reasons(run, job) == [said]
 
 

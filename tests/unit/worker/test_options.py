@@ -129,6 +129,20 @@ def test_a_wrong_size_or_folder_of_prefixes_is_refused(options: str, sentence: s
     assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--hours 22-7", "--hours: got 22-7; give two times of day, as in 22:00-07:00"),
+        ("--hours 7:00-07:00", "--hours: got 7:00-07:00; give two times of day, as in 22:00-07:00"),
+        ("--duty 0", "--duty: got 0; give more than 0, at most 1"),
+        ("--duty 50", "--duty: got 50; give more than 0, at most 1"),
+    ],
+)
+def test_hours_and_shares_that_are_none_are_refused(options: str, sentence: str) -> None:
+    result = invoke("run", *options.split())
+    assert (result.exit_code, result.stderr) == (2, f"omlx-worker: {sentence}\n")
+
+
 def test_the_environment_wins_over_the_file_of_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("OMLX_QUEUE_MAX_BATCH=3\nOMLX_QUEUE_MTP_DEPTH=1\nDATABASE_URL=x\n")
     monkeypatch.setenv("OMLX_QUEUE_MTP_DEPTH", "2")

@@ -150,8 +150,11 @@ class StatusBoard:
             in_units(self._machine_memory),
         )
 
-    def show(self, state: str) -> None:
+    def show(self, state: str, rests_until: float | None = None) -> None:
         """Write the figures, if it is time to; while there is work, log a line now and then.
+
+        Args:
+            rests_until: see `WorkerFigures`.
 
         Raises:
             redis.exceptions.RedisError: if Redis does not take them now.
@@ -162,7 +165,7 @@ class StatusBoard:
             return
         self._written_at, self._written_state = now, state
         self._measure(now)
-        figures = self.figures(state)
+        figures = self.figures(state, rests_until)
         with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):
             write_figures(self._connection, self._model_alias, figures)
         jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
@@ -179,7 +182,7 @@ class StatusBoard:
             if not read_workers(self._connection, self._model_alias):
                 self.announce(info, served=False)
 
-    def figures(self, state: str) -> WorkerFigures:
+    def figures(self, state: str, rests_until: float | None = None) -> WorkerFigures:
         counters, driver = self._counters, self._driver
         held = self._leases.jobs()
         sizes = self._leases.sizes
@@ -208,6 +211,7 @@ class StatusBoard:
             lease_seconds=self._leases.seconds,
             host=socket.gethostname(),
             conditions=list(self._conditions()),
+            rests_until=rests_until,
         )
 
     def _measure(self, now: float) -> None:

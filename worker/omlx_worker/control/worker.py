@@ -135,6 +135,9 @@ class GenerationWorker(RecordedWorker):
         self._signals = StopSignals(lambda: self._mailbox.put(Ring()))
         self._unreachable = False
         self._drain_ends: float | None = None
+        # When its hours begin next, and when running jobs go back to their queues.
+        self._rests_until: float | None = None
+        self._jobs_end_by = 0.0
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
         self._logging_level: str | None = None
@@ -243,7 +246,7 @@ class GenerationWorker(RecordedWorker):
             self.show(self.leases, self._admission.suspended or not self._most_rows)
             if self.beat():
                 self._board.announce(self._engine.info)
-        self._board.show(self._condition)
+        self._board.show(self._condition, self._rests_until)
         return goes_on
 
     def _serve(self, burst: bool) -> bool:
@@ -251,7 +254,9 @@ class GenerationWorker(RecordedWorker):
         if self._drain_ends is not None:
             return len(self.leases) > 0 and time.monotonic() < self._drain_ends
         self._upkeep.attend()
-        self._most_rows = self._machine.most_rows(self._engine.max_rows)
+        self._keep_hours()
+        rests = self._rests_until is not None
+        self._most_rows = 0 if rests else self._machine.most_rows(self._engine.max_rows)
         # Jobs may end while others are taken; a burst ends if there was nothing before either.
         idle = len(self.leases) == 0
         # A worker that may claim nothing does not look for all others either.
@@ -259,7 +264,25 @@ class GenerationWorker(RecordedWorker):
             return True
         self._rung = False
         taken = self._admission.take(self._most_rows)
-        return not (burst and idle and not taken)
+        return rests or not (burst and idle and not taken)
+
+    def _keep_hours(self) -> None:
+        """Begin to rest at the end of the worker's hours: what runs is to end or goes back."""
+        rested = self._rests_until is not None
+        self._rests_until = self._settings.rests_until(time.time())
+        if self._rests_until is None:
+            if rested:
+                log.info("the hours %s have begun", self._settings.hours)
+            return
+        if not rested:
+            until = time.strftime("%H:%M", time.localtime(self._rests_until))
+            grace = self._settings.drain_timeout
+            log.info("resting until %s; running jobs have %.0f s to finish", until, grace)
+            self._jobs_end_by = time.monotonic() + grace
+            self._admission.give_back_coming()
+            self.decode_thread.submit(Drain())
+        elif len(self.leases) and time.monotonic() >= self._jobs_end_by:
+            self._admission.give_back()
 
     @property
     def redis_away(self) -> float:
@@ -275,6 +298,8 @@ class GenerationWorker(RecordedWorker):
     def _condition(self) -> str:
         if self._drain_ends is not None:
             return "draining"
+        if self._rests_until is not None:
+            return "resting"
         if not self._most_rows:
             return "on battery"
         return "suspended" if self._admission.suspended else "busy" if len(self.leases) else "idle"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -163,6 +164,7 @@ class DecodeThread:
             with suppress(Empty):
                 self._obey(self._mailbox.get(timeout=FULL_SECONDS))
             return
+        began = time.monotonic()
         try:
             emissions = self._loop.act()
         except EngineFailed as failure:
@@ -170,8 +172,24 @@ class DecodeThread:
             return
         if emissions is None:
             self._obey(self._mailbox.get())
-        elif emissions:
+            return
+        if emissions:
             self._report(emissions)
+        if self._settings.duty < 1:
+            self._rest(began)
+
+    def _rest(self, began: float) -> None:
+        """Leave the device idle for its owner, in proportion to what it has done since ``began``.
+
+        Messages are read meanwhile.
+        """
+        self._loop.settle()
+        now = time.monotonic()
+        ends = now + (now - began) * (1 / self._settings.duty - 1)
+        while not self._stopped and (left := ends - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._obey(self._mailbox.get(timeout=left))
+        self._loop.rested(time.monotonic() - now)
 
     def _read_mailbox(self) -> None:
         with suppress(Empty):

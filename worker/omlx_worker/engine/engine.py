@@ -190,6 +190,9 @@ class DecodingEngine:
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
 
+    def wait(self) -> None:
+        self._decoder.wait()
+
     def close(self) -> None:
         self._decoder.close()
         del self._decoder

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
 
 from omlx_worker.engine.ragged.footprint import GeneratorFootprint
 from omlx_worker.engine.ragged.sampling import (
@@ -139,6 +139,9 @@ class _PlainDecoder:
 
     def finish(self, row_id: str) -> None:
         self.remove(row_id)
+
+    def wait(self) -> None:
+        mx.synchronize(generation_stream)
 
     def close(self) -> None: ...
 

@@ -16,9 +16,9 @@ import click
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import INTERRUPTED, SectionedCommand, fail, local_time
+from omlx_producer.cli.common import INTERRUPTED, SectionedCommand, fail
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
-from omlx_producer.terminal import one_cell, write
+from omlx_producer.terminal import local_time, one_cell, write
 from omlx_worker.mac.launchd import LaunchAgent
 from omlx_worker.options import USAGE, describe, read_settings, require_mlx, settings_options
 from omlx_worker.service.systemd import UserUnit

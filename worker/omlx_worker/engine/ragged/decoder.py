@@ -155,6 +155,9 @@ class RaggedDecoder(Batch):
             self._prefixes.put(row.tokens[:length], layers, row.request.salt)
         self.remove(row_id)
 
+    def wait(self) -> None:
+        mx.synchronize()
+
     def close(self) -> None:
         if self._prefixes:
             self._prefixes.close()

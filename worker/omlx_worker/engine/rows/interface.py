@@ -121,6 +121,10 @@ class Rows(Protocol):
         """
         ...
 
+    def wait(self) -> None:
+        """Wait until the device has done all that was asked of it, the step in flight too."""
+        ...
+
     def remove(self, row_id: str) -> None:
         """Drop a row at any point, suspended or not; unknown ids are ignored.
 
