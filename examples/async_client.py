@@ -6,14 +6,12 @@ Redis is where OMLX_QUEUE_REDIS_URL or REDIS_URL says.
 
 import asyncio
 
-from omlx_producer import AsyncJobHandle, AsyncProducer, TokensEvent
+from omlx_producer import AsyncJobHandle, AsyncProducer
 
 
 async def show(job: AsyncJobHandle) -> None:
-    async with job.stream() as events:
-        async for event in events:
-            if isinstance(event, TokensEvent):
-                print(event.choices[0].text, end="", flush=True)
+    async for text in job.text():
+        print(text, end="", flush=True)
     print()
 
 

@@ -5,7 +5,7 @@ Usage: submit_and_stream.py [PROMPT]. Redis is where OMLX_QUEUE_REDIS_URL or RED
 
 import sys
 
-from omlx_producer import FailedEvent, Producer, TokensEvent
+from omlx_producer import OmlxQueueError, Producer
 
 
 def main() -> None:
@@ -15,11 +15,11 @@ def main() -> None:
         # Any model will do: the one that was announced last.
         model = max(models, key=lambda alias: models[alias].announced_at, default=None)
         job = producer.submit(model=model, prompt=prompt, max_completion_tokens=64, temperature=0)
-        for event in job.stream():
-            if isinstance(event, TokensEvent):
-                print(event.choices[0].text, end="", flush=True)
-            elif isinstance(event, FailedEvent):
-                sys.exit(f"\njob {job.id} failed: {event.error}")
+        try:
+            for text in job.text():
+                print(text, end="", flush=True)
+        except OmlxQueueError as error:
+            sys.exit(f"\njob {job.id}: {error}")
         usage = job.result().usage
         print(f"\n{usage.prompt_tokens} tokens of prompt, {usage.completion_tokens} generated")
 

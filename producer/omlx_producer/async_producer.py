@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Self, Unpack
 
 from omlx_producer.client.cancel import CancelOutcome
+from omlx_producer.client.chunks import FirstText
 from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
@@ -37,6 +38,16 @@ class AsyncJobHandle:
     def stream(self, cursor: int = 0) -> AsyncTokenStream:
         """See `Producer.stream`."""
         return self.producer.stream(self.id, cursor)
+
+    async def text(self) -> AsyncIterator[str]:
+        """See `JobHandle.text`."""
+        text = FirstText()
+        async with self.stream() as events:
+            async for event in events:
+                if piece := text.take(event):
+                    yield piece
+        if rest := text.rest(await self.result()):
+            yield rest
 
     async def result(self, timeout: float | None = None) -> Completion:
         """See `Producer.result`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self, Unpack
 
@@ -12,6 +12,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from omlx_producer.client.cancel import CancelOutcome, cancel_job
+from omlx_producer.client.chunks import FirstText
 from omlx_producer.client.enqueue import (
     CHUNK,
     FAILURE_SECONDS,
@@ -55,6 +56,22 @@ class JobHandle:
     def stream(self, cursor: int = 0) -> TokenStream:
         """See `Producer.stream`."""
         return self.producer.stream(self.id, cursor)
+
+    def text(self) -> Iterator[str]:
+        """The text of its first choice as it is written, without thinking and calls of tools.
+
+        >>> job = producer.submit(prompt="def f(x):")
+        >>> "".join(job.text()) == job.result().text
+        True
+
+        Raises, while iterating: the errors of `Producer.result`, after the text so far; those of
+        `TokenStream`.
+        """
+        text = FirstText()
+        with self.stream() as events:
+            yield from filter(None, map(text.take, events))
+        if rest := text.rest(self.result()):
+            yield rest
 
     def result(self, timeout: float | None = None) -> Completion:
         """See `Producer.result`."""

@@ -102,6 +102,19 @@ async def test_a_job_is_submitted_streamed_and_awaited(
     assert list(await client.models()) == ["demo"]
 
 
+async def test_the_text_of_a_job_comes_as_it_is_written(
+    client: AsyncProducer, connection: redis.Redis
+) -> None:
+    job = await client.submit(prompt="def f():")
+    worker = started(connection, job)
+    texts = job.text()
+    worker.step("Once")
+    assert await anext(texts) == "Once"
+    worker.step(" upon")
+    worker.finish()
+    assert [text async for text in texts] == [" upon"]
+
+
 async def test_submissions_at_once_each_have_their_job(
     client: AsyncProducer, connection: redis.Redis
 ) -> None:

@@ -19,6 +19,7 @@ from omlx_producer import (
     FailedEvent,
     InvalidRequest,
     JobEvent,
+    JobFailed,
     JobHandle,
     Producer,
     TokensEvent,
@@ -71,6 +72,32 @@ def test_a_consumer_from_the_start_sees_every_token(job: JobHandle, worker: Fake
     thread.join()
     assert text_of(events) == worker.texts[0]
     assert isinstance(events[-1], DoneEvent)
+
+
+def test_the_text_of_a_job_comes_as_it_is_written(job: JobHandle, worker: FakeWorker) -> None:
+    texts = job.text()
+    for word in ("Once", " upon", " a time"):
+        worker.step(word)
+        assert next(texts) == word
+    worker.finish()
+    assert list(texts) == []
+
+
+def test_the_text_of_a_job_without_a_stream_comes_at_its_end(
+    job: JobHandle, worker: FakeWorker
+) -> None:
+    worker.texts[0] = "short"
+    worker.finish(n=1)
+    assert list(job.text()) == ["short"]
+
+
+def test_the_text_of_a_failed_job_ends_with_its_error(job: JobHandle, worker: FakeWorker) -> None:
+    texts = job.text()
+    worker.step("Once")
+    worker.fail("the device was lost")
+    assert next(texts) == "Once"
+    with pytest.raises(JobFailed, match="the device was lost"):
+        next(texts)
 
 
 def test_a_late_consumer_sees_every_token_once(job: JobHandle, worker: FakeWorker) -> None:

@@ -9,7 +9,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from omlx_producer.client.chunks import ChatChunks
+from omlx_producer.client.chunks import ChatChunks, FirstText
 from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,
@@ -55,6 +55,18 @@ def streamed(
         job_id="j1", n=len(texts), finish_reasons=[reason], tool_calls=told, usage=USAGE
     )
     return made + list(chunks.take(done))
+
+
+def test_the_first_text_is_content_alone() -> None:
+    text = FirstText()
+    thought = ChoiceDelta(index=0, text="Hm.</think>\nIt is", tokens=[1])
+    other = ChoiceDelta(index=1, text="</think>No", tokens=[2])
+    later = ChoiceDelta(index=0, text=" warm.<call>f</call>", tokens=[3])
+    events = [
+        TokensEvent(job_id="j1", n=2, choices=[thought, other], markup=MARKS),
+        TokensEvent(job_id="j1", n=3, choices=[later]),
+    ]
+    assert [text.take(event) for event in events] == ["It is", " warm."]
 
 
 def folded(chunks: list[dict[str, Any]]) -> Any:
