@@ -21,7 +21,7 @@ from omlx_producer.wire.tools import (
     require_callable,
 )
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_DRAFT_DEPTH = 8
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16

@@ -52,6 +52,20 @@ def test_what_does_not_fit_in_memory_waits_in_redis(redis_url: str, connection: 
     assert {status(job) for job in jobs} == {"finished"}
 
 
+def test_a_job_of_more_choices_than_the_batch_has_places_asks_for_no_more_memory(
+    redis_url: str, connection: Redis
+) -> None:
+    """Room for one row of 1,005 tokens and three short ones."""
+    long = enqueue(connection, max_completion_tokens=1000)
+    limit = 1200 * BYTES_A_TOKEN
+    with running_worker(redis_url, max_rows=4, step_seconds=0.002, memory_limit=limit):
+        wait_for(lambda: started(connection) == 1)
+        many = enqueue(connection, n=128, max_completion_tokens=4)
+        wait_for(lambda: is_over(many))
+        assert not is_over(long)
+    assert len(many.return_value()["choices"]) == 128
+
+
 @pytest.mark.parametrize(
     "trouble",
     [ResponseError("BUSY Redis is busy running a script."), ConnectionError("reset by peer")],

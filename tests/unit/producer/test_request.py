@@ -172,7 +172,7 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"ignore_eos": 1}, "ignore_eos: got 1; give true or false"),
     (OK | {"seed": 2**63}, "seed: got 9223372036854775808; give a whole number that fits 64 bits"),
     (OK | {"n": 0}, f"n: got 0; give a whole number from 1 to {MAX_CHOICES}"),
-    (OK | {"n": 17}, f"n: got 17; give a whole number from 1 to {MAX_CHOICES}"),
+    (OK | {"n": 129}, f"n: got 129; give a whole number from 1 to {MAX_CHOICES}"),
     (CHAT | {"logprobs": 5}, "logprobs: got 5; give true or false"),
     (OK | {"logprobs": 21}, "logprobs: got 21; give a whole number from 0 to 20"),
     (

@@ -80,6 +80,7 @@ class Admission:
         self._intake = Intake(engine, alias, connection, budget.objection)
         self._preparers = Preparers(self._intake.prepare, leases.holds, main)
         self._budget = budget
+        self._most = engine.max_rows
         self._submit = submit
         self._traffic = traffic
         self._observers = observers
@@ -192,7 +193,8 @@ class Admission:
         staying = [other for other in others if not (preempts and self._may_pause(other))]
         # The others have read their prompts, or will before this job does.
         beside = [(0, longest) for other in staying for _, longest in other.sizes]
-        sizes = tuple(row.size for row in job.rows)
+        # Rows beyond those of a full batch wait in the scheduler for the places of others.
+        sizes = tuple(sorted(row.size for row in job.rows)[-self._most :])
         if others and not self._budget.fits([*beside, *sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False

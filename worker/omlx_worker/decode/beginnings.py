@@ -6,7 +6,7 @@ it has read, and the other row goes on from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from omlx_worker.decode.row import BULK, DecodeRow, Stage
 from omlx_worker.engine.rows.tokens import in_common
@@ -34,15 +34,17 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
                     one.kin[kin] = part
 
 
-def awaits(row: DecodeRow, first: DecodeRow | None) -> bool:
+def awaits(row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:
     """Whether another row is still reading a beginning that this row shares.
 
-    A less urgent row is waited for only while it is ``first``, the row that is read next: more
-    urgent ones may keep it from reading for ever.
+    A less urgent row is waited for only while it is the one that is read next: more urgent ones may
+    keep it from reading for ever.
+
+    Args:
+        reading: the rows whose prompts are being read, the one that is read next first.
     """
     return any(
-        other.stage is Stage.READING
-        and part >= other.context + SHORTEST
-        and (other is first or other.rank[0] <= row.rank[0])
-        for other, part in row.kin.items()
+        row.kin.get(other, 0) >= other.context + SHORTEST
+        and (other is reading[0] or other.rank[0] <= row.rank[0])
+        for other in reading
     )

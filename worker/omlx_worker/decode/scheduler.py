@@ -172,10 +172,9 @@ class Scheduler:
         """Give the best row that waits a place, if one is free or can be made."""
         self._age()
         reading = sorted(self._in(Stage.READING), key=_rank)
-        first = reading[0] if reading else None
         waiting = [row for row in self._rows.values() if not row.in_batch]
         if self._shares:
-            waiting = [row for row in waiting if not awaits(row, first)]
+            waiting = [row for row in waiting if not awaits(row, reading)]
         best = min(waiting, key=_rank, default=None)
         if best is None or not self._is_due(best, reading):
             return None

@@ -111,6 +111,17 @@ def test_rows_that_share_a_beginning_compute_it_once(family: str) -> None:
     assert decoding.counters.cached_tokens >= 23 * 200
 
 
+def test_choices_that_wait_for_a_place_still_share_their_prompt() -> None:
+    decoding, prompt = Decoding(tiny("llama")), tokens(200, "prompt")
+    choices = [bulk(f"job:{n}", prompt, 3) for n in range(128)]
+
+    texts = decoding.run(choices)
+
+    # The first step of each choice reads the prompt's last token.
+    assert decoding.counters.prompt_tokens <= 200 + 128
+    assert {tuple(text) for text in texts.values()} == {tuple(texts["job:0"])}
+
+
 def test_so_do_rows_of_a_model_with_a_head(qwen: Loaded) -> None:
     decoding = Decoding(qwen.network, depth=1)
 
