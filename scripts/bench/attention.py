@@ -5,7 +5,8 @@
 
 Each layer attends to keys and values of its own, and its output makes the next one's queries, so
 nothing runs beside anything else. `mlx` has the fused attention on a cache of the same tokens in
-one piece, and does not write it. Prints microseconds a layer, the median of laps in turns.
+one piece, and does not write it. Prints microseconds a layer, the median of laps in turns, and the
+forms that this device has timed.
 """
 
 from __future__ import annotations
@@ -125,13 +126,13 @@ def lap(advance: Callable[[], Any]) -> float:
 
 def main() -> None:
     arguments = parse()
-    names = ("plain", "here", "mlx")
+    contest, names = Contest(), ("plain", "here", "mlx")
     print(f"{'rows':>6}{'width':>7}{'context':>9}" + "".join(f"{name:>9}" for name in names))
     for context, width, rows in product(arguments.contexts, arguments.widths, arguments.rows):
         case = Case(arguments, rows, width, context)
         sides = [
             case.ragged(PlainAttention()),
-            case.ragged(for_device(Contest()).attention),
+            case.ragged(for_device(contest).attention),
             case.fused(),
         ]
         times: list[list[float]] = [[] for _ in sides]
@@ -142,6 +143,8 @@ def main() -> None:
                 found.append(1e6 * lap(side) / case.layers)
         figures = "".join(f"{statistics.median(found):9.1f}" for found in times)
         print(f"{rows:6}{width:7}{context:9}{figures}", flush=True)
+    for result in contest.results:
+        print(result)
 
 
 if __name__ == "__main__":

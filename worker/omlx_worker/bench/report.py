@@ -84,7 +84,9 @@ def to_share(benchmark: Benchmark, model: str, complete: bool) -> dict[str, Any]
     """
     decoding = [measured.to_json() for measured in benchmark.figures]
     failed = [{**side, "failed": side["failed"].partition(":")[0]} for side in decoding]
-    forms = [{**asdict(form), "fault": form.fault.partition(":")[0]} for form in benchmark.forms]
+    forms = [asdict(form) for form in benchmark.forms]
+    for form in forms:
+        form["faults"] = {name: why.partition(":")[0] for name, why in form["faults"].items()}
     return {
         "what": "omlx-worker bench --share",
         **machine(),

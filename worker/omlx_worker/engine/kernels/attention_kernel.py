@@ -3,7 +3,7 @@
 The other one norms and rotates queries and keys and writes the tail (`AttentionKernel.prepare`);
 where a family does that itself, a third one writes the tail alone (`AttentionKernel.put`).
 
-Of attention, a block has one key head of one slot. Its warps share out the queries, `TILE` at most
+Of attention, a block has one key head of one slot. Its warps share out the queries, a tile at most
 each, and the positions. A few lanes hold a key and all queries of the tile in registers, so a warp
 takes several positions at once. Each lane group keeps a running maximum, the sum of weights and the
 weighted values (online softmax); these are joined within the warp, then within the block. Where the
@@ -38,14 +38,8 @@ WARPS = 8
 WIDE = 256
 """Numbers of a head with which the sums of `WARPS` warps take 32 KiB of a block's shared memory."""
 
-TILE = {"cuda": 4, "metal": 2}
-"""Queries of a warp, at most: with its sum one takes twice `EACH` registers."""
-
 EACH = 16
 """Numbers of a vector in a lane, if the head's size allows."""
-
-BLOCKS = 256
-"""Blocks that keep a GPU busy; with fewer, several share a row's positions."""
 
 LEAST = 256
 """Positions of a block, at least."""
@@ -72,11 +66,17 @@ def _largest(dtype: mx.Dtype) -> float:
 class AttentionKernel:
     """The `Attention` that launches the kernels.
 
+    Args:
+        tile: queries of a warp, at most; with its sum one takes twice `EACH` registers.
+        blocks: that keep a GPU busy; with fewer, several share a row's positions.
+
     Raises:
         ValueError: if they do not take what they are given.
     """
 
     platform: Platform
+    tile: int = 4
+    blocks: int = 256
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = keys.shape[-1]
@@ -175,11 +175,11 @@ class AttentionKernel:
         slots, query_heads, width, size = queries.shape
         _, heads, capacity, _ = given["body_keys"].shape
         count = query_heads // heads * width
-        tile = -(-count // -(-count // TILE[self.platform]))
+        tile = -(-count // -(-count // self.tile))
         tiles = -(-count // tile)
         warps = WARPS * WIDE // max(WIDE, size)
         blocks = slots * heads * -(-tiles // warps)
-        splits = max(1, min(capacity // LEAST, BLOCKS // blocks))
+        splits = max(1, min(capacity // LEAST, self.blocks // blocks))
         each = slots * heads * count
         mixed = {"mixed": ((slots, width, query_heads, size), queries.dtype)}
         parts = {

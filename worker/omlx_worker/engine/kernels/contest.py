@@ -1,9 +1,9 @@
 """A kernel proves itself, then competes.
 
-Every part of a layer has a plain form, made of MLX's operations, and may have a kernel. When a part
-meets a size for the first time, on this device, both run on the same random input. A kernel that
-fails, or that differs by more than rounding explains, is not used, and a warning says so. Otherwise
-both are timed, and the faster one runs from then on.
+Every part of a layer has a plain form, made of MLX's operations, and may have kernels. When a part
+meets a size for the first time, on this device, all run on the same random input. A kernel that
+fails, or that differs by more than rounding explains, is not used, and a warning says so. The other
+forms are timed, and the fastest runs from then on.
 
 What was measured is kept in a file, so that a model has the same forms after a restart: two forms
 round differently.
@@ -16,8 +16,8 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -51,24 +51,22 @@ class Result:
     Attributes:
         size: for people.
         shapes: of all arguments.
-        form: ``plain`` or ``kernel``.
-        plain_microseconds: of one run of the plain form.
-        kernel_microseconds: of one run of the kernel; None if it cannot be used.
-        fault: why it cannot; empty if it can.
+        form: ``plain`` or the name of a kernel.
+        microseconds: of one run of every form that can be used.
+        faults: why other kernels cannot.
     """
 
     part: str
     size: str
     shapes: str
     form: str
-    plain_microseconds: float
-    kernel_microseconds: float | None = None
-    fault: str = ""
+    microseconds: dict[str, float]
+    faults: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        kernel = self.fault or f"kernel {self.kernel_microseconds:.0f} us"
-        plain = f"plain {self.plain_microseconds:.0f} us"
-        return f"{self.part}, {self.size}: {self.form}; {plain}, {kernel}"
+        times = [f"{name} {time:.0f} us" for name, time in self.microseconds.items()]
+        told = ", ".join([*times, *dict.fromkeys(self.faults.values())])
+        return f"{self.part}, {self.size}: {self.form}; {told}"
 
 
 class Contest:
@@ -99,13 +97,14 @@ class Contest:
         part: str,
         size: str,
         plain: Form,
-        kernel: Form,
+        kernels: Mapping[str, Form],
         *arguments: Any,
         like: Sequence[Any] | None = None,
     ) -> Any:
-        """Run the kernel if it is right and faster, else the plain form.
+        """Run the fastest kernel if it is faster than the plain form, else that.
 
         Args:
+            kernels: by names.
             arguments: of the form.
             like: arguments in whose shapes the forms are compared, integers as they are; None for
                 the arguments.
@@ -113,11 +112,11 @@ class Contest:
         key = part, size, _shapes(like or arguments)
         result = self._results.get(key)
         if result is None:
-            result = _decided(key, plain, kernel, sampled(like or arguments))
+            result = _decided(key, plain, kernels, sampled(like or arguments))
             self._results[key] = result
             mx.clear_cache()  # the memory of rows was counted without it
             self._keep()
-        return (kernel if result.form == "kernel" else plain)(*arguments)
+        return kernels.get(result.form, plain)(*arguments)
 
     def _keep(self) -> None:
         if self._file is None:
@@ -134,17 +133,23 @@ class Contest:
 
 
 def _decided(
-    key: tuple[str, str, str], plain: Form, kernel: Form, arguments: Sequence[Any]
+    key: tuple[str, str, str],
+    plain: Form,
+    kernels: Mapping[str, Form],
+    arguments: Sequence[Any],
 ) -> Result:
     mx.eval(arguments)
     wanted = plain(*arguments)
     mx.eval(wanted)
-    usual = _microseconds(plain, arguments)
-    if fault := _fault(kernel, arguments, wanted):
+    faults = {name: _fault(form, arguments, wanted) for name, form in kernels.items()}
+    faults = {name: fault for name, fault in faults.items() if fault}
+    for fault in faults.values():
         _tell(key[0], fault)
-        return Result(*key, "plain", usual, fault=fault)
-    own = _microseconds(kernel, arguments)
-    return Result(*key, "kernel" if own < usual else "plain", usual, own)
+    forms = {"plain": plain, **kernels}
+    times = {
+        name: _microseconds(form, arguments) for name, form in forms.items() if name not in faults
+    }
+    return Result(*key, min(times, key=times.__getitem__), times, faults)
 
 
 HERE = Contest()

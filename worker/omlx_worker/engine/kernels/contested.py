@@ -26,22 +26,30 @@ MOST_POSITIONS = 32
 """Of a prompt, that are made to compare two forms; longer ones use what these use."""
 
 
-def _forms(plain: Any, kernel: Any, method: str) -> list[Form]:
+def _forms(plain: Any, kernel: Any, method: str) -> tuple[Form, dict[str, Form]]:
     """A method of both."""
-    return [getattr(form, method) for form in (plain, kernel)]
+    return getattr(plain, method), {"kernel": getattr(kernel, method)}
 
 
 @dataclass(frozen=True)
 class ContestedAttention:
-    """An `Attention` of two."""
+    """An `Attention` of several.
+
+    Attributes:
+        kernels: by names. They differ in `Attention.attend` alone.
+    """
 
     plain: Attention
-    kernel: Attention
+    kernels: Mapping[str, Attention]
     contest: Contest
+
+    @property
+    def _any(self) -> Attention:
+        return next(iter(self.kernels.values()))
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = f"{_rows(keys)}, {keys.shape[1]} heads of {_head(keys)}"
-        forms = _forms(self.plain, self.kernel, "put")
+        forms = _forms(self.plain, self._any, "put")
         out: Pair = self.contest.run("tail", size, *forms, tails, keys, values, window)
         return out
 
@@ -50,7 +58,7 @@ class ContestedAttention:
     ) -> tuple[mx.array, Pair]:
         slots, width, _ = projected.shape
         size = f"{slots} x {width}, {heads}"
-        forms = _forms(self.plain, self.kernel, "prepare")
+        forms = _forms(self.plain, self._any, "prepare")
         given = projected, heads, tails, window
         out: tuple[mx.array, Pair] = self.contest.run("heads and tail", size, *forms, *given)
         return out
@@ -78,9 +86,10 @@ class ContestedAttention:
         like = queries, [body], tails, replace(window, spans=((slots, capacity),)), scale, options
         size = f"{_rows(queries)}, {capacity} positions, {query_heads} and {heads} heads of "
         size += ", ".join([_head(queries), *sorted(_given(options))])
-        forms = [partial(_attended, form) for form in (self.plain, self.kernel)]
+        forms = {name: partial(_attended, kernel) for name, kernel in self.kernels.items()}
+        plain = partial(_attended, self.plain)
         given = queries, bodies, tails, window, scale, options
-        out: mx.array = self.contest.run("attention", size, *forms, *given, like=like)
+        out: mx.array = self.contest.run("attention", size, plain, forms, *given, like=like)
         return out
 
 
@@ -167,7 +176,7 @@ def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> P
     by_mlx = product(layer, gated=gated)
     if not takes(layer):
         return by_mlx
-    forms = (by_mlx, partial(multiply, layer.weight, gated=gated))
+    kernels = {"kernel": partial(multiply, layer.weight, gated=gated)}
 
     def run(x: mx.array, added: mx.array | None = None) -> mx.array:
         rows = x.size // x.shape[-1]
@@ -176,7 +185,7 @@ def contested_product(layer: Any, contest: Contest, *, gated: bool = False) -> P
         features, length = layer.weight.shape
         how = f"{', gated' if gated else ''}{', added' if added is not None else ''}"
         size = f"{rows} x {length} to {features}{how}"
-        out: mx.array = contest.run("product", size, *forms, x, added)
+        out: mx.array = contest.run("product", size, by_mlx, kernels, x, added)
         return out
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -33,9 +34,14 @@ def for_device(contest: Contest) -> Kernels:
     def between(module: Any, fused: Product) -> NetOperations:
         return ContestedNet(module, fused, NetKernels(module, platform), contest)
 
+    # How many registers and blocks a GPU has is known to it alone.
+    attention = {
+        f"kernel of {tile} queries in {blocks} blocks": AttentionKernel(platform, tile, blocks)
+        for tile, blocks in product((2, 4), (64, 256, 1024))
+    }
     plain = Kernels()
     return Kernels(
-        ContestedAttention(plain.attention, AttentionKernel(platform), contest),
+        ContestedAttention(plain.attention, attention, contest),
         ContestedRule(plain.rule, DeltaKernel(platform), contest),
         between,
         plain.product if platform == "metal" else partial(contested_product, contest=contest),

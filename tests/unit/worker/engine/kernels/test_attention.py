@@ -22,10 +22,9 @@ HEADS = 2
 
 @pytest.fixture
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionKernel:
-    """The kernels, run by the emulator; the parameter is `TILE`."""
+    """The kernels, run by the emulator; the parameter is the tile."""
     monkeypatch.setattr(attention_kernel, "launch", emulator.launch)
-    monkeypatch.setitem(attention_kernel.TILE, "metal", request.param)
-    return AttentionKernel("metal")
+    return AttentionKernel("metal", request.param)
 
 
 def noise(seed: int, *shape: int) -> mx.array:

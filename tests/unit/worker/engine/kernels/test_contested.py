@@ -26,7 +26,7 @@ on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="its kernels a
 def competing(contest: Contest, attention: Attention) -> Kernels:
     """Forms that are right on a CPU, in the place of kernels."""
     return Kernels(
-        ContestedAttention(PlainAttention(), attention, contest),
+        ContestedAttention(PlainAttention(), {"kernel": attention}, contest),
         ContestedRule(PlainRule(), PlainRule(), contest),
         lambda net, fused: ContestedNet(net, fused, NetOperations(net, fused), contest),
     )
@@ -44,7 +44,7 @@ def test_every_part_of_a_model_is_decided(qwen: Loaded) -> None:
         *("attention", "heads and tail"),
         *("delta rule", "delta rule of prompts", "net inputs", "net output"),
     }
-    assert not any(result.fault for result in contest.results)
+    assert not any(result.faults for result in contest.results)
 
 
 @on_cpu
@@ -57,4 +57,4 @@ def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str
 
     assert run(RaggedDecoder(model), ROWS) == wanted
     assert {result.form for result in contest.results} == {"plain"}
-    assert all("it fails: " in result.fault for result in contest.results)
+    assert all("it fails: " in result.faults["kernel"] for result in contest.results)
