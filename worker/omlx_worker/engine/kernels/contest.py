@@ -239,7 +239,7 @@ def sampled(value: Any, seed: int = 0) -> Any:
         if not mx.issubdtype(value.dtype, mx.floating):
             return value
         key = mx.random.key(seed)
-        return mx.random.normal(value.shape, scale=0.5, key=key).astype(value.dtype)
+        return mx.random.normal(value.shape, value.dtype, scale=0.5, key=key)
     if isinstance(value, dict):
         return {name: sampled(part, seed + n) for n, (name, part) in enumerate(value.items())}
     if isinstance(value, tuple | list):

@@ -18,12 +18,11 @@ from omlx_worker.engine.kernels.plain.net_inputs import NetOperations, Projected
 from omlx_worker.engine.kernels.plain.products import Product, product
 from omlx_worker.engine.kernels.window import Window
 
-MOST_SAMPLED = 1 << 26
-"""Bytes of keys that are made to compare two forms; bodies with more use what these use."""
-
+MOST_SAMPLED = 1 << 28
+"""Bytes of keys that are made to compare forms; bodies with more use what these use."""
 
 MOST_POSITIONS = 32
-"""Of a prompt, that are made to compare two forms; longer ones use what these use."""
+"""Of a prompt, that are made to compare forms; longer ones use what these use."""
 
 
 def _forms(plain: Any, kernel: Any, method: str) -> tuple[Form, dict[str, Form]]:
