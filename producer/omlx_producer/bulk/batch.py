@@ -47,7 +47,6 @@ from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import (
     ALWAYS,
     EXPIRING_KEY,
-    JOB_FUNCTION,
     WIRE_FIELD,
     WIRE_VERSION,
     Priority,
@@ -617,8 +616,7 @@ def _packed(name: str, row: Row, now: float) -> bytes:
     """A waiting row: name, digest, time and custom_id in a line, then its job's payload for RQ."""
     created = utcformat(datetime.fromtimestamp(now, UTC))
     header = f"{name} {row.digest} {created} {json.dumps(row.custom_id)}\n"
-    payload = json.dumps([JOB_FUNCTION, None, [], {"request": row.request.to_wire()}])
-    return header.encode() + zlib.compress(payload.encode())
+    return header.encode() + row.request.to_payload()
 
 
 def _line(stored: bytes) -> bytes:

@@ -10,6 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -192,6 +193,25 @@ class Usage(Wire):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     speculation: Speculation = Speculation()
+
+    def __add__(self, other: Usage) -> Usage:
+        """The counts of two turns of a conversation, each with its prompt."""
+        mine, theirs = self.speculation, other.speculation
+        pairs = zip_longest(mine.accepted, theirs.accepted, fillvalue=0)
+        cached = self.prompt_tokens_details.cached_tokens
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            total_tokens=self.total_tokens + other.total_tokens,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=cached + other.prompt_tokens_details.cached_tokens
+            ),
+            speculation=Speculation(
+                steps=mine.steps + theirs.steps,
+                drafted=mine.drafted + theirs.drafted,
+                accepted=[sum(pair) for pair in pairs],
+            ),
+        )
 
 
 class TokensEvent(Wire):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from omlx_producer.errors import InvalidRequest, describe
 from omlx_producer.wire.chat import Message
+from omlx_producer.wire.events import FinishReason, Usage
+from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
 from omlx_producer.wire.request_part import MAX_LEVELS, RequestPart, json_text, levels
 from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
@@ -63,6 +67,18 @@ class ResponseEcho(RequestPart):
     )
 
 
+class Turn(RequestPart):
+    """A turn of a conversation that was answered, beside its message.
+
+    Attributes:
+        message: its place in ``messages``.
+    """
+
+    message: int = Field(ge=0, description="a whole number of at least 0")
+    finish_reason: FinishReason = Field(description="a finish reason")
+    usage: Usage = Field(description="token counts")
+
+
 class GenerationRequest(RequestPart):
     """One generation request.
 
@@ -81,6 +97,10 @@ class GenerationRequest(RequestPart):
     text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
     prompts with the same prefix. Requests share such prefixes only with requests of the same
     ``cache_salt``. A job that is not finished ``completion_window`` after its submission fails.
+
+    ``messages`` may ask for several answers, one after the other: each assistant's message with
+    ``generate``, and the one after the last message. A worker that has one writes it to its place
+    and into ``turns``, and puts the job back for the next.
 
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue
@@ -190,6 +210,7 @@ class GenerationRequest(RequestPart):
     responses: ResponseEcho | None = Field(
         default=None, description="what a request to /v1/responses leaves in its chat"
     )
+    turns: list[Turn] = Field(default=[], description="a list; workers write it")
     completion_window: (
         Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
     ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')
@@ -221,6 +242,7 @@ class GenerationRequest(RequestPart):
                 raise ValueError(
                     f"messages: got {characters} characters; give at most {MAX_PROMPT_CHARACTERS}"
                 )
+            self._check_turns(self.messages)
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
                 f"top_logprobs: got {self.top_logprobs} without logprobs; give logprobs: true too"
@@ -231,6 +253,20 @@ class GenerationRequest(RequestPart):
                     f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
                 )
         return self
+
+    def _check_turns(self, messages: list[Message]) -> None:
+        for index, message in enumerate(messages):
+            beside = messages[max(0, index - 1) : index] + messages[index + 1 : index + 2]
+            if message.generate and (not index or any(m.role == "assistant" for m in beside)):
+                raise ValueError(
+                    f"messages[{index}].generate: given first or beside another message of the "
+                    "assistant; give it between messages of the user"
+                )
+        if self.n > 1 and any(message.generate for message in messages):
+            raise ValueError(
+                f"n: got {self.n} beside generate in messages; "
+                "give each choice a request of its own"
+            )
 
     @model_validator(mode="after")
     def _check_form(self) -> Self:
@@ -264,6 +300,34 @@ class GenerationRequest(RequestPart):
                 "leave one of the two out"
             )
         return self
+
+    @property
+    def _next(self) -> int | None:
+        """The place of the answer that is to be generated; None after the last message."""
+        places = (at for at, message in enumerate(self.messages or ()) if message.generate)
+        return next(places, None)
+
+    @property
+    def turn(self) -> GenerationRequest:
+        """The request of the next answer alone."""
+        if self._next is None:
+            return self
+        return self.model_copy(update={"messages": (self.messages or [])[: self._next]})
+
+    @property
+    def later_turns(self) -> bool:
+        """Whether there is more to be answered after the next answer."""
+        return self._next is not None and self._next + 1 < len(self.messages or ())
+
+    def answered(
+        self, message: Message, finish_reason: FinishReason, usage: Usage
+    ) -> GenerationRequest:
+        """This request with its next answer."""
+        messages = self.messages or []
+        place = len(messages) if self._next is None else self._next
+        turn = Turn(message=place, finish_reason=finish_reason, usage=usage)
+        written = [*messages[:place], message, *messages[place + 1 :]]
+        return self.model_copy(update={"messages": written, "turns": [*self.turns, turn]})
 
     @property
     def constraint(self) -> Constraint | None:
@@ -311,6 +375,11 @@ class GenerationRequest(RequestPart):
     def to_wire(self) -> dict[str, Any]:
         """The JSON form, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+
+    def to_payload(self) -> bytes:
+        """The ``data`` of its job."""
+        call: list[Any] = [JOB_FUNCTION, None, [], {"request": self.to_wire()}]
+        return zlib.compress(json.dumps(call).encode())
 
 
 def text_fields(text: str, *, chat: bool, system: str | None) -> dict[str, Any]:

@@ -19,10 +19,11 @@ log = logging.getLogger("omlx_worker.delivery.observers")
 
 
 OUTCOMES = (
-    *("finished", "failed", "stopped", "retried", "given back", "lost"),
+    *("finished", "failed", "stopped", "retried", "answered", "given back", "lost"),
     *("refused", "abandoned"),
 )
-"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it."""
+"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it. A job of
+several turns is answered when one of them is, and goes on with the next."""
 
 
 class JobObserver:

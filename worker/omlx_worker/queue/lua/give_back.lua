@@ -1,11 +1,20 @@
 -- Put jobs that this worker will not finish back at the front of their queues.
 --
--- ARGV  for each: queue, job, execution; the last one ends up first in its queue
+-- ARGV  for each: queue, job, execution, and its new payload if it goes on with a next turn, or '';
+--       the last one ends up first in its queue
 --
 -- Returns for each: 1 if it was put back, 0 if its lease was gone or a key is of another type.
 
+local function next_turn(queue, job, execution, payload)
+  if payload ~= '' and holds(queue, job, execution) then
+    redis.call('HSET', job_key(job), 'data', payload)
+    redis.call('HDEL', job_key(job), DEATHS)
+  end
+  return give_back(queue, job, execution)
+end
+
 local replies = {}
-for i = 1, #ARGV, 3 do
-  replies[#replies + 1] = attempt(give_back, unpack(ARGV, i, i + 2)) and 1 or 0
+for i = 1, #ARGV, 4 do
+  replies[#replies + 1] = attempt(next_turn, unpack(ARGV, i, i + 3)) and 1 or 0
 end
 return replies
