@@ -4,36 +4,31 @@ Usage: bulk.py PROMPTS.txt RESULTS.jsonl, with one prompt a line.
 Redis is where OMLX_QUEUE_REDIS_URL or REDIS_URL says.
 """
 
-import json
 import sys
-from pathlib import Path
 
-from omlx_producer import Completion, OmlxQueueError, Producer
-from omlx_producer.bulk.options import RunOptions
-from omlx_producer.bulk.run import run_here
-from omlx_producer.bulk.shape import Shape
+from omlx_producer import OmlxQueueError, Producer, read_results
 
 
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    source, output = sys.argv[1], Path(sys.argv[2])
+    source, output = sys.argv[1:]
     try:
         with Producer() as producer:
             models = producer.models()
             # Any model will do: the one that was announced last.
             model = max(models, key=lambda alias: models[alias].announced_at, default=None)
-            shape = Shape(model=model, sampling={"max_completion_tokens": 64})
-            options = RunOptions.of(source, "text", shape)
-            finished, failed, *_ = run_here(producer, options, output, ordered=True)
+            failed = producer.run(
+                source, output, ordered=True, model=model, max_completion_tokens=64
+            )
     except OmlxQueueError as error:
         sys.exit(f"bulk.py: {error}")
-    if not finished:
+    except KeyboardInterrupt:
         sys.exit("interrupted; run it again to resume")
-    for row in map(json.loads, output.read_text().splitlines()):
-        print(row["custom_id"], Completion(row["response"]["body"]).text)
+    for result in read_results(output):
+        print(result.custom_id, result.text)
     if failed:
-        sys.exit(f"failed rows: {failed}; see {output}.errors.jsonl")
+        sys.exit(f"failed rows: {dict(failed)}; see {output}.errors.jsonl")
 
 
 if __name__ == "__main__":

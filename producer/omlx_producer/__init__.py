@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omlx_producer.async_producer import AsyncJobHandle, AsyncProducer
+    from omlx_producer.bulk.arguments import BulkArguments
+    from omlx_producer.bulk.batch import BatchState
+    from omlx_producer.bulk.detached import BatchHandle
+    from omlx_producer.bulk.library import BulkResults
+    from omlx_producer.bulk.result import BulkResult, read_results
     from omlx_producer.client.chunks import ChatChunks, TextChunks
     from omlx_producer.client.fields import RequestFields
     from omlx_producer.client.outcome import JobState
@@ -49,6 +54,11 @@ __all__ = [
     "AsyncJobHandle",
     "AsyncProducer",
     "AsyncTokenStream",
+    "BatchHandle",
+    "BatchState",
+    "BulkArguments",
+    "BulkResult",
+    "BulkResults",
     "CancelledEvent",
     "ChatChunks",
     "Choice",
@@ -83,6 +93,7 @@ __all__ = [
     "UnknownJob",
     "UnsuitableRedis",
     "Usage",
+    "read_results",
 ]
 
 # The modules that define these names. Those that import the least come first.
@@ -96,6 +107,10 @@ _HOMES = (
     "client.stream",
     "producer",
     "async_producer",
+    "bulk.batch",
+    "bulk.result",
+    "bulk.detached",
+    "bulk.library",
 )
 
 if not TYPE_CHECKING:  # To type checkers, a module with `__getattr__` has every name.

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Self, Unpack
 
 from omlx_producer.client.cancel import CancelOutcome
-from omlx_producer.client.chunks import FirstText
 from omlx_producer.client.fields import SubmitArguments, SubmitManyArguments
 from omlx_producer.client.models import Fields
 from omlx_producer.client.outcome import JobState
 from omlx_producer.client.result import end_waits, wait_for_end_async
-from omlx_producer.client.stream import RECONNECT_SECONDS, AsyncTokenStream
+from omlx_producer.client.stream import RECONNECT_SECONDS, AsyncTokenStream, FirstText
 from omlx_producer.connection import connect_async, redis_url
 from omlx_producer.producer import JobHandle, Producer
 from omlx_producer.wire import Completion, ModelInfo
@@ -67,7 +66,8 @@ class AsyncProducer:
 
     Any number of results are awaited over one connection, and any number of streams over a few. The
     other methods run `Producer`'s on a thread. If the task that awaits one of them is cancelled,
-    the call still goes on to its end.
+    the call still goes on to its end. Bulk work is `Producer`'s alone; it takes a thread, as in
+    ``await asyncio.to_thread(producer.run, rows, "out.jsonl")``.
 
     Args:
         url: where Redis is; by default where the environment says.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self, Unpack
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
 from omlx_producer.client.cancel import CancelOutcome, cancel_job
-from omlx_producer.client.chunks import FirstText
 from omlx_producer.client.enqueue import (
     CHUNK,
     FAILURE_SECONDS,
@@ -30,7 +31,7 @@ from omlx_producer.client.outcome import (
     read_state,
 )
 from omlx_producer.client.result import wait_for_end
-from omlx_producer.client.stream import RECONNECT_SECONDS, TokenStream
+from omlx_producer.client.stream import RECONNECT_SECONDS, FirstText, TokenStream
 from omlx_producer.connection import (
     connect,
     redis_url,
@@ -38,6 +39,9 @@ from omlx_producer.connection import (
     require_suitable,
 )
 from omlx_producer.wire import PRIORITIES, Completion, InvalidRequest, ModelInfo, Priority
+
+if TYPE_CHECKING:
+    from omlx_producer.bulk.library import BatchHandle, BulkArguments, BulkResults, Show
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,113 @@ class Producer:
         for start in range(0, len(jobs), CHUNK):
             enqueue(self.connection, jobs[start : start + CHUNK], limits, self._queue, self.group)
         return [JobHandle(job.id, job.queue, self) for job in jobs]
+
+    @overload
+    def run(
+        self,
+        rows: Any,
+        out: None = None,
+        *,
+        ordered: bool = False,
+        progress: Show = None,
+        **arguments: Unpack[BulkArguments],
+    ) -> BulkResults: ...
+
+    @overload
+    def run(
+        self,
+        rows: Any,
+        out: str | PathLike[str],
+        *,
+        ordered: bool = False,
+        only_failures: bool = False,
+        replace: bool = False,
+        progress: Show = None,
+        **arguments: Unpack[BulkArguments],
+    ) -> Counter[str]: ...
+
+    def run(
+        self,
+        rows: Any,
+        out: str | PathLike[str] | None = None,
+        *,
+        ordered: bool = False,
+        only_failures: bool = False,
+        replace: bool = False,
+        progress: Show = None,
+        **arguments: Unpack[BulkArguments],
+    ) -> BulkResults | Counter[str]:
+        """Run many rows, as ``omlx-submit run`` does: into files, or as an iterator.
+
+        >>> for result in producer.run(["def f(x):", "class A:"], max_completion_tokens=8):
+        ...     print(result.custom_id, result.text)
+        row-...
+        row-...
+        >>> producer.run([{"prompt": "def f(x):"}], output)
+        Counter()
+
+        Args:
+            rows: the path of a file of requests; or prompts, or dictionaries as the lines of such a
+                file have them; or a frame of pandas or polars.
+            out: where results go, a name in ``.jsonl``, ``.csv`` or ``.parquet``. The same call
+                after a crash goes on where it was. None: the call returns an iterator, and nothing
+                can be resumed.
+            ordered: results in the order of the rows, in a file or from the iterator, where one is
+                held until those before it have come.
+            only_failures: run only the rows that failed, as ``omlx-submit retry`` does.
+            replace: run with other options than the last time, and keep a copy of that output.
+            progress: called with the number of rows that have ended and of all rows, which is None
+                if not known; or the name of a style of the command.
+            **arguments: see `BulkArguments`.
+
+        Returns:
+            With ``out``, how many rows have failed, by code.
+
+        Raises:
+            InvalidRequest: if rows, output or options cannot be used; by the iterator, once it is
+                read.
+            UnsuitableRedis: see `require_suitable`.
+            redis.exceptions.RedisError: if Redis was away for too long.
+            OSError: if a file cannot be read or written.
+            KeyboardInterrupt: after an interrupt of a run into files, which first takes the rows
+                that wait out of Redis and waits for those that run. A second one ends it at once.
+        """
+        from omlx_producer.bulk import library
+
+        if out is None:
+            return library.run_through(self, rows, arguments, ordered=ordered, progress=progress)
+        return library.run_into(
+            self,
+            rows,
+            out,
+            arguments,
+            ordered=ordered,
+            only_failures=only_failures,
+            replace=replace,
+            progress=progress,
+        )
+
+    def batch(self, rows: Any, **arguments: Unpack[BulkArguments]) -> BatchHandle:
+        """Leave many rows to the workers, as ``omlx-submit run --detach`` does; see `run`.
+
+        >>> batch = producer.batch(["def f(x):", "class A:"])
+        >>> batch.wait(timeout=60).state
+        'done'
+        """
+        from omlx_producer.bulk import library
+
+        return library.run_detached(self, rows, arguments)
+
+    def find_batch(self, batch_id: str) -> BatchHandle:
+        """A batch of another process; also one of the command line or of the gateway.
+
+        >>> batch = producer.batch(["def f(x):"])
+        >>> producer.find_batch(batch.id) == batch
+        True
+        """
+        from omlx_producer.bulk import library
+
+        return library.BatchHandle(batch_id, self.connection)
 
     def require_suitable(self) -> None:
         """Refuse a server that would lose jobs. It is asked once, at the first submission.

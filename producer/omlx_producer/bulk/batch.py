@@ -206,6 +206,10 @@ class BatchState:
         fetched_at, fetched_to: when its results left Redis, and for which file.
         hours: of each day in which its rows begin, such as ``22:00-07:00``.
         rests_until: when they may begin; None if they may now, or none is left.
+
+    >>> state = producer.batch(["def f(x):"]).wait()
+    >>> state.rows, state.ok, state.failed, state.over
+    (1, 1, 0, True)
     """
 
     id: str

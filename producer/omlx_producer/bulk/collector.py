@@ -32,6 +32,7 @@ from omlx_producer.wire import ALWAYS, Priority, When
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
 WINDOW_CHARACTERS = HELD_CHARACTERS = 64 * 2**20
+HELD_ROWS = 16 * 1024
 # Rows uploaded in one call.
 ENTER = 100
 # Results read in one call: a response may hold many log-probabilities.
@@ -65,7 +66,7 @@ class Collector:
         rows: the rows to run, each once.
         window: rows of each model in Redis, at most, and `WINDOW_CHARACTERS` of their prompts. A
             longer one goes alone. Rows of a model whose window is full are read past, up to
-            `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
+            `HELD_ROWS` and `HELD_CHARACTERS`, so that a model that nobody serves holds up no other.
         on_results: called with results that are durable.
         rerun_failures: run a row again if Redis holds its failure of an earlier run.
     """
@@ -97,7 +98,7 @@ class Collector:
         # By model: rows in flight and their characters, and rows that wait here for room.
         self._load: dict[str, tuple[int, int]] = {}
         self._held: dict[str, deque[Row]] = {}
-        self._held_characters = 0
+        self._held_rows = self._held_characters = 0
         self._has_more = True
         # By digest: results of rows that have not come yet, left by an earlier run.
         self._found: dict[str, bytes] | None = None
@@ -109,6 +110,10 @@ class Collector:
         self._exhausted = self._stopping = False
         self._reconciled_at = time.monotonic()
         self._withdrawn_at = float("-inf")
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping
 
     @property
     def in_flight(self) -> int:
@@ -182,16 +187,21 @@ class Collector:
         rows, characters = self._load.get(model, (0, 0))
         return rows + len(self._settled) < self._window and characters < WINDOW_CHARACTERS
 
+    @property
+    def _may_hold(self) -> bool:
+        return self._held_rows < HELD_ROWS and self._held_characters < HELD_CHARACTERS
+
     def _next(self) -> Row | BadRow | None:
         """The next row that has room in Redis; None if there is none now."""
         for model, held in self._held.items():
             if self._has_room(model):
                 row = held.popleft()
+                self._held_rows -= 1
                 self._held_characters -= row.characters
                 if not held:
                     del self._held[model]
                 return row
-        while len(self._settled) < self._window and self._held_characters < HELD_CHARACTERS:
+        while len(self._settled) < self._window and self._may_hold:
             new = next(self._rows, None)
             if new is None:
                 self._exhausted = True
@@ -199,6 +209,7 @@ class Collector:
             if isinstance(new, BadRow) or self._has_room(new.request.model):
                 return new
             self._held.setdefault(new.request.model, deque()).append(new)
+            self._held_rows += 1
             self._held_characters += new.characters
         return None
 
@@ -328,23 +339,34 @@ def drive(
     *,
     patience: float = PATIENCE_SECONDS,
 ) -> bool:
-    """Turn a collector until nothing is left to do.
+    """Turn a collector until nothing is left to do; see `turns`.
 
     Args:
         on_turn: called after each turn.
-        patience: seconds for which Redis may be away.
 
     Returns:
         True at the end of the rows, False after an interrupt.
+    """
+    for _ in turns(collector, signals, patience=patience):
+        on_turn()
+    return not collector.stopped
 
-    Raises:
+
+def turns(
+    collector: Collector, signals: StopSignals, *, patience: float = PATIENCE_SECONDS
+) -> Iterator[None]:
+    """Turn a collector until nothing is left to do; yields after each turn.
+
+    Args:
+        patience: seconds for which Redis may be away.
+
+    Raises, while iterating:
         redis.exceptions.RedisError: if Redis is away for longer, or refuses.
         KeyboardInterrupt: at the second interrupt, or the first if Redis is away.
     """
-    stopping, outage = False, Outage(FIRST_PAUSE, LONGEST_PAUSE)
+    outage = Outage(FIRST_PAUSE, LONGEST_PAUSE)
     while collector.busy:
-        if signals.asked and not stopping:
-            stopping = True
+        if signals.asked and not collector.stopped:
             collector.stop()
             write(
                 f"\nstopping; waiting for the rows that run, of {collector.in_flight} in Redis. "
@@ -355,13 +377,12 @@ def drive(
             collector.turn(WAIT_SECONDS)
             outage.answered()
         except RedisError as error:
-            if stopping:
+            if collector.stopped:
                 # Nothing can be waited for.
                 raise KeyboardInterrupt from error
             _wait(outage, error, patience)
             collector.recover()
-        on_turn()
-    return not stopping
+        yield
 
 
 def _wait(outage: Outage, error: RedisError, patience: float) -> None:

@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+import redis
+
+from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import (
@@ -27,6 +30,17 @@ from omlx_producer.terminal import write
 from omlx_producer.wire import Constraint, ModelInfo
 
 
+class Client(Protocol):
+    """What bulk work needs of `omlx_producer.Producer`."""
+
+    @property
+    def connection(self) -> redis.Redis: ...
+
+    def require_suitable(self) -> None: ...
+
+    def models(self) -> dict[str, ModelInfo]: ...
+
+
 class Input:
     """The input of a run, open to be read once.
 
@@ -39,29 +53,36 @@ class Input:
         options: RunOptions,
         models: Mapping[str, ModelInfo],
         maker: RowMaker,
-        stream: IO[bytes],
+        records: Iterator[Record],
+        count: int | None,
     ) -> None:
         self._options = options
         self._models = models
         self._maker = maker
-        self._delimiter = options.delimiter or delimiter_of(options.input)
-        self._records = maker.checked(itertools.islice(self._read(stream), options.limit))
+        self._records = maker.checked(itertools.islice(records, options.limit))
+        self._count = count
         self.seen = Seen()
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, options: RunOptions, models: Mapping[str, ModelInfo]) -> Iterator[Input]:
+    def open(
+        cls, options: RunOptions, models: Mapping[str, ModelInfo], given: Given | None = None
+    ) -> Iterator[Input]:
         """Open the input of these options.
 
         Args:
             models: the known models, by alias.
+            given: rows in memory, which take the place of the input.
 
         Raises:
             InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read.
         """
         maker = _row_maker(options, models)
+        if given is not None:
+            yield cls(options, models, maker, given.records, given.count)
+            return
         with open_input(options.input) as stream:
-            yield cls(options, models, maker, stream)
+            yield cls(options, models, maker, _read(options, stream), None)
 
     @property
     def whole(self) -> bool:
@@ -101,10 +122,10 @@ class Input:
         options = self._options
         if only_failures:
             return sum(n for code, n in index.failures().items() if code not in REFUSED)
-        if options.input == "-":
-            return options.limit
-        rows = estimate_rows(options.input, options.kind)
-        return rows if self.whole else min(rows, options.limit or 0)
+        rows = self._count
+        if options.input != "-":
+            rows = estimate_rows(options.input, options.kind)
+        return min((n for n in (rows, options.limit) if n is not None), default=None)
 
     def table_form(self) -> TableForm:
         """The form of a table of this run.
@@ -115,7 +136,7 @@ class Input:
         options, kept = self._options, {}
         if options.keep:
             with open_input(options.input) as stream:
-                kept = input_columns(stream, options.kind, self._delimiter)
+                kept = input_columns(stream, options.kind, _delimiter(options))
         properties = properties_of(options.shape.sampling.get("response_format"))
         return TableForm(options.with_body, properties, kept, options.csv_safe)
 
@@ -129,17 +150,22 @@ class Input:
             # Rows beyond the limit, of an earlier run, have their columns too.
             maker = _row_maker(self._options, self._models)
             with open_input(self._options.input) as stream:
-                for _ in plan_rows(self._read(stream), maker.make, index, Seen()):
+                for _ in plan_rows(_read(self._options, stream), maker.make, index, Seen()):
                     pass
         with open_input(self._options.input) as stream:
-            yield self._read(stream)
+            yield _read(self._options, stream)
 
     def say_if_empty(self) -> None:
         if not self.seen.rows:
             write(f"{self._options.input}: holds no rows\n", err=True)
 
-    def _read(self, stream: IO[bytes]) -> Iterator[Record]:
-        return read_records(stream, self._options.kind, self._delimiter)
+
+def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
+    return read_records(stream, options.kind, _delimiter(options))
+
+
+def _delimiter(options: RunOptions) -> str:
+    return options.delimiter or delimiter_of(options.input)
 
 
 def _row_maker(options: RunOptions, models: Mapping[str, ModelInfo]) -> RowMaker:

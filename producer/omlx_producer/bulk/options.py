@@ -164,9 +164,9 @@ def _delimiter(given: str, kind: Format) -> str:
     """
     delimiter = {"tab": "\t", "\\t": "\t"}.get(given.lower(), given)
     if kind != "csv":
-        raise InvalidRequest(f"--delimiter: got {given!r}, and the input is no CSV; leave it out")
+        raise InvalidRequest(f"delimiter: got {given!r}, and the input is no CSV; leave it out")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InvalidRequest(f"--delimiter: got {given!r}; give one character, as in ; or tab")
+        raise InvalidRequest(f"delimiter: got {given!r}; give one character, as in ; or tab")
     return delimiter
 
 

@@ -85,7 +85,7 @@ def require_run_output(output: Path, source: str, *, keep: bool) -> None:
         raise InvalidRequest(f"{output}: would write over the input; give another output")
     if keep and (source == "-" or not is_table(output)):
         raise InvalidRequest(
-            f"--keep: adds the columns of a file to a table; give an input other than -, and an "
+            f"keep: adds the columns of a file to a table; give an input other than -, and an "
             f"output in .csv or .parquet in place of {output}"
         )
     require_output(output)

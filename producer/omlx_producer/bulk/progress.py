@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -29,6 +29,10 @@ from omlx_producer.wire import When, row_job_id
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
+Told = Callable[[int, int | None], object]
+Show = Style | Told | None
+"""How a run is shown. A program is told how many rows have ended, and of how many (None if that is
+not known), whenever that changes. None shows nothing."""
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
 FIGURES_SECONDS = 2.0
@@ -49,7 +53,11 @@ class Display(Protocol):
         """Show the summary."""
 
 
-def make_display(style: Style) -> Display:
+def make_display(style: Show) -> Display:
+    if style is None:
+        return Silence()
+    if callable(style):
+        return Teller(style)
     if style == "auto":
         return Bar() if sys.stderr.isatty() else StatusLines(readable=True)
     displays: dict[str, type[Display]] = {"bar": Bar, "ndjson": StatusLines, "none": Silence}
@@ -64,6 +72,23 @@ class Silence:
 
     def end(self, meter: Meter) -> None:
         pass
+
+
+class Teller:
+    """Tells a program."""
+
+    def __init__(self, tell: Told) -> None:
+        self._tell = tell
+        self._told: tuple[int, int | None] | None = None
+
+    def update(self, meter: Meter) -> None:
+        told = (meter.before + meter.done, meter.total)
+        if told != self._told:
+            self._told = told
+            self._tell(*told)
+
+    def end(self, meter: Meter) -> None:
+        self.update(meter)
 
 
 class StatusLines:
@@ -171,10 +196,10 @@ class Progress:
     """
 
     def __init__(
-        self, connection: redis.Redis, run: str, style: Style, errors: Path | None = None
+        self, connection: redis.Redis, run: str, style: Show, errors: Path | None = None
     ) -> None:
         self.meter = Meter()
-        self._bad_rows = errors and BadRowReporter(errors)
+        self._bad_rows = BadRowReporter(errors) if errors and isinstance(style, str) else None
         self._watch = WorkerWatch(connection, run)
         self._display = make_display(style)
 

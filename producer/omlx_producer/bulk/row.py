@@ -167,6 +167,11 @@ class RowResult:
         return self.body is not None
 
     @property
+    def line(self) -> int:
+        """The line of its row in the input; 0 of a detached batch."""
+        return 0 if isinstance(self.row, BatchRow) else self.row.line
+
+    @property
     def written(self) -> WrittenLine:
         """What its output line says."""
         row = self.row
@@ -253,8 +258,8 @@ def prompt_text(request: GenerationRequest) -> str:
     return "".join(message.text for message in request.messages or ())
 
 
-def write_line(result: RowResult) -> bytes:
-    """The output line of a result, with its line end."""
+def as_document(result: RowResult) -> dict[str, Any]:
+    """What the output line of a result holds."""
     row = result.row
     document: dict[str, Any] = {
         "id": ID_PREFIX + row.digest,
@@ -273,8 +278,16 @@ def write_line(result: RowResult) -> bytes:
         if isinstance(row, BadRow) and not row.own_id:
             error["line"] = row.line
         document["error"] = error
+    return document
+
+
+def write_line(result: RowResult) -> bytes:
+    """The output line of a result, with its line end."""
     # A lone surrogate becomes JSON's own escape of it.
-    return json.dumps(document, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return (
+        json.dumps(as_document(result), ensure_ascii=False).encode(errors="backslashreplace")
+        + b"\n"
+    )
 
 
 def read_line(line: bytes) -> WrittenLine | None:

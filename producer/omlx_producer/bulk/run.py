@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import click
-import redis
 from redis.exceptions import RedisError
 
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.collector import Collector, drive
-from omlx_producer.bulk.input import Input
+from omlx_producer.bulk.given import Given
+from omlx_producer.bulk.input import Client, Input
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.output import (
     Guard,
@@ -23,24 +23,12 @@ from omlx_producer.bulk.output import (
     require_run_output,
 )
 from omlx_producer.bulk.plan import RowIndex, balanced
-from omlx_producer.bulk.progress import Progress, Style, say_ignored, say_rest
+from omlx_producer.bulk.progress import Progress, Show, say_ignored, say_rest
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.signals import StopSignals
-from omlx_producer.wire import ModelInfo
 
 # How often a run notes how long it has taken.
 SAVE_SECONDS = 30.0
-
-
-class Client(Protocol):
-    """What a run needs of `omlx_producer.Producer`."""
-
-    @property
-    def connection(self) -> redis.Redis: ...
-
-    def require_suitable(self) -> None: ...
-
-    def models(self) -> dict[str, ModelInfo]: ...
 
 
 class Ended(NamedTuple):
@@ -60,16 +48,18 @@ def run_here(
     client: Client,
     options: RunOptions,
     output: Path,
+    given: Given | None = None,
     *,
     ordered: bool = False,
     only_failures: bool = False,
     refused_too: bool = False,
     replace_results: bool = False,
-    progress: Style = "auto",
+    progress: Show = "auto",
 ) -> Ended:
     """Run the rows that have no result yet, or only those that failed and may succeed now.
 
     Args:
+        given: rows in memory, which take the place of the input.
         refused_too: with ``only_failures``, run also those that a worker refused.
         replace_results: run with other options than the last run's, and keep a copy of its output.
 
@@ -87,7 +77,7 @@ def run_here(
     models, earlier = client.models(), RunOptions.of_run(path)
     options = options.with_default_model(models, earlier).begun_as(earlier)
     say_rest(options.when)
-    with Input.open(options, models) as source, Output.open(path) as target:
+    with Input.open(options, models, given) as source, Output.open(path) as target:
         if not only_failures:
             if earlier is not None:
                 _require_agreement(options, earlier, target, replace_results)
@@ -116,7 +106,7 @@ class Run:
         source: Input,
         target: Output,
         *,
-        style: Style,
+        style: Show,
         only_failures: bool,
         refused_too: bool,
     ) -> None:
@@ -202,7 +192,7 @@ class Run:
         return self._seconds_before + self._meter.seconds
 
 
-def detach(client: Client, options: RunOptions) -> Batch:
+def detach(client: Client, options: RunOptions, given: Given | None = None) -> Batch:
     """Put all rows into a new batch. Rows that can never run have their error at once.
 
     Raises:
@@ -212,7 +202,7 @@ def detach(client: Client, options: RunOptions) -> Batch:
     """
     client.require_suitable()
     with (
-        Input.open(options, client.models()) as source,
+        Input.open(options, client.models(), given) as source,
         contextlib.closing(RowIndex()) as index,
     ):
         batch = Batch.create(

@@ -33,7 +33,7 @@ _FIELD_OF_URL = {CHAT_URL: "messages", COMPLETION_URL: "prompt", RESPONSES_URL: 
 # Columns of the custom_id, unless --id-field names another.
 ID_COLUMNS = ("custom_id", "id")
 MAX_ID_CHARACTERS = 512
-MESSAGES = "messages"
+MESSAGES, PROMPT = "messages", "prompt"
 # Fields that count in a row with messages of its own, or that are refused there by name.
 REQUEST_FIELDS = frozenset(GenerationRequest.model_fields) | REFUSED.keys() | {"max_tokens"}
 # A column that none of the first rows has is a mistake in the options.
@@ -45,8 +45,8 @@ class Shape:
     """The options that say how records become requests.
 
     Attributes:
-        template: makes prompts of objects; without one, JSONL must be OpenAI Batch lines, and any
-            row may have messages of its own.
+        template: makes prompts of objects; without one, an object of JSONL must be an OpenAI Batch
+            line or have a prompt, and any row may have messages of its own.
         id_field: the field of an object that holds its custom_id; by default ``custom_id``, else
             ``id``, else the row has its number.
         model: the model of all rows, whatever they name.
@@ -80,20 +80,20 @@ class Template:
             parts = list(Formatter().parse(text))
         except ValueError as error:
             raise InvalidRequest(
-                f"--template: got {text!r} ({error}); write {{field}} for a field and {{{{ or }}}} "
+                f"template: got {text!r} ({error}); write {{field}} for a field and {{{{ or }}}} "
                 "for a brace"
             ) from None
         for _, name, spec, conversion in parts:
             if name is not None and (spec or conversion or not name):
                 raise InvalidRequest(
-                    f"--template: got the field {{{name}...}}; give a name alone, and write "
+                    f"template: got the field {{{name}...}}; give a name alone, and write "
                     "{{ or }} for a brace"
                 )
         self._parts = [(literal, name) for literal, name, _, _ in parts]
         self.columns = [name for _, name in self._parts if name is not None]
         if not self.columns:
             raise InvalidRequest(
-                f"--template: got {text!r}, and all prompts would be alike; name a field, as in "
+                f"template: got {text!r}, and all prompts would be alike; name a field, as in "
                 '"Summarise: {text}"'
             )
 
@@ -153,7 +153,7 @@ class RowMaker:
         elif require_known_model and not models:
             raise InvalidRequest(
                 "no worker has announced a model yet; start one with omlx-worker run, or pass "
-                "--queue-anyway"
+                "--queue-anyway (require_known_model=False)"
             )
         self._kind = kind
         self._shape = shape
@@ -161,14 +161,9 @@ class RowMaker:
         self._default_model = default_model
         self._require_known = require_known_model
         if kind == "text" and (shape.template, shape.id_field) != (None, None):
-            option = "--id-field" if shape.template is None else "--template"
+            option = "id_field" if shape.template is None else "template"
             raise InvalidRequest(f"{option}: a text input has no columns; leave it out")
         self._batch_lines = kind == "jsonl" and shape.template is None
-        if self._batch_lines and (shape.raw or shape.system is not None):
-            raise InvalidRequest(
-                f"{'--raw' if shape.raw else '--system'}: OpenAI Batch lines have their own "
-                "messages or prompts; leave it out, or give --template for other objects"
-            )
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         fields = text_fields("x", chat=not shape.raw, system=None)
         # Batch lines may ask for log-probabilities themselves.
@@ -196,23 +191,32 @@ class RowMaker:
         shape, known = self._shape, ", ".join(columns)
         if shape.id_field is not None and shape.id_field not in columns:
             raise InvalidRequest(
-                f"--id-field: got {shape.id_field!r}, a column that the input lacks; it has {known}"
+                f"id_field: got {shape.id_field!r}, a column that the input lacks; it has {known}"
             )
+        if self._batch_lines and "body" in columns:
+            self._require_no_options_of_texts()
         if shape.template is None and MESSAGES in columns:
             return
         if self._batch_lines:
-            if "body" not in columns:
+            if "body" not in columns and PROMPT not in columns:
                 raise InvalidRequest(
-                    f"the input holds no OpenAI Batch lines: it has {known}, not body or messages; "
-                    "for objects of your own give --template"
+                    f"the input holds no OpenAI Batch lines: it has {known}, not body, messages or "
+                    "prompt; for objects of your own give --template"
                 )
             return
         for column in self._template.columns:
             if column not in columns:
                 given = "missing" if shape.template is None else f"got {shape.template!r:.80}"
                 raise InvalidRequest(
-                    f"--template: {given}, but the input lacks the column {column}; it has {known}"
+                    f"template: {given}, but the input lacks the column {column}; it has {known}"
                 )
+
+    def _require_no_options_of_texts(self) -> None:
+        if self._shape.raw or self._shape.system is not None:
+            raise InvalidRequest(
+                f"{'raw' if self._shape.raw else 'system'}: OpenAI Batch lines have their own "
+                "messages or prompts; leave it out, or give --template for other objects"
+            )
 
     def make(self, record: Record) -> Row | BadRow:
         """The row of a record; a `BadRow` if it has no valid request."""
@@ -243,7 +247,7 @@ class RowMaker:
         if isinstance(record.value, str):
             return default
         values, name = record.value or {}, self._shape.id_field
-        batch_line = self._batch_lines and not self._has_messages(values)
+        batch_line = self._is_batch_line(values)
         if name is None and batch_line:
             name = "custom_id"
         if name is None:
@@ -269,13 +273,19 @@ class RowMaker:
         model = shape.model
         if isinstance(values, dict) and self._has_messages(values):
             fields = self._own_request(values)
-        elif isinstance(values, dict) and self._batch_lines:
+        elif isinstance(values, dict) and self._is_batch_line(values):
+            self._require_no_options_of_texts()
             fields = _batch_body(values)
             self.ignored.update(ignored_fields(fields))
         else:
-            text = values if isinstance(values, str) else self._template.render(values or {})
-            model = model or self._only_model()
-            fields = text_fields(text, chat=self._chats(model), system=shape.system)
+            own = self._own_fields(values) if isinstance(values, dict) else {}
+            model = model or own.get("model") or self._only_model()
+            if isinstance(own.get(PROMPT), list):
+                fields = own
+            else:
+                own.pop(PROMPT, None)
+                text = values if isinstance(values, str) else self._template.render(values or {})
+                fields = own | text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
             if all(fields.get(given) is None for given in names):
@@ -293,12 +303,21 @@ class RowMaker:
         own = values.get(MESSAGES) is not None and "body" not in values
         return own and self._shape.template is None
 
+    def _is_batch_line(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row must be a line of OpenAI's Batch form."""
+        own = values.get(PROMPT) is not None and "body" not in values
+        return self._batch_lines and not own and not self._has_messages(values)
+
+    def _own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a request that a row of JSONL has itself, if there is no template."""
+        if not self._batch_lines:
+            return {}
+        return {name: value for name, value in values.items() if name in REQUEST_FIELDS}
+
     def _own_request(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The request of a row with messages of its own. In JSONL other fields count too."""
-        fields = {MESSAGES: values[MESSAGES]}
-        if self._kind == "jsonl":
-            fields = {name: value for name, value in values.items() if name in REQUEST_FIELDS}
-        elif isinstance(fields[MESSAGES], str):
+        fields = {MESSAGES: values[MESSAGES]} | self._own_fields(values)
+        if self._kind != "jsonl" and isinstance(fields[MESSAGES], str):
             try:
                 fields[MESSAGES] = json.loads(fields[MESSAGES])
             except (ValueError, RecursionError) as error:

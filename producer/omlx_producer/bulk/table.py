@@ -52,6 +52,11 @@ class Column(NamedTuple):
     kind: str
     type: Any = None
 
+    def value(self, line: Mapping[str, Any]) -> Any:
+        """Its cell of a line, as its type has it."""
+        value = line.get(self.name)
+        return value if self.type else _typed(value, self.kind)
+
 
 @dataclass(frozen=True)
 class TableForm:
@@ -143,6 +148,41 @@ def _common(kinds: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else JSON
 
 
+class Layout:
+    """The columns of a table, and its lines.
+
+    Attributes:
+        columns: in order.
+        kept: the columns of the input by their names here.
+    """
+
+    def __init__(self, form: TableForm) -> None:
+        self._with_body = form.with_body
+        own = [*COLUMNS, BODY] if form.with_body else [*COLUMNS]
+        self.kept = {(f"{INPUT}{name}" if name in own else name): name for name in form.kept}
+        self.columns = [Column(here, TEXT, form.kept[name]) for here, name in self.kept.items()]
+        self.columns += [Column(name, INTEGER if name in TOKEN_COLUMNS else TEXT) for name in own]
+        self._answers: dict[str, str] = {}
+        for name, kind in form.properties.items():
+            column = name
+            while column in {other.name for other in self.columns}:
+                column = f"{ANSWER}{column}"
+            self.columns.append(Column(column, kind))
+            self._answers[column] = name
+
+    def lines(
+        self, document: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """The cells by column of each line of an output line.
+
+        Args:
+            values: of its row in the input.
+        """
+        kept = {column: values.get(name) for column, name in self.kept.items()}
+        for cells in _lines(document, self._with_body, self._answers):
+            yield kept | cells
+
+
 def write_table(
     rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]],
     output: Path,
@@ -160,27 +200,13 @@ def write_table(
         InvalidRequest: if Parquet is asked for without pyarrow.
         OSError: if the file cannot be written.
     """
-    own = [*COLUMNS, BODY] if form.with_body else [*COLUMNS]
-    kept = {(f"{INPUT}{name}" if name in own else name): name for name in form.kept}
-    columns = [Column(column, TEXT, form.kept[name]) for column, name in kept.items()]
-    columns += [Column(name, INTEGER if name in TOKEN_COLUMNS else TEXT) for name in own]
-    answers: dict[str, str] = {}
-    for name, kind in form.properties.items():
-        column = name
-        while column in {other.name for other in columns}:
-            column = f"{ANSWER}{column}"
-        columns.append(Column(column, kind))
-        answers[column] = name
-    lines = (
-        {column: values.get(name) for column, name in kept.items()} | cells
-        for document, values in rows
-        for cells in _lines(document, form.with_body, answers)
-    )
+    layout = Layout(form)
+    lines = (line for document, values in rows for line in layout.lines(document, values))
     with replacing(output, like=like) as stream:
         if output.suffix.lower() == ".parquet":
-            _write_parquet(lines, columns, stream)
+            _write_parquet(lines, layout.columns, stream)
         else:
-            _write_csv(lines, columns, stream, safe=form.csv_safe)
+            _write_csv(lines, layout.columns, stream, safe=form.csv_safe)
 
 
 def _lines(
@@ -266,15 +292,7 @@ def _write_parquet(
     schema = arrow.schema([(each.name, each.type or type_of(each.kind)) for each in columns])
     with parquet.ParquetWriter(stream, schema) as writer:
         while chunk := list(itertools.islice(rows, ROW_GROUP)):
-            cells = [
-                {
-                    each.name: row.get(each.name)
-                    if each.type
-                    else _typed(row.get(each.name), each.kind)
-                    for each in columns
-                }
-                for row in chunk
-            ]
+            cells = [{each.name: each.value(row) for each in columns} for row in chunk]
             writer.write_table(arrow.Table.from_pylist(cells, schema=schema))
 
 

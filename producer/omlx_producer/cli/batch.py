@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,9 @@ from typing import Any
 import click
 
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.bulk.output import (
-    real_path,
-    require_batch_output,
-    require_output,
-    require_own_table,
-    write_results,
-)
-from omlx_producer.bulk.progress import Progress, Style, written_text
-from omlx_producer.bulk.runfile import run_path
+from omlx_producer.bulk.detached import fetch, fetched_text, follow, require_free, was_fetched
+from omlx_producer.bulk.output import real_path
+from omlx_producer.bulk.progress import written_text
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.common import (
     INVALID,
@@ -37,7 +30,7 @@ from omlx_producer.cli.options import json_schema_option
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.terminal import counted, local_time, write
 
-WAIT_SECONDS, CANCEL_SECONDS = 0.5, 10.0
+LOOK_SECONDS, CANCEL_SECONDS = 0.1, 10.0
 TIMES = ("created_at", "ended_at", "fetched_at", "rests_until")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
@@ -76,24 +69,19 @@ def results(
     with open_producer(redis_url) as producer:
         batch = Batch(producer.connection, batch_id)
         output = output and real_path(output)
-        state, place = batch.read(), f"{socket.gethostname()}:{output}"
-        if state.fetched_at is not None:
-            said = f"{batch_id}: {_fetched(state.fetched_at, state.fetched_to)}"
-            if state.fetched_to != place:
-                fail(INVALID, said)
-            write(said + "\n", err=True)
+        state = batch.read()
+        if was_fetched(state, output):
+            write(fetched_text(state) + "\n", err=True)
         else:
             if output is not None:
-                _require_free(output, batch, state.rows)
+                require_free(output, batch)
             state = follow(batch, "auto") if wait else batch.read()
             if output is None:
                 for line in batch.results(state.rows):
                     write(line.decode("utf-8", "replace"))
             else:
                 form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
-                files = write_results(batch.results(state.rows), output, form)
-                if state.over and not keep:
-                    batch.drop_results(place)
+                files = fetch(batch, state, output, form, keep=keep)
                 write(written_text(files) + "\n", err=True)
     if state.ok + state.failed < state.rows or not state.over:
         tell_how_far(state)
@@ -103,20 +91,6 @@ def results(
         raise click.exceptions.Exit(NOT_ENDED)
     if state.failed or (state.state == "cancelled" and not partial):
         raise click.exceptions.Exit(JOB_ENDED_BADLY)
-
-
-def _require_free(output: Path, batch: Batch, rows: int) -> None:
-    """End with a sentence if the output belongs to something else."""
-    if run_path(output).exists():
-        fail(INVALID, f"--output: {output} belongs to an omlx-submit run; give another")
-    require_output(output)
-    require_own_table(output)
-    require_batch_output(output, batch.run, batch.results(rows))
-
-
-def _fetched(at: float, to: str) -> str:
-    moment = local_time(at)
-    return f"its results left Redis at {moment}, for {to}; use that file"
 
 
 def show_batch(batch_id: str, url: str | None, *, as_json: bool) -> None:
@@ -165,28 +139,11 @@ def cancel_batch(batch_id: str, url: str | None) -> str:
         return _wait_for_the_end(batch) if batch.cancel() else "over"
 
 
-def follow(batch: Batch, style: Style) -> BatchState:
-    """Show the progress of a batch until its end, and say if nobody serves one of its models."""
-    progress, state = Progress(batch.connection, batch.run, style), batch.read()
-    # Rates are those from now on.
-    progress.meter.adopt(state)
-    progress.meter.restart()
-    try:
-        while not state.over:
-            time.sleep(WAIT_SECONDS)
-            state = batch.read()
-            progress.meter.adopt(state)
-            progress.show(state.models, state.left)
-    finally:
-        progress.end()
-    return state
-
-
 def _wait_for_the_end(batch: Batch) -> str:
     """Wait for the rows that run to stop; without a worker they do not."""
     deadline = time.monotonic() + CANCEL_SECONDS
     while not (state := batch.read()).over and time.monotonic() < deadline:
-        time.sleep(WAIT_SECONDS / 5)
+        time.sleep(LOOK_SECONDS)
     if not state.over:
         return "stopping"
     return "cancelled" if state.state == "cancelled" else "over"

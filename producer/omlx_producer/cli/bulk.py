@@ -209,7 +209,7 @@ def retry(
         earlier = RunOptions.to_retry(output)
         source = source or earlier.input
         if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
-            fail(INVALID, f"{output}: its input was stdin; give it with --input")
+            fail(INVALID, f"{output}: its input was no file; give it with --input")
         require_input(source, earlier.kind)
         with resumable():
             ended = run_here(

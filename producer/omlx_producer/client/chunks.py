@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from omlx_producer.wire import Completion, DoneEvent, JobEvent, TokenLogprob, TokensEvent
+from omlx_producer.wire import DoneEvent, JobEvent, TokenLogprob, TokensEvent
 from omlx_producer.wire.events import ChoiceDelta, TextLogprobs
 from omlx_producer.wire.markup import Markup, Part, Reply, Span, Splitter, read
 
@@ -172,26 +172,6 @@ class TextChunks:
         if drafted:
             choice["drafted"] = drafted
         return {**self._head, "choices": [choice]}
-
-
-class FirstText:
-    """The text of one job's first choice, in pieces, without thinking and calls of tools."""
-
-    def __init__(self) -> None:
-        self._chunks = ChatChunks("", "")
-        self._told = 0
-
-    def take(self, event: JobEvent) -> str:
-        """What one event adds."""
-        choices = [choice for chunk in self._chunks.take(event) for choice in chunk["choices"]]
-        added = [each["delta"].get("content", "") for each in choices if each["index"] == 0]
-        text = "".join(added)
-        self._told += len(text)
-        return text
-
-    def rest(self, whole: Completion) -> str:
-        """What no event has added: short jobs of the queue ``bulk`` publish no tokens."""
-        return whole.text[self._told :]
 
 
 class _Choice:

@@ -22,12 +22,14 @@ import redis
 import redis.asyncio
 from pydantic import ValidationError
 
+from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.client.outcome import Outcome, require_job_id
 from omlx_producer.client.reader import AsyncReader, Follow, Reader
 from omlx_producer.connection import connect, connect_async, require_bytes
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
+from omlx_producer.wire import Completion
 from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,
@@ -189,6 +191,26 @@ async def _follow_async(
             continue
         finally:
             await reader.leave(follow)
+
+
+class FirstText:
+    """The text of one job's first choice, in pieces, without thinking and calls of tools."""
+
+    def __init__(self) -> None:
+        self._chunks = ChatChunks("", "")
+        self._told = 0
+
+    def take(self, event: JobEvent) -> str:
+        """What one event adds."""
+        choices = [choice for chunk in self._chunks.take(event) for choice in chunk["choices"]]
+        added = [each["delta"].get("content", "") for each in choices if each["index"] == 0]
+        text = "".join(added)
+        self._told += len(text)
+        return text
+
+    def rest(self, whole: Completion) -> str:
+        """What no event has added: short jobs of the queue ``bulk`` publish no tokens."""
+        return whole.text[self._told :]
 
 
 # What a consumer has had

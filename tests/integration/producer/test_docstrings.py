@@ -28,8 +28,10 @@ def methods(kind: type) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def names(_session_server: Any) -> Iterator[dict[str, Any]]:
-    """What examples may use: the package's names, and a producer with a worker."""
+def names(
+    _session_server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """What examples may use: the package's names, a producer with a worker, and an output."""
     url = _session_server.url
     with redis.Redis.from_url(url) as connection, pytest.MonkeyPatch.context() as patch:
         connection.flushall()
@@ -37,7 +39,9 @@ def names(_session_server: Any) -> Iterator[dict[str, Any]]:
         with running_worker(url), Producer(url) as producer:
             wait_for_model(connection)
             public = {name: getattr(omlx_producer, name) for name in omlx_producer.__all__}
-            yield {**public, "asyncio": asyncio, "producer": producer, "redis_url": url}
+            output = tmp_path_factory.mktemp("run") / "results.jsonl"
+            own = {"producer": producer, "redis_url": url, "output": output}
+            yield {**public, **own, "asyncio": asyncio}
 
 
 @pytest.mark.parametrize("name", CLASSES)

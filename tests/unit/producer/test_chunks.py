@@ -9,7 +9,8 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from omlx_producer.client.chunks import ChatChunks, FirstText
+from omlx_producer.client.chunks import ChatChunks
+from omlx_producer.client.stream import FirstText
 from omlx_producer.wire.events import (
     ChoiceDelta,
     DoneEvent,

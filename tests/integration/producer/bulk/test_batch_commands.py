@@ -252,7 +252,7 @@ def test_who_watches_a_batch_that_nobody_serves_is_told_so_once(
     connection: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omlx_producer.bulk.progress.FIGURES_SECONDS", 0.0)
-    monkeypatch.setattr("omlx_producer.cli.batch.WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("omlx_producer.bulk.detached.WAIT_SECONDS", 0.02)
     batch = batch_of(connection, 1)
     known, read = iter(range(6)), Batch.read
 

@@ -114,12 +114,12 @@ def checked(*values: Any, kind: Any = "jsonl", **shape: Any) -> list[Record]:
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ({}, "--template: missing, but the input lacks the column prompt; it has a, b"),
-        ({"template": "a"}, "--template: got 'a', and all prompts would be alike; name a field"),
+        ({}, "template: missing, but the input lacks the column prompt; it has a, b"),
+        ({"template": "a"}, "template: got 'a', and all prompts would be alike; name a field"),
         ({"template": "{a} {c}"}, "got '{a} {c}', but the input lacks the column c; it has a, b"),
         (
             {"template": "{a}", "id_field": "k"},
-            "--id-field: got 'k', a column that the input lacks",
+            "id_field: got 'k', a column that the input lacks",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_column_that_the_input_lacks_is_told_before_anything_runs(
 
 
 def test_objects_without_a_template_are_told_of_it_before_anything_runs() -> None:
-    with pytest.raises(InvalidRequest, match="it has text, not body or messages; for objects of"):
+    with pytest.raises(InvalidRequest, match="not body, messages or prompt; for objects of"):
         checked({"text": "hello"})
 
 
@@ -150,15 +150,28 @@ def test_looking_at_the_first_rows_passes_all_rows_on() -> None:
 
 @pytest.mark.parametrize("option", ["template", "id_field"])
 def test_a_text_input_has_no_columns(option: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"--{option.replace('_', '-')}: a text input has no"):
+    with pytest.raises(InvalidRequest, match=f"{option}: a text input has no"):
         RowMaker("text", Shape(**{option: "{text}"}), MODELS)
 
 
-def test_batch_lines_have_their_own_messages() -> None:
-    for option, shape in (("--raw", Shape(raw=True)), ("--system", Shape(system="be brief"))):
-        with pytest.raises(InvalidRequest, match=f"{option}: OpenAI Batch lines have their own"):
-            RowMaker("jsonl", shape, MODELS)
-    RowMaker("jsonl", Shape(template="{text}", system="be brief"), MODELS)
+@pytest.mark.parametrize(("option", "value"), [("raw", True), ("system", "be brief")])
+def test_batch_lines_have_their_own_messages(option: str, value: Any) -> None:
+    reason = f"{option}: OpenAI Batch lines have their own"
+    with pytest.raises(InvalidRequest, match=reason):
+        checked(batch_line("a"), **{option: value})
+    later = make(batch_line("a"), **{option: value})
+    assert isinstance(later, BadRow)
+    assert reason in later.reason
+    row({"text": "hello"}, template="{text}", **{option: value})
+
+
+def test_an_object_with_a_prompt_is_a_text_with_fields_of_its_own() -> None:
+    made = row({"id": 7, "prompt": "hello", "max_tokens": 3, "label": "x"}, system="be brief")
+    assert made.custom_id == "7"
+    assert [message.text for message in made.request.messages or ()] == ["be brief", "hello"]
+    assert made.request.max_completion_tokens == 3
+    assert row({"prompt": "hello"}, raw=True).request.prompt == "hello"
+    assert row({"prompt": [1, 2]}).request.prompt == [1, 2]
 
 
 def test_a_row_nested_too_deeply_is_a_bad_row() -> None:
@@ -215,7 +228,7 @@ def test_a_column_without_a_value_is_not_among_those_that_a_row_has(
 
 @pytest.mark.parametrize("text", ["{", "{a!r}", "{a:>3}", "{}", '{"json": 1}'])
 def test_a_template_that_is_none_is_refused_at_once(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="--template"):
+    with pytest.raises(InvalidRequest, match="template"):
         Template(text)
 
 

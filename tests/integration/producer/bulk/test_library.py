@@ -1,0 +1,313 @@
+"""Bulk work from Python: rows of many kinds in, results out, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import redis
+
+from omlx_producer import BulkResult, InvalidRequest, JobTimeout, Producer, UnknownJob, read_results
+from omlx_producer.bulk.batch import Batch
+from tests.helpers.bulk_runs import batch_line, ids, write_rows
+from tests.helpers.fake_worker import announce
+from tests.helpers.workers import ALIAS, run_burst, running_worker
+
+FIELDS: Any = {"max_completion_tokens": 5, "seed": 1}
+
+
+@pytest.fixture
+def producer(connection: redis.Redis) -> Producer:
+    announce(connection, ALIAS)
+    return Producer(connection)
+
+
+@pytest.fixture
+def served(redis_url: str, producer: Producer) -> Iterator[Producer]:
+    """A producer with a worker."""
+    with running_worker(redis_url):
+        yield producer
+
+
+def waiting(connection: redis.Redis) -> int:
+    """Rows that wait in Redis."""
+    keys = connection.scan_iter("omlx:batch:*:waiting:*")
+    return sum(int(connection.llen(key)) for key in keys)
+
+
+class Frame:
+    """What a frame of polars does."""
+
+    def __init__(self, cells: dict[str, list[Any]]) -> None:
+        self.cells = cells
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.cells)
+
+    def __len__(self) -> int:
+        return max(map(len, self.cells.values()))
+
+    def iter_rows(self, *, named: bool) -> Iterator[dict[str, Any]]:
+        assert named
+        for number in range(len(self)):
+            yield {name: values[number] for name, values in self.cells.items()}
+
+    def __getitem__(self, places: list[int]) -> Self:
+        return type(self)({name: [v[n] for n in places] for name, v in self.cells.items()})
+
+    def rename(self, names: dict[str, str]) -> Self:
+        return type(self)({names[name]: values for name, values in self.cells.items()})
+
+    def hstack(self, other: Self) -> Self:
+        return type(self)(self.cells | other.cells)
+
+
+# Results from an iterator
+
+
+def test_prompts_have_results_in_their_order(served: Producer) -> None:
+    prompts = [f"prompt {number}" for number in range(40)]
+    results = list(served.run(prompts, ordered=True, **FIELDS))
+    assert [result.custom_id for result in results] == [f"row-{n}" for n in range(1, 41)]
+    assert all(result.completion for result in results)
+    alone = served.submit(messages=[{"role": "user", "content": "prompt 7"}], **FIELDS).result(30)
+    assert results[7].text == alone.text
+
+
+def test_results_come_as_their_rows_end(redis_url: str, producer: Producer) -> None:
+    long = {"custom_id": "long", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
+    short = {"custom_id": "short", "prompt": "x", "max_tokens": 2}
+    with running_worker(redis_url, step_seconds=0.005):
+        assert [result.custom_id for result in producer.run([long, short])] == ["short", "long"]
+
+
+def test_dictionaries_are_rows_as_in_a_file(served: Producer) -> None:
+    rows = [
+        {"custom_id": "a", "prompt": "hello", "max_tokens": 3},
+        {"id": 2, "prompt": [1, 2, 3]},
+        {"custom_id": "c", "messages": [{"role": "user", "content": "hello"}]},
+        batch_line("d"),
+    ]
+    results = {result.custom_id: result for result in served.run(rows, **FIELDS)}
+    assert sorted(results) == ["2", "a", "c", "d"]
+    used = {name: r.completion.usage for name, r in results.items() if r.completion}
+    assert used["a"].completion_tokens <= 3
+    assert used["2"].prompt_tokens == 3
+    assert results["c"].completion["object"] == "chat.completion"  # type: ignore[index]
+
+
+def test_a_template_makes_prompts_of_records(served: Producer) -> None:
+    rows = ({"title": title} for title in ("Rust", "Iron"))
+    results = list(served.run(rows, template="# {title}", raw=True, ordered=True, **FIELDS))
+    alone = served.submit(prompt="# Iron", **FIELDS).result(30)
+    assert results[1].text == alone.text
+
+
+def test_a_path_is_a_file_of_rows(served: Producer, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", 5)
+    assert {result.custom_id for result in served.run(source)} == {f"r{n}" for n in range(5)}
+
+
+def test_a_row_that_cannot_run_is_a_result_with_its_reason(served: Producer) -> None:
+    rows: list[Any] = [{"prompt": "hello", "temperature": "hot"}, {"prompt": "hello"}, 7]
+    bad, good, no_row = served.run(rows, ordered=True, **FIELDS)
+    assert (bad.code, bad.completion, bad.text) == ("invalid_request", None, None)
+    assert "temperature" in bad.reason
+    assert good.text
+    assert no_row == BulkResult(
+        None, None, "unparsable", "line 3: got 7; give a text or a dictionary"
+    )
+
+
+def test_an_iterator_that_is_closed_takes_its_rows_out_of_redis(
+    redis_url: str, connection: redis.Redis, producer: Producer
+) -> None:
+    with running_worker(redis_url, max_rows=2, step_seconds=0.005):
+        with producer.run([f"prompt {n}" for n in range(100)], **FIELDS) as results:
+            assert next(results).text
+            assert waiting(connection)
+        assert not waiting(connection)
+
+
+def test_rows_are_asked_for_as_there_is_room(served: Producer) -> None:
+    asked: list[int] = []
+
+    def prompts() -> Iterator[str]:
+        for number in itertools.count():
+            asked.append(number)
+            yield f"prompt {number}"
+
+    with served.run(prompts(), window=10, **FIELDS) as results:
+        for _ in range(30):
+            next(results)
+    assert len(asked) < 20_000
+
+
+def test_progress_is_told_up_to_the_last_row(served: Producer) -> None:
+    told: list[tuple[int, int | None]] = []
+    rows = [f"prompt {n}" for n in range(40)]
+    list(served.run(rows, progress=lambda *counts: told.append(counts), **FIELDS))
+    assert told == sorted(told)
+    assert told[-1] == (40, 40)
+    assert {total for _, total in told} == {40}
+
+
+@pytest.mark.parametrize("rows", [7, {"prompt": "x"}, b"x", None])
+def test_rows_of_another_kind_are_refused(producer: Producer, rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"rows: got .*; give a path, a frame, or texts"):
+        producer.run(rows)
+
+
+def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
+    with pytest.raises(InvalidRequest, match=r"^template: got 'x'"):
+        next(producer.run([{"text": "x"}], template="x"))
+
+
+# Results in files
+
+
+def test_rows_go_into_a_file_and_are_read_again(served: Producer, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    rows = [*(f"prompt {n}" for n in range(20)), ""]
+    assert served.run(rows, out, ordered=True, **FIELDS) == Counter(invalid_request=1)
+    *good, bad = read_results(out)
+    assert [result.custom_id for result in good] == ids(out) == [f"row-{n}" for n in range(1, 21)]
+    assert (bad.custom_id, bad.code) == ("row-21", "invalid_request")
+
+
+def test_a_run_that_ended_early_goes_on_with_the_same_call(
+    served: Producer, connection: redis.Redis, tmp_path: Path
+) -> None:
+    out, rows = tmp_path / "out.jsonl", [f"prompt {n}" for n in range(60)]
+
+    def end(done: int, _: int | None) -> None:
+        if done:
+            raise RuntimeError("ended")
+
+    with pytest.raises(RuntimeError, match="ended"):
+        served.run(rows, out, window=5, progress=end, **FIELDS)
+    assert 0 < len(ids(out)) < 60
+    first = ids(out)
+    assert not served.run(rows, out, window=5, **FIELDS)
+    assert sorted(ids(out)) == sorted(f"row-{n}" for n in range(1, 61))
+    assert ids(out)[: len(first)] == first
+
+
+def test_only_what_failed_runs_again(redis_url: str, producer: Producer, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    rows: list[Any] = ["hello", {"prompt": "hello", "model": "later"}]
+    with running_worker(redis_url):
+        assert producer.run(rows, out, **FIELDS) == {"model_not_found": 1}
+        edited = ["hello", {"prompt": "hello", "model": ALIAS}]
+        assert not producer.run(edited, out, only_failures=True, **FIELDS)
+    assert sorted(ids(out)) == ["row-1", "row-2"]
+
+
+def test_other_options_need_leave_to_replace_results(served: Producer, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    served.run(["hello"], out, max_tokens=9, seed=1)
+    with pytest.raises(InvalidRequest, match="has results of other options"):
+        served.run(["hello"], out, max_tokens=2, seed=1)
+    assert not served.run(["hello"], out, replace=True, max_tokens=2, seed=1)
+    (result,) = read_results(out)
+    assert result.completion
+    assert result.completion.usage.completion_tokens <= 2
+    assert (tmp_path / "out.jsonl.1").exists()
+
+
+# Frames
+
+
+def test_a_frame_comes_back_with_its_answers(served: Producer) -> None:
+    frame = Frame({"id": [4, 5, 6], "title": ["Rust", None, "Iron"], "error": [1, 2, 3]})
+    answered = served.run(frame, template="# {title}", **FIELDS).frame()
+    assert isinstance(answered, Frame)
+    cells = answered.cells
+    assert list(cells)[:5] == ["id", "title", "input.error", "custom_id", "text"]
+    assert cells["custom_id"] == ["4", "5", "6"]
+    assert [bool(count) for count in cells["completion_tokens"]] == [True, False, True]
+    assert [bool(error) for error in cells["error"]] == [False, True, False]
+    assert cells["title"] == ["Rust", None, "Iron"]
+
+
+def test_each_choice_is_a_row_of_the_frame(served: Producer) -> None:
+    frame = Frame({"prompt": ["hello", "goodbye"]})
+    cells = served.run(frame, n=2, **FIELDS).frame().cells
+    assert cells["prompt"] == ["hello", "hello", "goodbye", "goodbye"]
+
+
+def test_rows_that_were_no_frame_make_none(served: Producer) -> None:
+    with pytest.raises(TypeError, match="the rows were no frame"):
+        served.run(["hello"], **FIELDS).frame()
+
+
+def test_a_frame_of_pandas_comes_back_as_one(served: Producer) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"title": ["Rust", None, "Iron"], "year": [1, 2, 3]}, index=[30, 10, 10]
+    )
+    answered = served.run(frame, template="# {title}, {year}", **FIELDS).frame()
+    assert list(answered.index) == [30, 10, 10]
+    assert answered["year"].dtype == frame["year"].dtype
+    assert list(answered["custom_id"]) == ["row-1", "row-2", "row-3"]
+    assert answered["text"].notna().tolist() == [True, False, True]
+    assert "title: the template needs it" in answered["error"].iloc[1]
+
+
+def test_a_frame_of_polars_comes_back_as_one(served: Producer) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"title": ["Rust", None, "Iron"], "year": [1, 2, 3]})
+    answered = served.run(frame, template="# {title}, {year}", **FIELDS).frame()
+    assert isinstance(answered, polars.DataFrame)
+    assert answered["year"].dtype == frame["year"].dtype
+    assert answered["text"].is_not_null().to_list() == [True, False, True]
+    assert "title: the template needs it" in answered["error"][1]
+
+
+# Detached batches
+
+
+def test_a_batch_is_left_to_the_workers(redis_url: str, producer: Producer, tmp_path: Path) -> None:
+    batch = producer.batch([*(f"prompt {n}" for n in range(20)), ""], **FIELDS)
+    assert (batch.status().state, batch.status().rows) == ("open", 21)
+    with pytest.raises(JobTimeout, match=f"{batch.id} did not end within 0.1 s"):
+        batch.wait(timeout=0.1)
+    run_burst(redis_url)
+    told: list[tuple[int, int | None]] = []
+    state = producer.find_batch(batch.id).wait(progress=lambda *counts: told.append(counts))
+    assert (state.state, state.ok, state.failed) == ("done", 20, 1)
+    assert told == [(21, 21)]
+    results = list(batch.results())
+    assert [result.custom_id for result in results] == [f"row-{n}" for n in range(1, 22)]
+    assert [result.code for result in results if not result.completion] == ["invalid_request"]
+    batch.download(tmp_path / "out.jsonl")
+    assert len(list(read_results(tmp_path / "out.jsonl"))) == 21
+    batch.download(tmp_path / "out.jsonl")
+    with pytest.raises(InvalidRequest, match=r"its results left Redis at .*, for .*out\.jsonl"):
+        list(batch.results())
+    with pytest.raises(InvalidRequest, match="its results left Redis at"):
+        batch.download(tmp_path / "other.jsonl")
+
+
+def test_a_batch_is_cancelled(producer: Producer) -> None:
+    batch = producer.batch(["hello"])
+    assert batch.cancel()
+    assert batch.wait(timeout=1).state == "cancelled"
+    assert not batch.cancel()
+
+
+def test_an_unknown_batch_is_an_error(producer: Producer) -> None:
+    with pytest.raises(UnknownJob):
+        producer.find_batch("batch-0123456789ab").status()
+
+
+def test_the_command_line_knows_a_batch_of_python(
+    connection: redis.Redis, producer: Producer
+) -> None:
+    batch = producer.batch(["hello"])
+    assert Batch(connection, batch.id).read() == batch.status()
