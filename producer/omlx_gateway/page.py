@@ -27,7 +27,10 @@ from omlx_producer.operate import pause_model, read_overview, resume_model
 PAGE_HEADER = "X-Omlx-Page"
 """Browsers let no page of another site send it, so that none presses a button."""
 BATCHES_SHOWN = 50
-_BATCH_FIELDS = ("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at")
+_BATCH_FIELDS = (
+    *("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at"),
+    "rests_until",
+)
 
 
 def page(_: Request) -> HTMLResponse:

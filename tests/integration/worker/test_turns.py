@@ -33,6 +33,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 THREE = [user("one"), ANSWER, user("two"), ANSWER, user("three"), ANSWER]
+THREE_AGAIN = GenerationRequest.parse({"model": ALIAS, "messages": THREE}).to_payload()
 OPTIONS: dict[str, Any] = {"model": ALIAS, "seed": 7, "max_completion_tokens": 12}
 
 
@@ -138,6 +139,24 @@ def test_a_worker_that_lost_its_lease_writes_no_answer(
     assert stale.give_back([old], {old: b"other"}) == 0
     assert request_of(connection, job).turns == []
     assert leases.give_back([new]) == 1
+
+
+def test_the_worker_that_has_read_a_conversation_takes_its_next_turn(
+    connection: Redis, producer: Producer
+) -> None:
+    job = submit(producer, THREE)
+    reader, other = table(connection, "reader"), table(connection, "other")
+    behind = submit(producer, THREE[:1])
+    [read] = claim(reader)
+    assert reader.give_back([read], {read: THREE_AGAIN}) == 1
+    assert [each.id for each in claim(other, 9)] == [behind]
+    [again] = claim(reader, 9)
+    assert again.id == job
+    assert reader.give_back([again], {again: THREE_AGAIN}) == 1
+    until = float((connection.hget(f"{RQ}:job:{job}", "omlx_kept") or b"").split()[0])
+    assert until == pytest.approx(float(connection.time()[0]), abs=3)
+    connection.hset(f"{RQ}:job:{job}", "omlx_kept", f"{until - 5} reader")
+    assert [each.id for each in claim(other, 9)] == [job], "if the worker does not come"
 
 
 def test_a_cancelled_conversation_has_no_further_turn(

@@ -261,7 +261,7 @@ class Publisher:
     def _go_on(self, jobs: Sequence[ActiveJob]) -> None:
         """Write the answers of turns into their jobs and put these back for their next turns.
 
-        Another worker may take them, but this one looks first, and has what was read.
+        This worker takes them first: it has what was read.
         """
         made = [(job.claim, self._make(job, partial(next_turn, job))) for job in jobs]
         payloads = {claim: payload for claim, payload in made if payload}

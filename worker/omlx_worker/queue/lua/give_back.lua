@@ -5,9 +5,12 @@
 --
 -- Returns for each: 1 if it was put back, 0 if its lease was gone or a key is of another type.
 
+local KEEP = 1  -- seconds; the worker looks at once
+
 local function next_turn(queue, job, execution, payload)
   if payload ~= '' and holds(queue, job, execution) then
-    redis.call('HSET', job_key(job), 'data', payload)
+    local worker = redis.call('HGET', job_key(job), 'worker_name') or ''
+    redis.call('HSET', job_key(job), 'data', payload, KEPT, number(now() + KEEP) .. ' ' .. worker)
     redis.call('HDEL', job_key(job), DEATHS)
   end
   return give_back(queue, job, execution)
