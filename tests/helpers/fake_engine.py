@@ -2,7 +2,8 @@
 
 It behaves as a real one where that matters to the service: text lags one token behind, half of
 the rows end on a stop token, which brings text but no token, and a row is read in chunks. With
-tools it thinks until the first m, and calls from the first x after that.
+tools it thinks until the first m, and calls from the first x after that. Asked to go round and
+round it repeats itself.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from omlx_producer.wire import (
+    FinishReason,
     FunctionCall,
     GenerationRequest,
     InvalidRequest,
     Markup,
     ModelInfo,
+    RepetitionDetection,
 )
+from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.reply import ReplyForm
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said, Sampling
 
@@ -39,6 +43,7 @@ def calls_of(request: GenerationRequest) -> ReplyForm:
     return ReplyForm(Markup(think_start="?", think_end="m", call_start="x", thinks=True), read)
 
 
+GOES_ROUND = "round and round"
 BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "break-prepare"
 
 
@@ -77,7 +82,8 @@ class FakeEngine:
         if text == BREAKS_PREPARE:
             raise RuntimeError(f"no tokenizer for {text}")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
-        length = request.max_completion_tokens or 16
+        length = request.max_completion_tokens or (400 if text == GOES_ROUND else 16)
+        loops = request.repetition_detection
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
         seed = request.seed if request.seed is not None else zlib.crc32(job_id.encode())
@@ -89,6 +95,7 @@ class FakeEngine:
                 length,
                 Sampling(seed=seed + choice),
                 cache=request.cache,
+                repetition=loops if loops and loops.max_pattern_size else None,
                 reply=reply,
             )
             for choice in range(request.n)
@@ -184,12 +191,19 @@ class FakeEngine:
         said, state.sent = text[state.sent : final], final
         if over:
             del self.states[row.row_id]
-        reason = ("stop" if ends_on_stop_token else "length") if over else None
-        return Emission(row.row_id, new, said, None, reason)
+        reason: FinishReason = "stop" if ends_on_stop_token else "length"
+        if ends_on_stop_token and _says(row, GOES_ROUND):
+            reason = "repetition"
+        return Emission(row.row_id, new, said, None, reason if over else None)
 
 
 def expected(row: Row) -> tuple[list[int], str]:
     """All that a row produces."""
+    if _says(row, GOES_ROUND):
+        watch = Repetition(row.repetition or RepetitionDetection())
+        tokens = [97 + index % 2 for index in range(row.max_tokens)]
+        end = next((n for n, token in enumerate(tokens, 1) if watch.feed(token)), None)
+        return tokens[:end], "".join(map(chr, tokens[:end]))
     key = zlib.crc32(repr((row.prompt, row.sampling.seed)).encode())
     length = row.max_tokens if key % 2 else max(1, row.max_tokens - 1)
     tokens = [97 + zlib.crc32(f"{key}:{index}".encode()) % 26 for index in range(length)]

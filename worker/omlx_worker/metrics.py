@@ -104,7 +104,7 @@ class WorkerMetrics(JobObserver, Collector):
         for priority in PRIORITIES:
             for kept in (self._queued, self._first, self._latency):
                 kept.labels(model, priority)
-        for reason in ("stop", "length"):
+        for reason in ("stop", "length", "repetition"):
             self._finished.labels(model, reason)
         for outcome in OUTCOMES:
             self._ends.labels(model, _label(outcome))

@@ -41,6 +41,7 @@ class Meter:
         reasons: failed rows by code.
         ignored: rows by field of OpenAI that has no effect; see `omlx_producer.wire.openai_fields`.
         cut_by_length: rows of which a choice ended at its limit of tokens.
+        cut_by_repetition: rows of which one ended because it repeated itself.
         now: what the workers do, None if not known.
         overall: the figures of the whole output and the seconds of all its runs, if there was an
             earlier one.
@@ -59,6 +60,7 @@ class Meter:
     drafted: int = 0
     accepted: int = 0
     cut_by_length: int = 0
+    cut_by_repetition: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     now: Speed | None = None
     age: float | None = None
@@ -150,6 +152,7 @@ class Meter:
             "done": self.before + self.done,
             "failed": self.failed,
             "cut_by_length": self.cut_by_length,
+            "cut_by_repetition": self.cut_by_repetition,
             "running": self.now.running if self.now else None,
             "seconds": round(self.seconds, 1),
             "rows_per_second": round(rows, 2),
@@ -170,6 +173,7 @@ class Meter:
             "done_before": self.before,
             "failed_before": self.failed_before,
             "cut_by_length": self.cut_by_length,
+            "cut_by_repetition": self.cut_by_repetition,
             "ignored_fields": dict(self.ignored),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

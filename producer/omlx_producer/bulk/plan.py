@@ -63,6 +63,7 @@ class Totals(NamedTuple):
     ok: int
     failed: int
     cut_by_length: int
+    cut_by_repetition: int
     prompt_tokens: int
     completion_tokens: int
 
@@ -89,7 +90,7 @@ class RowIndex:
         run(
             "CREATE TABLE rows (key BLOB PRIMARY KEY, line INTEGER, "
             "done BLOB, result INTEGER, tokens_in INTEGER, tokens_out INTEGER, cut INTEGER, "
-            "failed BLOB, error INTEGER, code TEXT, by_line INTEGER) WITHOUT ROWID"
+            "loops INTEGER, failed BLOB, error INTEGER, code TEXT, by_line INTEGER) WITHOUT ROWID"
         )
         run("BEGIN")
 
@@ -123,10 +124,11 @@ class RowIndex:
         if line.ok:
             usage = line.usage
             self._run(
-                "INSERT INTO rows (key, done, result, tokens_in, tokens_out, cut) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET done = excluded.done, "
+                "INSERT INTO rows (key, done, result, tokens_in, tokens_out, cut, loops) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET done = excluded.done, "
                 "result = excluded.result, tokens_in = excluded.tokens_in, "
-                "tokens_out = excluded.tokens_out, cut = excluded.cut",
+                "tokens_out = excluded.tokens_out, cut = excluded.cut, loops = excluded.loops",
                 (
                     key,
                     digest,
@@ -134,6 +136,7 @@ class RowIndex:
                     usage.prompt_tokens,
                     usage.completion_tokens,
                     usage.cut_by_length,
+                    usage.cut_by_repetition,
                 ),
             )
             self._run(f"{_FORGET_ERROR} AND failed = ?", (key, digest))
@@ -166,8 +169,8 @@ class RowIndex:
     def totals(self) -> Totals:
         """The figures of all rows."""
         found = self._run(
-            "SELECT count(done), count(failed), total(cut), total(tokens_in), total(tokens_out) "
-            "FROM rows"
+            "SELECT count(done), count(failed), total(cut), total(loops), total(tokens_in), "
+            "total(tokens_out) FROM rows"
         )
         return Totals(*map(int, found.fetchone()))
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import click
 import redis
@@ -40,6 +40,7 @@ LEAST_BAR, MOST_BAR = 8, 40
 # Room at the end of the bar's line for the ^C that a terminal echoes.
 ECHO_COLUMNS = 3
 SHOWN_BAD_ROWS = 20
+LOOP_ADVICE = "give a temperature, --repetition-penalty, or --no-end-loops to let them go on"
 CUT_ADVICE = "give them more tokens with --max-completion-tokens, or in their rows"
 
 
@@ -293,17 +294,25 @@ def summary_text(meter: Meter) -> str:
         )
     if cut := end["cut_by_length"]:
         lines.append(f"{counted(cut, 'row')} cut by length; {CUT_ADVICE}")
+    if loops := end["cut_by_repetition"]:
+        lines.append(f"{counted(loops, 'row')} cut by repetition; {LOOP_ADVICE}")
     if meter.ignored:
         lines.append(ignored_text(meter.ignored))
     if overall := end["overall"]:
         lines.append(
-            f"in all: {overall['ok']} ok ({overall['cut_by_length']} cut by length), "
+            f"in all: {overall['ok']} ok ({_cuts(overall)}), "
             f"{overall['failed']} failed; tokens: {overall['prompt_tokens']} in, "
             f"{overall['completion_tokens']} out; {duration(overall['seconds'])}"
         )
     if meter.files:
         lines.append(written_text(meter.files))
     return "\n".join(lines)
+
+
+def _cuts(figures: Mapping[str, Any]) -> str:
+    """How many rows were cut. Few texts repeat themselves, so of those only a number above 0."""
+    loops = figures["cut_by_repetition"]
+    return f"{figures['cut_by_length']} cut by length" + (f", {loops} by repetition" * bool(loops))
 
 
 def failure_text(failures: Counter[str], output: Path) -> str:

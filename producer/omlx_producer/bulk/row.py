@@ -188,6 +188,7 @@ class RowUsage:
     Attributes:
         cached_tokens: those of ``prompt_tokens`` that were not read.
         cut_by_length: 1 if one of its choices ended at the limit of tokens.
+        cut_by_repetition: 1 if one ended because it repeated itself.
     """
 
     prompt_tokens: int = 0
@@ -196,6 +197,7 @@ class RowUsage:
     drafted: int = 0
     accepted: int = 0
     cut_by_length: int = 0
+    cut_by_repetition: int = 0
 
     @classmethod
     def of(cls, result: dict[str, Any]) -> RowUsage:
@@ -203,14 +205,15 @@ class RowUsage:
         body = as_completion(result)
         usage = body.get("usage") or {}
         speculation = usage.get("speculation") or {}
-        choices = body.get("choices", ())
+        ends = {choice.get("finish_reason") for choice in body.get("choices", ())}
         return cls(
             usage.get("prompt_tokens", 0),
             (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             usage.get("completion_tokens", 0),
             speculation.get("drafted", 0),
             sum(speculation.get("accepted", ())),
-            int(any(choice.get("finish_reason") == "length" for choice in choices)),
+            int("length" in ends),
+            int("repetition" in ends),
         )
 
 

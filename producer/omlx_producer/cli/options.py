@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from omlx_producer.cli.common import option
-from omlx_producer.wire import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS, NamedSchema
+from omlx_producer.wire import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS, LOOPS, NamedSchema
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -103,6 +103,14 @@ def _tools(
     return tools
 
 
+def _loops(
+    _context: click.Context, _parameter: click.Parameter, ends: bool | None
+) -> dict[str, Any] | None:
+    if ends is None:
+        return None
+    return LOOPS.model_dump(exclude_defaults=True) if ends else {"max_pattern_size": 0}
+
+
 def texts(
     _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> list[str] | None:
@@ -177,6 +185,13 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--completion-window",
             metavar="TIME",
             help="Fail if not finished in this time, as in 24h or 90m.",
+        ),
+        _sampling(
+            "--end-loops/--no-end-loops",
+            "repetition_detection",
+            default=None,
+            callback=_loops,
+            help="End texts that repeat themselves.",
         ),
         _sampling("--ignore-eos", is_flag=True, default=None, help="Continue after the end token."),
     ]

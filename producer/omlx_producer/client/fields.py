@@ -9,6 +9,7 @@ from omlx_producer.wire import (
     Message,
     Priority,
     ReasoningEffort,
+    RepetitionDetection,
     ResponseFormat,
     StructuredOutputs,
     Tool,
@@ -38,6 +39,7 @@ class RequestFields(TypedDict, total=False):
     logit_bias: dict[str, float] | None
     stop: str | list[str] | None
     stop_token_ids: list[int] | None
+    repetition_detection: RepetitionDetection | dict[str, Any] | None
     draft: bool
     draft_depth: int | None
     cache: bool

@@ -85,6 +85,7 @@ from omlx_producer.wire.keys import (
     wake_channel,
 )
 from omlx_producer.wire.markup import Markup
+from omlx_producer.wire.repetition import LOOPS, RepetitionDetection
 from omlx_producer.wire.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_TOKENS,
@@ -107,6 +108,7 @@ __all__ = [
     "EXPIRING_KEY",
     "GROUP_FIELD",
     "JOB_FUNCTION",
+    "LOOPS",
     "MAX_CHOICES",
     "MAX_LOGIT_BIASES",
     "MAX_PROMPT_CHARACTERS",
@@ -136,6 +138,7 @@ __all__ = [
     "Priority",
     "PromptTokensDetails",
     "ReasoningEffort",
+    "RepetitionDetection",
     "ResponseFormat",
     "Speculation",
     "StructuredOutputs",

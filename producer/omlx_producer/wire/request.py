@@ -14,6 +14,7 @@ from omlx_producer.wire.chat import Message
 from omlx_producer.wire.events import FinishReason, Usage
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
+from omlx_producer.wire.repetition import RepetitionDetection
 from omlx_producer.wire.request_part import MAX_LEVELS, RequestPart, json_text, levels
 from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import (
@@ -157,6 +158,9 @@ class GenerationRequest(RequestPart):
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         default=None, description=f"a list of up to {MAX_STOP_STRINGS} token ids"
+    )
+    repetition_detection: RepetitionDetection | None = Field(
+        default=None, description='an object such as {"max_pattern_size": 20, "min_count": 8}'
     )
     draft: bool = Field(default=True, description="true or false")
     draft_depth: int | None = Field(

@@ -40,6 +40,9 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# Reasons of incomplete answers. That of a text that repeats itself is none of OpenAI's.
+_CUTS = {"length": "max_output_tokens", "repetition": "repetition"}
+
 _OWN = frozenset({"input", "instructions", "max_output_tokens", "text", "reasoning", "metadata"})
 # It limits the calls of built-in tools, of which there are none.
 _IGNORED = frozenset({"max_tool_calls"})
@@ -121,7 +124,7 @@ def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> di
     sent = request.to_wire()
     job_id = completion["id"].removeprefix("chatcmpl-")
     choice, usage = completion["choices"][0], completion["usage"]
-    cut = choice["finish_reason"] == "length"
+    cut = _CUTS.get(choice["finish_reason"])
     echo = sent.get("responses", {})
     choice_of_tool = sent.get("tool_choice", "auto")
     return {
@@ -130,7 +133,7 @@ def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> di
         "created_at": completion["created"],
         "status": "incomplete" if cut else "completed",
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": cut} if cut else None,
         "instructions": sent["messages"][0]["content"] if echo.get("instructions") else None,
         "max_output_tokens": request.max_completion_tokens,
         "metadata": echo.get("metadata", {}),
@@ -171,12 +174,14 @@ def as_completion(body: Mapping[str, Any]) -> Mapping[str, Any]:
         elif item["type"] == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}
             calls.append({"id": item["call_id"], "type": "function", "function": function})
+    cut = (body["incomplete_details"] or {}).get("reason")
     reason = "tool_calls" if calls else "stop"
+    reason = next((name for name, given in _CUTS.items() if given == cut), reason)
     return {
         "choices": [
             {
                 "message": {"content": "".join(texts), "tool_calls": calls},
-                "finish_reason": "length" if body["status"] == "incomplete" else reason,
+                "finish_reason": reason,
             }
         ],
         "usage": {

@@ -18,7 +18,7 @@ from omlx_gateway import completions
 from omlx_gateway.limits import Limits
 from omlx_producer import Producer
 from omlx_producer.client.cancel import cancel_job
-from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP
+from tests.helpers.fake_engine import BREAKS_PREPARE, BREAKS_STEP, GOES_ROUND
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.gateway import running_gateway
 from tests.helpers.redis_server import RedisServer
@@ -408,3 +408,30 @@ def test_drafted_text_is_marked_only_where_it_is_asked_for(
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         found.append([choice["drafted"] for choice in choices if "drafted" in choice])
     assert found == [[[[3, 6]]], []]
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_repeats_itself_says_that_it_ended_so(client: OpenAI, stream: bool) -> None:
+    asked: Any = {"max_pattern_size": 4, "min_count": 5}
+    answer = client.chat.completions.create(
+        model=ALIAS,
+        messages=[{"role": "user", "content": GOES_ROUND}],
+        max_tokens=50,
+        extra_body={"repetition_detection": asked},
+        stream=stream,
+    )
+    choices: Any = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+    text = "".join((c.delta if stream else c.message).content or "" for c in choices)
+    assert (text, choices[-1].finish_reason) == ("ab" * 5, "repetition")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_response_that_repeats_itself_is_incomplete_for_that_reason(client: OpenAI) -> None:
+    asked: Any = {"max_pattern_size": 4, "min_count": 5}
+    response = client.responses.create(
+        model=ALIAS, input=GOES_ROUND, extra_body={"repetition_detection": asked}
+    )
+    assert (response.status, response.output_text) == ("incomplete", "ab" * 5)
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "repetition"

@@ -144,6 +144,19 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"top_k": -1}, "top_k: got -1; give a whole number of at least 0"),
     (OK | {"min_p": 1.1}, "min_p: got 1.1; give a number from 0 to 1"),
     (
+        OK | {"repetition_detection": {"max_pattern_size": 3}},
+        "repetition_detection.min_count: got 0; give at least 2, or max_pattern_size 0 to detect "
+        "nothing",
+    ),
+    (
+        OK | {"repetition_detection": {"min_pattern_size": 4, "max_pattern_size": 3}},
+        "repetition_detection.min_pattern_size: got 4; give at most max_pattern_size",
+    ),
+    (
+        OK | {"repetition_detection": {"max_pattern_size": 5000, "min_count": 2}},
+        "repetition_detection.max_pattern_size: got 5000; give a whole number from 0 to 1024",
+    ),
+    (
         OK | {"repetition_penalty": 0},
         "repetition_penalty: got 0; give a number above 0 and up to 10",
     ),

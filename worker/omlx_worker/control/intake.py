@@ -25,6 +25,7 @@ from rq.job import Job
 from omlx_producer.errors import one_line, shown, unquoted
 from omlx_producer.wire import (
     JOB_FUNCTION,
+    LOOPS,
     GenerationRequest,
     InvalidRequest,
     TokensEvent,
@@ -103,6 +104,8 @@ class Intake:
                 release_memory()
         if request.max_completion_tokens is None:
             rows = self._within_memory(rows)
+            if claim.row and request.repetition_detection is None:
+                rows = [replace(row, repetition=LOOPS) for row in rows]
         sizes = _sizes(rows)
         if objection := self._objection(sizes):
             return Failed(objection, retry=False)

@@ -38,7 +38,7 @@ from tests.helpers.bulk_runs import (
     write_jsonl,
     write_rows,
 )
-from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.fake_engine import GOES_ROUND, FakeEngine
 from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.workers import ALIAS, enqueue, running_worker
 from tests.integration.producer.bulk.conftest import Run
@@ -669,3 +669,39 @@ def test_a_refusal_of_rows_with_constraints_of_their_own_is_theirs(
     done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none", "--choice", "a")
     assert done.exit_code == 1
     assert len(errors(tmp_path / "out.jsonl")) == 5
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_row_without_a_limit_ends_where_it_repeats_itself(run: Run, tmp_path: Path) -> None:
+    limits = {"free": None, "limited": 300}
+    rows = [batch_line(name, GOES_ROUND, max_tokens=limit) for name, limit in limits.items()]
+    rows.append(batch_line("off", GOES_ROUND, max_tokens=None, repetition_detection={}))
+    rows.append(batch_line("other", max_tokens=None))
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+
+    done = run("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "ndjson")
+
+    bodies = {row["custom_id"]: row["response"]["body"] for row in lines(tmp_path / "out.jsonl")}
+    ends = {name: body["choices"][0]["finish_reason"] for name, body in bodies.items()}
+    assert {**ends, "other": ""} == {
+        "free": "repetition",
+        "limited": "length",
+        "off": "length",
+        "other": "",
+    }
+    assert bodies["free"]["usage"]["completion_tokens"] == 256
+    summary = json.loads(done.stderr.splitlines()[-1])
+    assert (summary["ok"], summary["cut_by_repetition"]) == (4, 1)
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_option_ends_loops_in_rows_with_a_limit_and_another_lets_them_go_on(
+    run: Run, tmp_path: Path
+) -> None:
+    limits = {"free": None, "limited": 300}
+    rows = [batch_line(name, GOES_ROUND, max_tokens=limit) for name, limit in limits.items()]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    for option, reason in (("--end-loops", "repetition"), ("--no-end-loops", "length")):
+        run("run", "rows.jsonl", "-o", f"{option}.jsonl", option)
+        results = [row["response"]["body"] for row in lines(tmp_path / f"{option}.jsonl")]
+        assert [body["choices"][0]["finish_reason"] for body in results] == [reason] * 2

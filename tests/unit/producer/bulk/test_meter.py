@@ -204,14 +204,25 @@ def test_rows_that_were_cut_by_length_are_counted_and_told() -> None:
     assert "\n1 row cut by length; give them more tokens with --max-" in summary_text(meter)
 
 
+def test_rows_that_ended_because_they_repeated_themselves_are_counted_and_told() -> None:
+    meter, loop = Meter(), ok("a")
+    assert loop.body
+    loop.body["choices"][0]["finish_reason"] = "repetition"
+    meter.count([loop, ok("b")])
+    end = meter.summary()
+    assert (end["ok"], end["cut_by_length"], end["cut_by_repetition"]) == (2, 0, 1)
+    assert "\n1 row cut by repetition; give a temperature, " in summary_text(meter)
+
+
 def test_the_last_lines_say_what_all_runs_did_and_where_it_is() -> None:
     meter = Meter(before=4)
     meter.count([ok("a")])
     assert meter.summary()["overall"] is None
-    meter.overall = Totals(5, 1, 2, 300, 40), 3_700.0
+    meter.overall = Totals(5, 1, 2, 1, 300, 40), 3_700.0
     meter.files = {Path("out.csv"): 6, Path("out.csv.jsonl"): 5}
     assert summary_text(meter).splitlines()[-2:] == [
-        "in all: 5 ok (2 cut by length), 1 failed; tokens: 300 in, 40 out; 1 h 01 min",
+        "in all: 5 ok (2 cut by length, 1 by repetition), 1 failed; "
+        "tokens: 300 in, 40 out; 1 h 01 min",
         "written: out.csv (6 rows), out.csv.jsonl (5 rows)",
     ]
     assert meter.summary()["overall"]["seconds"] == 3_700

@@ -369,7 +369,7 @@ def test_the_figures_of_an_output_are_those_of_all_its_runs(tmp_path: Path) -> N
     cut.body["choices"][0]["finish_reason"] = "length"
     write(out, ok("a"), cut, failed("c")).close()
     with contextlib.closing(write(out, ok("d"))) as index:
-        assert index.totals() == (3, 1, 1, 3, 6)
+        assert index.totals() == (3, 1, 1, 0, 3, 6)
 
 
 def test_a_body_that_is_no_response_is_a_failure() -> None:

@@ -100,6 +100,7 @@ class Prompter:
         default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
+        loops = request.repetition_detection
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
@@ -108,6 +109,7 @@ class Prompter:
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
+                repetition=loops if loops and loops.max_pattern_size else None,
                 reply=reply,
                 trims=request.messages is not None and grammar is None,
                 depth=request.draft_depth if request.draft else 0,

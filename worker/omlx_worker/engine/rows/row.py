@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from omlx_producer.wire import FinishReason, TokenLogprob
+from omlx_producer.wire import FinishReason, RepetitionDetection, TokenLogprob
 from omlx_worker.engine.rows.reply import ReplyForm
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Row:
         max_tokens: at least 1, and fits the context together with the prompt.
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
+        repetition: when it ends because it repeats itself; None for never.
         reply: how its text is read; None for plain text.
         trims: whether a space that begins its text belongs to the template of a chat, as with
             tokenizers whose decoders drop it.
@@ -88,6 +89,7 @@ class Row:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    repetition: RepetitionDetection | None = None
     reply: ReplyForm | None = None
     trims: bool = False
     depth: int | None = None

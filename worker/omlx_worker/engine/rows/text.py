@@ -19,6 +19,7 @@ from mlx_lm.tokenizer_utils import (
 )
 
 from omlx_producer.wire import FinishReason
+from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.row import Mark, Row
 
 
@@ -141,7 +142,8 @@ class RowText:
     """Follows one row: detokenizes, holds back what may become a stop string, ends the row.
 
     A stop string ends the row with the text before it. A stop token ends it and is not part of
-    it. At the token limit all text that was held back is released, except half a character.
+    it. At the token limit, and where the text repeats itself too often, all text that was held back
+    is released, except half a character.
 
     Attributes:
         marks: those of the tokens so far.
@@ -155,6 +157,7 @@ class RowText:
             self._detokenizer.trim_space = False
         edges = [(text, None) for text in row.stop_strings]
         self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
+        self._repetition = Repetition(row.repetition) if row.repetition else None
         self._markers = row.reply.tokens if row.reply else {}
         self.marks: list[Mark] = []
 
@@ -169,12 +172,14 @@ class RowText:
         if marker := self._markers.get(token):
             place = self._detokenizer.text.rfind(marker)
             self.marks += [Mark(self._tokens - 1, place)] if place >= 0 else []
-        last = self._tokens == self._row.max_tokens
-        fresh = self._drain_detokenizer() if last else self._detokenizer.last_segment
-        text, stopped = self._release(fresh, final=last)
-        if stopped:
-            return Piece(text, "stop")
-        return Piece(text, "length" if last else None)
+        end: FinishReason | None = None
+        if self._repetition and self._repetition.feed(token):
+            end = "repetition"
+        if self._tokens == self._row.max_tokens:
+            end = "length"
+        fresh = self._drain_detokenizer() if end else self._detokenizer.last_segment
+        text, stopped = self._release(fresh, final=end is not None)
+        return Piece(text, "stop" if stopped else end)
 
     def cut(self) -> str:
         """The text that was held back, if the row ends before its token limit."""
