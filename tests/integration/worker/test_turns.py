@@ -115,8 +115,8 @@ def test_a_worker_that_dies_takes_no_answered_turn_with_it(
 ) -> None:
     messages, answers = turn_by_turn(redis_url, producer, max_completion_tokens=40)
     job = submit(producer, THREE, max_completion_tokens=40)
-    with running_worker(redis_url, step_seconds=0.005):
-        wait_for(lambda: len(request_of(connection, job).turns) == 1)
+    with running_worker(redis_url, step_seconds=0.02):
+        wait_for(lambda: len(request_of(connection, job).turns) == 1 and started(connection))
     leases = table(connection, "victim")
     assert [claimed.id for claimed in claim(leases)] == [job]
     kill(connection, leases)
