@@ -187,12 +187,19 @@ class Collector:
         rows, characters = self._load.get(model, (0, 0))
         return rows + len(self._settled) < self._window and characters < WINDOW_CHARACTERS
 
-    @property
-    def _may_hold(self) -> bool:
-        return self._held_rows < HELD_ROWS and self._held_characters < HELD_CHARACTERS
+    def _enter(self) -> None:
+        """Take up to `ENTER` rows and upload those that have room."""
+        for _ in range(ENTER):
+            self._has_more = self._take_row()
+            if not self._has_more:
+                break
+        self._send()
 
-    def _next(self) -> Row | BadRow | None:
-        """The next row that has room in Redis; None if there is none now."""
+    def _take_row(self) -> bool:
+        """Let one row join or hold it; False if there is none, or no room for it.
+
+        Bad rows are settled and take no room in Redis.
+        """
         for model, held in self._held.items():
             if self._has_room(model):
                 row = held.popleft()
@@ -200,31 +207,24 @@ class Collector:
                 self._held_characters -= row.characters
                 if not held:
                     del self._held[model]
-                return row
-        while len(self._settled) < self._window and self._may_hold:
-            new = next(self._rows, None)
-            if new is None:
-                self._exhausted = True
-                return None
-            if isinstance(new, BadRow) or self._has_room(new.request.model):
-                return new
+                self._join(row)
+                return True
+        full = self._held_rows >= HELD_ROWS or self._held_characters >= HELD_CHARACTERS
+        if full or len(self._settled) >= self._window:
+            return False
+        new = next(self._rows, None)
+        if new is None:
+            self._exhausted = True
+            return False
+        if isinstance(new, BadRow):
+            self._settle(RowResult.of_bad(new))
+        elif self._has_room(new.request.model):
+            self._join(new)
+        else:
             self._held.setdefault(new.request.model, deque()).append(new)
             self._held_rows += 1
             self._held_characters += new.characters
-        return None
-
-    def _enter(self) -> None:
-        """Upload up to `ENTER` rows. Bad rows are settled and take no room in Redis."""
-        for _ in range(ENTER):
-            row = self._next()
-            self._has_more = row is not None
-            if row is None:
-                break
-            if isinstance(row, BadRow):
-                self._settle(RowResult.of_bad(row))
-            else:
-                self._join(row)
-        self._send()
+        return True
 
     def _join(self, row: Row) -> None:
         self._in_flight[row.digest] = row

@@ -75,6 +75,17 @@ def test_rows_of_long_prompts_wait_for_room(
     assert collector.in_flight == 4
 
 
+def test_rows_are_read_past_a_full_window_up_to_a_number(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "HELD_ROWS", 150)
+    source = iter(rows(500))
+    collector = Collector(connection, RUN, source, Kept(), window=10)
+    for _ in range(5):
+        collector.turn(0.01)
+    assert len(list(source)) == 500 - 10 - 150
+
+
 def test_a_model_that_nobody_serves_holds_up_no_row_of_another(
     redis_url: str, connection: redis.Redis
 ) -> None:
