@@ -247,6 +247,8 @@ class GenerationRequest(RequestPart):
                     f"messages: got {characters} characters; give at most {MAX_PROMPT_CHARACTERS}"
                 )
             self._check_turns(self.messages)
+        if self.turns and (self.messages is None or self.n > 1):
+            raise ValueError("turns: workers write it, of a chat with one choice; leave it out")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
                 f"top_logprobs: got {self.top_logprobs} without logprobs; give logprobs: true too"

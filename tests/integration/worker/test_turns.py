@@ -34,6 +34,8 @@ def user(text: str) -> dict[str, Any]:
 
 THREE = [user("one"), ANSWER, user("two"), ANSWER, user("three"), ANSWER]
 THREE_AGAIN = GenerationRequest.parse({"model": ALIAS, "messages": THREE}).to_payload()
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+TURN = {"message": 0, "finish_reason": "stop", "usage": USAGE}
 OPTIONS: dict[str, Any] = {"model": ALIAS, "seed": 7, "max_completion_tokens": 12}
 
 
@@ -223,6 +225,8 @@ def test_turns_of_a_batch_that_rests_wait_for_its_hours(redis_url: str, connecti
             r"messages\[1\].generate: given first or beside",
         ),
         ({"messages": THREE, "n": 2}, "n: got 2 beside generate in messages"),
+        ({"messages": [user("x")], "n": 2, "turns": [TURN]}, "turns: workers write it"),
+        ({"prompt": "x", "turns": [TURN]}, "turns: workers write it"),
     ],
 )
 def test_placeholders_that_make_no_conversation_are_refused(
