@@ -76,7 +76,8 @@ def run_here(
     client.require_suitable()
     models, earlier = client.models(), RunOptions.of_run(path)
     options = options.with_default_model(models, earlier).begun_as(earlier)
-    say_rest(options.when)
+    if isinstance(progress, str):
+        say_rest(options.when)
     with Input.open(options, models, given) as source, Output.open(path) as target:
         if not only_failures:
             if earlier is not None:
@@ -211,7 +212,6 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
             job_timeout=options.job_timeout,
             when=options.when,
         )
-        say_rest(options.when)
         batch.upload(source.rows(index))
         source.say_if_empty()
         say_ignored(source.ignored)

@@ -13,7 +13,7 @@ import click
 
 from omlx_producer.bulk.input import look_through
 from omlx_producer.bulk.options import RunOptions, require_input
-from omlx_producer.bulk.progress import STYLES, Style, failure_text
+from omlx_producer.bulk.progress import STYLES, Style, failure_text, say_rest
 from omlx_producer.bulk.records import FORMATS, Format
 from omlx_producer.bulk.run import Ended, detach, run_here
 from omlx_producer.bulk.shape import Shape
@@ -169,6 +169,7 @@ def run(
                 raise click.exceptions.Exit(JOB_ENDED_BADLY)
         elif detached:
             batch = detach(producer, options)
+            say_rest(options.when)
             click.echo(batch.id)
         elif output is not None:
             with resumable():
