@@ -21,6 +21,7 @@ from omlx_producer.wire import (
     InvalidRequest,
     Markup,
     ModelInfo,
+    PromptLogprob,
     RepetitionDetection,
 )
 from omlx_worker.engine.rows.repetition import Repetition
@@ -54,6 +55,7 @@ class _State:
     produced: int = 0
     sent: int = 0
     suspended: bool = False
+    scored: bool = False
 
 
 class FakeEngine:
@@ -82,7 +84,8 @@ class FakeEngine:
         if text == BREAKS_PREPARE:
             raise RuntimeError(f"no tokenizer for {text}")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
-        length = request.max_completion_tokens or (400 if text == GOES_ROUND else 16)
+        asked = request.max_completion_tokens
+        length = (400 if text == GOES_ROUND else 16) if asked is None else asked
         loops = request.repetition_detection
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
@@ -97,6 +100,8 @@ class FakeEngine:
                 cache=request.cache,
                 repetition=loops if loops and loops.max_pattern_size else None,
                 reply=reply,
+                prompt_logprobs=None if choice else request.scored_alternatives,
+                echo=text if request.echo else None,
             )
             for choice in range(request.n)
         ]
@@ -132,6 +137,31 @@ class FakeEngine:
             state.unread -= tokens[row_id]
         return {row_id: state.unread for row_id, state in states.items()}
 
+    def scored(self) -> list[Emission]:
+        """A token's log-probability is minus its id; the likeliest are always a, b and c."""
+        told = []
+        for state in self._present:
+            row = state.row
+            if row.prompt_logprobs is None or state.unread or state.scored:
+                continue
+            state.scored = True
+            top = [(letter, ord(letter), -0.5 - at) for at, letter in enumerate("abc")]
+            scores = [
+                PromptLogprob(
+                    token=chr(token),
+                    token_id=token,
+                    logprob=-float(token) if place else 0.0,
+                    top=top[: row.prompt_logprobs],
+                    rank=7 if place else 0,
+                )
+                for place, token in enumerate(row.prompt)
+            ]
+            reason: FinishReason | None = None if row.max_tokens else "length"
+            told.append(Emission(row.row_id, [], "", finish_reason=reason, prompt_logprobs=scores))
+            if reason:
+                del self.states[row.row_id]
+        return told
+
     def limit_prefixes(self, room: int) -> None:
         """There are none."""
 
@@ -164,7 +194,7 @@ class FakeEngine:
         self.kept_within = limit
 
     def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
-        return BYTES_A_TOKEN * sum(to_read + longest for to_read, longest in rows)
+        return BYTES_A_TOKEN * sum(to_read + longest for to_read, longest, *_ in rows)
 
     def remove(self, row_id: str) -> None:
         self.states.pop(row_id, None)

@@ -14,6 +14,7 @@ from omlx_producer.wire import (
     ChoiceDelta,
     FinishReason,
     GenerationRequest,
+    PromptLogprob,
     PromptTokensDetails,
     TokenLogprob,
     TokensEvent,
@@ -51,6 +52,7 @@ class Choice:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] | None = None
     finish_reason: FinishReason | None = None
     sent: Place = (0, 0, 0)
     unsent_text: str = ""
@@ -75,6 +77,7 @@ class Choice:
         self.repeats = max(0, self.repeats - len(emission.text))
         self.logprobs += emission.logprobs or ()
         self.marks += emission.marks
+        self.prompt_logprobs = emission.prompt_logprobs or self.prompt_logprobs
         self.finish_reason = emission.finish_reason or self.finish_reason
 
     def take_over(self, delta: ChoiceDelta) -> None:
@@ -267,7 +270,8 @@ class ActiveJob:
     def feed(self, emission: Emission) -> None:
         """Take in what one step added to one row."""
         self._by_row[emission.row_id].feed(emission)
-        self.drafts.add(emission)
+        if emission.prompt_logprobs is None:
+            self.drafts.add(emission)
 
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.
@@ -325,6 +329,11 @@ class ActiveJob:
         self._ends.append(self.sent)
         for choice in self.choices:
             self._ends.extend(choice.sent)
+
+    @property
+    def prompt_logprobs(self) -> list[PromptLogprob]:
+        """Those of the prompt, which the first choice has read; empty if it is not scored."""
+        return self.choices[0].prompt_logprobs or []
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens, self.tokens

@@ -49,6 +49,8 @@ class RequestFields(TypedDict, total=False):
     n: int
     logprobs: bool
     top_logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
     stream: bool | None
     response_format: ResponseFormat | dict[str, Any] | None
     structured_outputs: StructuredOutputs | dict[str, Any] | None

@@ -28,7 +28,8 @@ the worker writes them again, or another worker writes the same tokens in other 
 of an event says how many of its tokens (``start``) and characters (``offset``) come before, and has
 a ``digest`` of its tokens so far, so a consumer cuts off what it has had and notices other tokens.
 The ``choices`` of a ``done`` event say so of a choice's end. The ``text`` of a choice, concatenated
-over all events, is exactly the text in the result. If the first event has a ``markup``,
+over all events, is exactly the text in the result, but for the prompt that ``echo`` puts before it
+there. If the first event has a ``markup``,
 `omlx_producer.wire.markup.read` splits that text into the parts of the result's message, with the
 ``marks`` of all events of the choice.
 
@@ -55,6 +56,7 @@ from omlx_producer.wire.events import (
     FunctionCall,
     JobEvent,
     ModelInfo,
+    PromptLogprob,
     PromptTokensDetails,
     Speculation,
     TerminalEvent,
@@ -136,6 +138,7 @@ __all__ = [
     "ModelInfo",
     "NamedSchema",
     "Priority",
+    "PromptLogprob",
     "PromptTokensDetails",
     "ReasoningEffort",
     "RepetitionDetection",

@@ -37,6 +37,8 @@ class Choice(Wire):
         text: in every completion, also of a chat; "" beside calls without any.
         message: in a chat completion.
         logprobs: in OpenAI's form, if the request asked for them.
+        prompt_logprobs: of a prompt's tokens in vLLM's form, if the request asked for them; those
+            of a chat are in the completion.
 
     >>> job = producer.submit(prompt="def f(x):", n=2, max_completion_tokens=8)
     >>> [choice.index for choice in job.result().choices]
@@ -50,6 +52,7 @@ class Choice(Wire):
     message: AssistantMessage | None = None
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class _Body(Wire):

@@ -60,6 +60,32 @@ class TokenLogprob(Wire):
         return _written(self.token, self.bytes)
 
 
+class PromptLogprob(TokenLogprob):
+    """A token of a prompt and its log-probability, by the model's own logits.
+
+    Attributes:
+        rank: 1 for the likeliest token; 0 for a prompt's first token, which nothing scores.
+
+    >>> scored = PromptLogprob(token="def", token_id=750, logprob=-0.25, rank=1)
+    >>> scored.in_vllm
+    {'750': {'logprob': -0.25, 'rank': 1, 'decoded_token': 'def'}}
+    """
+
+    rank: int
+
+    @property
+    def in_vllm(self) -> dict[str, Any] | None:
+        """vLLM's form of it: the likeliest tokens and this one, by their ids."""
+        if not self.rank:
+            return None
+        told = {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": text}
+            for rank, (text, token, logprob, *_) in enumerate(self.top, 1)
+        }
+        own = {"logprob": self.logprob, "rank": self.rank, "decoded_token": self.token}
+        return {str(self.token_id): own} | told
+
+
 class TextLogprobs:
     """OpenAI's form in text completions, of one choice's tokens as they come."""
 

@@ -30,7 +30,6 @@ _FUNCTIONS = "no longer OpenAI's; give tools and tool_choice instead"
 REFUSED = {
     "audio": "only text is generated; remove it",
     "best_of": "not supported; give n for several choices",
-    "echo": "the prompt is not repeated in the text; give false or remove it",
     "function_call": _FUNCTIONS,
     "functions": _FUNCTIONS,
     "modalities": 'only text is generated; give ["text"] or remove it',
@@ -47,7 +46,6 @@ REFUSED_IN_MESSAGES = {
 # Values that ask for what happens anyway.
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"], []),
@@ -69,6 +67,12 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
         ValueError: one sentence that begins with the field; so do the functions below.
     """
     kept = _counting(fields, IGNORED, REFUSED)
+    scores = "prompt_logprobs" in kept or (kept.get("echo") and kept.get("logprobs") is not None)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if not scores and type(kept.get(name)) is int and kept[name] == 0:
+            raise ValueError(
+                f"{name}: got 0 without prompt_logprobs; give a whole number from 1 to 2147483647"
+            )
     if "max_tokens" in kept:
         if "max_completion_tokens" in kept:
             raise ValueError(

@@ -103,6 +103,9 @@ class GenerationRequest(RequestPart):
     ``generate``, and the one after the last message. A worker that has one writes it to its place
     and into ``turns``, and puts the job back for the next.
 
+    ``prompt_logprobs`` scores the prompt, as ``echo`` with ``logprobs`` does; then
+    ``max_completion_tokens`` may be 0.
+
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue
     'omlx:fake:default'
@@ -126,7 +129,7 @@ class GenerationRequest(RequestPart):
         description=f"text of 1 to {MAX_PROMPT_CHARACTERS} characters or a list of token ids",
     )
     max_completion_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description="a whole number from 1 to 2147483647"
+        default=None, ge=0, lt=2**31, description="a whole number from 1 to 2147483647"
     )
     temperature: float | None = Field(default=None, ge=0, le=2, description="a number from 0 to 2")
     top_p: float | None = Field(
@@ -187,6 +190,13 @@ class GenerationRequest(RequestPart):
         le=MAX_TOP_LOGPROBS,
         description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
     )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description=f"a whole number from 0 to {MAX_TOP_LOGPROBS}",
+    )
+    echo: bool = Field(default=False, description="true or false")
     stream: bool | None = Field(default=None, description="true or false")
     response_format: ResponseFormat | None = Field(
         default=None, description='an object such as {"type": "json_object"}'
@@ -268,11 +278,28 @@ class GenerationRequest(RequestPart):
                     f"messages[{index}].generate: given first or beside another message of the "
                     "assistant; give it between messages of the user"
                 )
-        if self.n > 1 and any(message.generate for message in messages):
+        if not any(message.generate for message in messages):
+            return
+        if self.n > 1:
             raise ValueError(
                 f"n: got {self.n} beside generate in messages; "
                 "give each choice a request of its own"
             )
+        if self.prompt_logprobs is not None:
+            raise ValueError(
+                "prompt_logprobs: given beside generate in messages; leave one of the two out"
+            )
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        if self.echo and self.messages is not None:
+            raise ValueError("echo: given with messages; give a prompt instead")
+        for name in ("echo", "prompt_logprobs"):
+            if self.stream and getattr(self, name) not in (False, None):
+                raise ValueError(f"{name}: comes with the whole result; give stream: false")
+        if self.max_completion_tokens == 0 and self.n > 1:
+            raise ValueError(f"n: got {self.n} for no tokens at all; give 1")
+        return self
 
     @model_validator(mode="after")
     def _check_form(self) -> Self:
@@ -349,8 +376,16 @@ class GenerationRequest(RequestPart):
     @property
     def most_tokens(self) -> int:
         """The most tokens of a choice, as far as a producer knows."""
-        default = DEFAULT_MAX_TOKENS if self.messages is None else DEFAULT_CHAT_TOKENS
-        return self.max_completion_tokens or default
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return DEFAULT_MAX_TOKENS if self.messages is None else DEFAULT_CHAT_TOKENS
+
+    @property
+    def scored_alternatives(self) -> int | None:
+        """The likeliest tokens told for each token of the prompt; None if it is not scored."""
+        if self.prompt_logprobs is None and self.echo and self.logprobs:
+            return self.top_logprobs or 0
+        return self.prompt_logprobs
 
     @property
     def stop_strings(self) -> list[str]:

@@ -22,7 +22,7 @@ CHAT = {"model": ALIAS, "messages": [{"role": "user", "content": "a"}], "max_tok
 # Every parameter of OpenAI's text completions, as `CHATS`.
 TEXTS: dict[str, tuple[str, Any]] = {
     "best_of": ("refused", 3),
-    "echo": ("refused", True),
+    "echo": ("served", True),
     "frequency_penalty": ("served", 1.5),
     "logit_bias": ("served", {"5": 10}),
     "logprobs": ("served", 2),

@@ -84,7 +84,7 @@ def test_a_field_that_would_change_the_text_is_refused_by_name_unless_it_is_null
         {"modalities": ["text"]},
         {"tool_choice": "none", "tools": []},
         {"function_call": "none", "functions": []},
-        {"best_of": 1, "echo": False, "suffix": ""},
+        {"best_of": 1, "suffix": ""},
         {"verbosity": "medium"},
     ],
 )

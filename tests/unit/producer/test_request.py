@@ -121,9 +121,17 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         OK | {"max_completion_tokens": 0},
-        "max_completion_tokens: got 0; give a whole number from 1 to 2147483647",
+        "max_completion_tokens: got 0 without prompt_logprobs; "
+        "give a whole number from 1 to 2147483647",
     ),
-    (OK | {"max_tokens": 0}, "max_tokens: got 0; give a whole number from 1 to 2147483647"),
+    (
+        OK | {"max_tokens": 0, "logprobs": 1},
+        "max_tokens: got 0 without prompt_logprobs; give a whole number from 1 to 2147483647",
+    ),
+    (
+        OK | {"max_tokens": 0},
+        "max_tokens: got 0 without prompt_logprobs; give a whole number from 1 to 2147483647",
+    ),
     (OK | {"max_tokens": 1.5}, "max_tokens: got 1.5; give a whole number from 1 to 2147483647"),
     (
         OK | {"max_tokens": 1, "max_completion_tokens": 1},
@@ -206,6 +214,23 @@ BAD: list[tuple[Any, str]] = [
 
 BAD += [
     (
+        OK | {"prompt_logprobs": 21},
+        "prompt_logprobs: got 21; give a whole number from 0 to 20",
+    ),
+    (
+        OK | {"prompt_logprobs": 0, "stream": True},
+        "prompt_logprobs: comes with the whole result; give stream: false",
+    ),
+    (
+        OK | {"echo": True, "stream": True},
+        "echo: comes with the whole result; give stream: false",
+    ),
+    (CHAT | {"echo": True}, "echo: given with messages; give a prompt instead"),
+    (
+        OK | {"prompt_logprobs": 0, "max_tokens": 0, "n": 2},
+        "n: got 2 for no tokens at all; give 1",
+    ),
+    (
         OK | {"seed": 10**5000},
         "seed: got a huge whole number; give a whole number that fits 64 bits",
     ),
@@ -220,6 +245,22 @@ BAD += [
         "'\\ud800' in position 6: surrogates not allowed); change it",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "alternatives"),
+    [
+        ({}, None),
+        ({"logprobs": 3}, None),
+        ({"echo": True}, None),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, 0),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, 0),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 5),
+    ],
+)
+def test_a_prompt_is_scored_on_request(fields: dict[str, Any], alternatives: int | None) -> None:
+    assert GenerationRequest.parse(OK | fields).scored_alternatives == alternatives
 
 
 @pytest.mark.parametrize(("data", "sentence"), BAD, ids=[sentence[:50] for _, sentence in BAD])

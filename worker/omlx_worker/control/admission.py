@@ -192,7 +192,7 @@ class Admission:
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
         # The others have read their prompts, or will before this job does.
-        beside = [(0, longest) for other in staying for _, longest in other.sizes]
+        beside = [(0, longest) for other in staying for _, longest, *_ in other.sizes]
         # Rows beyond those of a full batch wait in the scheduler for the places of others.
         sizes = tuple(sorted(row.size for row in job.rows)[-self._most :])
         if others and not self._budget.fits([*beside, *sizes]):

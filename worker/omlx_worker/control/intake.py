@@ -169,7 +169,7 @@ class Intake:
 
 
 def _sizes(rows: Sequence[Row]) -> tuple[Size, ...]:
-    return tuple((row.length, row.longest) for row in rows)
+    return tuple(row.size(row.length) for row in rows)
 
 
 def decode_request(data: bytes, model_alias: str) -> GenerationRequest:

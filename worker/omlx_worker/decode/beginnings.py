@@ -21,7 +21,7 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
         return
     last = len(row.request.prompt) - 1
     row.stops |= {mark for mark in row.request.marks if SHORTEST <= mark <= last}
-    if row.level < BULK and last >= SHORTEST:
+    if row.level < BULK and last >= SHORTEST and row.request.prompt_logprobs is None:
         row.stops.add(last)  # a conversation may go on, or the prompt come again
     for other in others:
         alike = other.request.cache and other.request.salt == row.request.salt
@@ -30,8 +30,10 @@ def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
             part = min(part, last, len(other.request.prompt) - 1)
             if part >= SHORTEST:
                 for one, kin in ((row, other), (other, row)):
-                    one.stops.add(part)
-                    one.kin[kin] = part
+                    # A prompt that is scored is read whole.
+                    if one.request.prompt_logprobs is None:
+                        one.kin[kin] = part
+                        kin.stops.add(part)
 
 
 def awaits(row: DecodeRow, reading: Sequence[DecodeRow]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omlx_producer.terminal import counted
 from omlx_worker.decode.actions import Decode, Evict, Idle, Join, Pause, Prefill, Resume
@@ -120,7 +121,7 @@ class DecodeLoop:
                 case Join(row, room):
                     self._join(row, room)
                 case Prefill():
-                    self._prefill(action)
+                    return self._prefill(action)
                 case Pause(row):
                     self._pause(row)
                 case Resume(row, room):
@@ -145,7 +146,7 @@ class DecodeLoop:
         self.counters.cached_tokens += known.held
         self._scheduler.took(row, known)
 
-    def _prefill(self, action: Prefill) -> None:
+    def _prefill(self, action: Prefill) -> list[Emission]:
         began = time.monotonic()
         self._clock.chunk()
         tokens = {row.row_id: count for row, count in action.tokens.items()}
@@ -153,6 +154,17 @@ class DecodeLoop:
         left = self._engine.prefill(tokens, keep)
         self.counters.prompt_tokens += sum(tokens.values())
         self._scheduler.read(action, left, time.monotonic() - began)
+        if all(row.left or row.request.prompt_logprobs is None for row in action.rows):
+            return []
+        emissions = self._engine.scored()
+        for emission in emissions:
+            row = self._scheduler.get(emission.row_id)
+            if row is not None and emission.finish_reason is not None:
+                self._scheduler.remove(row)
+            elif row is not None:
+                # It may read its prompt again, but tells the scores once.
+                row.request = replace(row.request, prompt_logprobs=None)
+        return emissions
 
     def _pause(self, row: DecodeRow) -> None:
         self._clock.interrupt()

@@ -85,8 +85,8 @@ class DecodeRow:
 
     @property
     def size(self) -> Size:
-        """What it asks of memory: the tokens that are read or will be, and the most it may hold."""
-        return (0 if self.stage is Stage.DECODING else self.length, self.request.longest)
+        """What it asks of memory."""
+        return self.request.size(0 if self.stage is Stage.DECODING else self.length)
 
     @property
     def until_stop(self) -> int:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Any
 
-from omlx_producer.wire import DoneEvent, GenerationRequest, Message, ToolCall, Usage
+from omlx_producer.wire import (
+    DoneEvent,
+    GenerationRequest,
+    Message,
+    PromptLogprob,
+    ToolCall,
+    Usage,
+)
 from omlx_producer.wire.completion import Completion
 from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
@@ -65,17 +72,24 @@ def _conversation(job: ActiveJob, body: dict[str, Any]) -> dict[str, Any]:
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:
     """The result of a finished job."""
     chat = job.request.messages is not None
-    write = _chat_choice if chat else _text_choice
+    asked = job.request.logprobs
+    scores: dict[str, Any] = {}
+    if job.request.prompt_logprobs is not None:
+        scores = {"prompt_logprobs": [each.in_vllm for each in job.prompt_logprobs]}
+    if chat:
+        choices = [_chat_choice(*each, asked) for each in enumerate(job.choices)]
+    else:
+        before = job.prompt_logprobs if job.request.echo else []
+        choices = [_text_choice(*each, before, asked) | scores for each in enumerate(job.choices)]
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{job.id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": job.created,
         "model": job.request.model,
         "system_fingerprint": job.fingerprint,
-        "choices": [
-            write(index, choice, job.request.logprobs) for index, choice in enumerate(job.choices)
-        ],
+        "choices": choices,
         "usage": usage.model_dump(),
+        **(scores if chat else {}),
     }
 
 
@@ -93,12 +107,18 @@ def _chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
     }
 
 
-def _text_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+def _text_choice(
+    index: int, choice: Choice, before: Sequence[PromptLogprob], logprobs: bool
+) -> dict[str, Any]:
+    told = TextLogprobs().take([*before, *choice.logprobs]) if logprobs else None
+    if told and before:
+        # Nothing scores the first token of a prompt.
+        told["token_logprobs"][0] = told["top_logprobs"][0] = None
     return {
         "index": index,
-        "text": choice.text,
+        "text": (choice.row.request.echo or "") + choice.text,
         "finish_reason": choice.finish_reason,
-        "logprobs": TextLogprobs().take(choice.logprobs) if logprobs else None,
+        "logprobs": told,
     }
 
 

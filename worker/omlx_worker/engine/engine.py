@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Protocol
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.wire import GenerationRequest, ModelInfo, TokenLogprob
+from omlx_producer.wire import (
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    PromptLogprob,
+    TokenLogprob,
+)
 from omlx_producer.wire.events import Alternative
 from omlx_worker.engine.ragged.footprint import RowBytes, budget, keep_within
-from omlx_worker.engine.ragged.sampling import Sampled
+from omlx_worker.engine.ragged.sampling import Sampled, Scored
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.constraints import TOO_SLOW
-from omlx_worker.engine.rows.interface import Rows
+from omlx_worker.engine.rows.interface import Rows, Size
 from omlx_worker.engine.rows.prompts import Prompter
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
@@ -60,6 +67,10 @@ class Decoder(Rows, Protocol):
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[RowStep]:
         """Like `Engine.step`, in tokens."""
+        ...
+
+    def take_scores(self) -> dict[str, list[Scored]]:
+        """The scores of the prompts that have been read since the last call, by rows."""
         ...
 
     def finish(self, row_id: str) -> None:
@@ -120,6 +131,8 @@ class DecodingEngine:
         self.memory_budget = budget()
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
+        # Of rows that an interrupted run has ended, but whose prompts it had scored.
+        self._finish_reasons: dict[str, FinishReason] = {}
 
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         prompter = self._prompters.get()
@@ -145,6 +158,10 @@ class DecodingEngine:
         text = RowText(row, self._tokenizer)
         for token in row.generated:
             finish_reason = text.feed(token).finish_reason
+            if finish_reason is not None and row.prompt_logprobs is not None:
+                self._rows[row.row_id] = (row, text)
+                self._finish_reasons[row.row_id] = finish_reason
+                return self._decoder.add(replace(row, generated=(), max_tokens=0))
             if finish_reason is not None:
                 logprobs = self._describe(row, [])
                 self._ended[row.row_id] = Emission(row.row_id, [], "", logprobs, finish_reason)
@@ -157,6 +174,17 @@ class DecodingEngine:
         kept = [row_id for row_id in keep if row_id in running]
         left = self._decoder.prefill(running, kept) if running else {}
         return dict.fromkeys(tokens, 0) | left
+
+    def scored(self) -> list[Emission]:
+        emissions = []
+        for row_id, scores in self._decoder.take_scores().items():
+            row, _ = self._rows[row_id]
+            reason = self._finish_reasons.pop(row_id, None if row.max_tokens else "length")
+            if reason is not None:
+                del self._rows[row_id]
+            told = self._describe_prompt(row, scores)
+            emissions.append(Emission(row_id, [], "", finish_reason=reason, prompt_logprobs=told))
+        return emissions
 
     def limit_prefixes(self, room: int) -> None:
         self._decoder.limit_prefixes(room)
@@ -182,11 +210,12 @@ class DecodingEngine:
     def keep_within(self, limit: int) -> None:
         keep_within(limit)
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return self._decoder.bytes_for(rows, alone=alone)
 
     def remove(self, row_id: str) -> None:
         self._ended.pop(row_id, None)
+        self._finish_reasons.pop(row_id, None)
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
 
@@ -198,18 +227,21 @@ class DecodingEngine:
         del self._decoder
         self._rows.clear()
         self._ended.clear()
+        self._finish_reasons.clear()
         end_streams()
 
     def _emit(self, row: Row, text: RowText, step: RowStep) -> Emission:
         pieces: list[str] = []
         marked = len(text.marks)
-        kept: list[Sampled] = []
+        kept, told = list[Sampled](), list[Sampled]()
         finish_reason, error = None, None
         for sampled in step.tokens:
             piece = text.feed(sampled.token)
             pieces.append(piece.text)
             if piece.keeps_token:
                 kept.append(sampled)
+            if piece.keeps_token or row.echo is not None:
+                told.append(sampled)
             finish_reason = piece.finish_reason
             if finish_reason is not None:
                 break
@@ -225,7 +257,7 @@ class DecodingEngine:
             row_id=row.row_id,
             tokens=[sampled.token for sampled in kept],
             text="".join(pieces),
-            logprobs=self._describe(row, kept),
+            logprobs=self._describe(row, told),
             marks=text.marks[marked:],
             finish_reason=finish_reason,
             drafted_text=sum(map(len, pieces[: step.accepted])),
@@ -246,6 +278,23 @@ class DecodingEngine:
                     logprob=sampled.logprob or 0.0,
                     bytes=part,
                     top=[self._alternative(*each) for each in sampled.top],
+                )
+            )
+        return described
+
+    def _describe_prompt(self, row: Row, scores: list[Scored]) -> list[PromptLogprob]:
+        described = []
+        for scored in [Scored(row.prompt[0], rank=0), *scores]:
+            text, part = self._spelling(scored.token)
+            top = [self._alternative(*each) for each in scored.top[: row.prompt_logprobs]]
+            described.append(
+                PromptLogprob(
+                    token=text,
+                    token_id=scored.token,
+                    logprob=scored.logprob or 0.0,
+                    bytes=part,
+                    top=top,
+                    rank=scored.rank,
                 )
             )
         return described

@@ -18,11 +18,13 @@ from omlx_worker.engine.ragged.sampling import (
     Plan,
     ReadDraw,
     Sampled,
+    Scored,
     counts_of,
     params,
     sample,
 )
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Known, Row
 
 PREFILL_CHUNK = 512
@@ -133,6 +135,9 @@ class _PlainDecoder:
         """Give a row to mlx-lm; returns its handle."""
         raise NotImplementedError
 
+    def take_scores(self) -> dict[str, list[Scored]]:
+        return {}
+
     def remove(self, row_id: str) -> None:
         self._waiting.pop(row_id, None)
         self._running.pop(row_id, None)
@@ -156,7 +161,7 @@ class _PlainDecoder:
     def suspended_bytes(self, row_id: str) -> int:  # noqa: ARG002
         return 0
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:  # noqa: ARG002
+    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:  # noqa: ARG002
         return self._footprint.of_rows(rows)
 
 

@@ -13,8 +13,9 @@ from omlx_producer.client.outcome import EXPIRED
 MAX_BODY_BYTES = 64 * 2**20
 """The longest payload that is read. The longest prompt fits, with each character as \\uXXXX."""
 
-Size = tuple[int, int]
-"""The size of a row: tokens to be read, and tokens at its end, at most."""
+Size = tuple[int, ...]
+"""The size of a row: tokens to be read, tokens at its end at most, and a third number if its prompt
+is scored."""
 
 Treatment = Literal["run", "alone", "stop", "fail"]
 

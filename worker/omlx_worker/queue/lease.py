@@ -98,7 +98,7 @@ class LeaseTable:
     @property
     def sizes(self) -> list[Size]:
         """Those of the rows of jobs that are ready, with their prompts read."""
-        return [(0, longest) for claim in self.jobs() for _, longest in claim.sizes]
+        return [(0, longest) for claim in self.jobs() for _, longest, *_ in claim.sizes]
 
     def get(self, job_id: str) -> Claim | None:
         with self._lock:

@@ -75,6 +75,23 @@ def test_a_limited_run_takes_the_first_rows_and_a_later_run_goes_on(
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_file_of_prompts_is_scored_row_by_row(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 3, max_tokens=0, prompt_logprobs=0)
+    command = ("run", "rows.jsonl", "-o", "out.jsonl", "--ordered", "--progress", "none")
+    assert run(*command).exit_code == 0
+    for number, line in enumerate(lines(tmp_path / "out.jsonl")):
+        [choice] = line["response"]["body"]["choices"]
+        text = f"prompt {number}"
+        scores = [None, *({str(ord(each)): -ord(each)} for each in text[1:])]
+        told = [
+            each and {token: entry["logprob"] for token, entry in each.items()}
+            for each in choice["prompt_logprobs"]
+        ]
+        assert told == scores
+        assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_a_run_replaces_its_own_table_but_none_of_something_else(
     run: Run, tmp_path: Path, name: str

@@ -137,9 +137,9 @@ class AnyFamily:
         logits: mx.array = self._model(tokens, cache=self._nested(views))
         return logits
 
-    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
-        # Nothing takes the logits, so they are not computed.
-        self.forward(tokens[:, :-1], caches, window, window.body_lengths)
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
+        # Where nothing takes the logits, they are not computed.
+        return self.forward(tokens[:, :-1], caches, window, window.body_lengths)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

@@ -58,10 +58,10 @@ class WithDraftModel:
     ) -> mx.array:
         return self._target.forward(tokens, self._apart(caches)[0], window, accepted)
 
-    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
         own, others = self._apart(caches)
-        self._target.prefill(tokens, own, window)
         self._draft.prefill(self._known(tokens), others, window)
+        return self._target.prefill(tokens, own, window)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

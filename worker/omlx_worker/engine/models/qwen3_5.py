@@ -97,11 +97,12 @@ class RaggedQwen35:
         normed: mx.array = self._text.model.norm(hidden)
         return normed
 
-    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
         hidden = self.forward(tokens[:, :-1], caches, window, window.body_lengths)
         if self._head is not None:
             # Nothing takes the output, so only the head's keys and values are computed.
             self.draft(tokens, hidden, caches, window)
+        return hidden
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[LayerCache], window: Window

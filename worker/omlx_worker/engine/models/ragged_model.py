@@ -52,8 +52,8 @@ class RaggedModel(Protocol):
         """
         ...
 
-    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> None:
-        """Read a window of prompts into the caches.
+    def prefill(self, tokens: mx.array, caches: Sequence[LayerCache], window: Window) -> mx.array:
+        """Read a window of prompts into the caches; returns the same as `forward`.
 
         Args:
             tokens: ``[S, W + 1]``, the window and the token after each row's part of it.

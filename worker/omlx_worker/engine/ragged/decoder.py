@@ -25,8 +25,17 @@ from omlx_worker.engine.ragged.footprint import Footprint, RowBytes
 from omlx_worker.engine.ragged.masks import Masks
 from omlx_worker.engine.ragged.prefix import PrefixCache
 from omlx_worker.engine.ragged.reading import Reading, read
-from omlx_worker.engine.ragged.sampling import Draw, Params, Plan, ReadDraw, params, report
+from omlx_worker.engine.ragged.sampling import (
+    Draw,
+    Params,
+    Plan,
+    ReadDraw,
+    Scored,
+    params,
+    report,
+)
 from omlx_worker.engine.ragged.step import Cut, Halves, RowStep, cut, fit
+from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import SOURCES, Known, Row, Sampling
 
 
@@ -80,6 +89,7 @@ class RaggedDecoder(Batch):
         self.pads, self.slow, self.shares = model.pads, model.slow, prefixes is not None
         self._prefixes = prefixes
         self._reading: dict[str, Reading] = {}
+        self._scored: dict[str, list[Scored]] = {}
         self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up)
         self._plan = Plan()
         self._params: Params = {}
@@ -100,14 +110,15 @@ class RaggedDecoder(Batch):
     def row_bytes(self) -> RowBytes:
         return self._footprint.of_row
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         return self._footprint.of_rows(rows, () if alone else self.layout)
 
     # Prompts.
 
     def add(self, row: Row) -> Known:
         reading = self._reading[row.row_id] = Reading(row, row.history)
-        if not (self._prefixes and row.cache):
+        # What scores a prompt comes out of reading it.
+        if not (self._prefixes and row.cache) or reading.is_scored:
             return Known()
         unread = reading.history[:-1]
         held, layers = self._prefixes.take(unread, row.salt)
@@ -126,12 +137,18 @@ class RaggedDecoder(Batch):
                 known = reading.history[: reading.done]
                 self._prefixes.put(known, reading.layers, reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
-        if finished:
-            self.join([(reading.request, reading.layers) for reading in finished])
+        if joining := [reading for reading in finished if reading.request.max_tokens]:
+            self.join([(reading.request, reading.layers) for reading in joining])
         for reading in finished:
+            if reading.is_scored:
+                self._scored[reading.row_id] = reading.scored
             del self._reading[reading.row_id]
         # The last token of a history, which the row's first step reads, is left too.
         return {r.row_id: r.left + 1 if r.left else 0 for r in readings}
+
+    def take_scores(self) -> dict[str, list[Scored]]:
+        taken, self._scored = self._scored, {}
+        return taken
 
     def limit_prefixes(self, room: int) -> None:
         if self._prefixes:
@@ -140,6 +157,7 @@ class RaggedDecoder(Batch):
     def remove(self, row_id: str) -> None:
         # A row whose joining failed may be in both.
         self._reading.pop(row_id, None)
+        self._scored.pop(row_id, None)
         self.leave(row_id)
 
     def finish(self, row_id: str) -> None:

@@ -17,8 +17,8 @@ from omlx_worker.engine.caches.layout import Layout, grown, positions_of, reacha
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
-from omlx_worker.engine.ragged.reading import SPREAD, room_for
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK
+from omlx_worker.engine.ragged.reading import MOST_LOGITS, SCORED_AT_ONCE, SPREAD, room_for
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Size
 
 IN_FLIGHT = 3
 """Copies of the arrays that steps rewrite: of the last step, the one in flight and the next."""
@@ -123,6 +123,8 @@ class Footprint:
         # Ten float32 arrays over a window at once: all sampling rules together.
         self._window = 40 * model.vocabulary * (1 + depth)
         self._state = state
+        # The logits of a window; of those scored at once, four arrays of 4 bytes each.
+        self._scoring = MOST_LOGITS * model.dtype.size + 16 * SCORED_AT_ONCE
         self._depth, self._looks_up = depth, looks_up
 
     @property
@@ -130,17 +132,19 @@ class Footprint:
         token = sum(size for size, ring in self._layers if not ring)
         return RowBytes(token, sum(size * ring for size, ring in self._layers), self._state)
 
-    def of_rows(self, rows: Sequence[tuple[int, int]], layout: Layout) -> int:
+    def of_rows(self, rows: Sequence[Size], layout: Layout) -> int:
         """See `omlx_worker.engine.rows.interface.Rows.bytes_for`.
 
         Args:
             layout: of the batch that they join; empty for a new one.
         """
-        prompts = [self._of_prompt(to_read) for to_read, _ in rows if to_read]
+        prompts = [self._of_prompt(to_read) for to_read, *_ in rows if to_read]
         # Rows that meet have more room than they need.
         reading = int(sum(prompts) * (SPREAD if len(prompts) > 1 else 1))
+        if any(scored for to_read, _, *scored in rows if to_read):
+            reading += self._scoring
         # A row's last step may commit drafts beyond its end before the host has read it.
-        needs = [longest + max(0, self._depth - 1) for _, longest in rows]
+        needs = [longest + max(0, self._depth - 1) for _, longest, *_ in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
         layouts = [*reachable(needs), grown(layout, needs)]
         return reading + max(map(self.of_batch, layouts)) + self._of_histories(layouts)
@@ -198,10 +202,10 @@ class GeneratorFootprint:
     def of_row(self) -> RowBytes:
         return RowBytes(self._growth // int(KVCache.step), 0, self._fixed)
 
-    def of_rows(self, rows: Sequence[tuple[int, int]]) -> int:
+    def of_rows(self, rows: Sequence[Size]) -> int:
         """See `omlx_worker.engine.rows.interface.Rows.bytes_for`."""
-        prompts = sum(self._of_batch(1, to_read) for to_read, _ in rows if to_read)
-        longest = max((tokens for _, tokens in rows), default=0)
+        prompts = sum(self._of_batch(1, to_read) for to_read, *_ in rows if to_read)
+        longest = max((tokens for _, tokens, *_ in rows), default=0)
         return prompts + self._of_batch(len(rows), longest)
 
     def _of_batch(self, rows: int, tokens: int) -> int:

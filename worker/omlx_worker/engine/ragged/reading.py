@@ -5,6 +5,9 @@ numbers of tokens behind them are read together. Windows are padded on the right
 mask for that, since padding comes after everything that a row's own tokens see, and recurrent
 layers hold their states from the end of a row's tokens on. Where they cannot, all rows read as many
 tokens as the shortest, again and again.
+
+What a window gives is what scores the tokens after each of its own. Windows of rows whose prompts
+are scored are so narrow that `MOST_LOGITS` bounds their logits.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from omlx_worker.engine.caches.layout import FIRST_LIMIT, Group, capacity_for
 from omlx_worker.engine.kernels.window import Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.prefix_arrays import Layers
+from omlx_worker.engine.ragged.sampling import Scored, score
 from omlx_worker.engine.rows.row import Row
 
 MOST_POSITIONS = 1 << 16
@@ -27,6 +31,11 @@ MOST_POSITIONS = 1 << 16
 SPREAD = 1.5
 """How much more room than they need themselves rows have that are read together, at most."""
 
+MOST_LOGITS = 1 << 26
+"""Logits of a window in which prompts are scored, at most, but for one token of each row."""
+
+SCORED_AT_ONCE = 1 << 24
+"""Of them those that are scored at a time, likewise."""
 
 LEAST_ROOM = 512
 """Positions that a row lengths with, at least, so that all short rows may be read together."""
@@ -45,6 +54,8 @@ class Reading:
         done: the tokens that are read.
         caches: of all rows that were read with it last, one a layer; none before its first token.
         slot: its own.
+        scored: the tokens of its prompt from the second on, as far as it is read, if they are to
+            be scored.
     """
 
     request: Row
@@ -52,6 +63,7 @@ class Reading:
     done: int = 0
     caches: list[LayerCache] = field(default_factory=list)
     slot: int = 0
+    scored: list[Scored] = field(default_factory=list)
 
     @property
     def row_id(self) -> str:
@@ -60,6 +72,10 @@ class Reading:
     @property
     def left(self) -> int:
         return len(self.history) - 1 - self.done
+
+    @property
+    def is_scored(self) -> bool:
+        return self.request.prompt_logprobs is not None
 
     @property
     def layers(self) -> Layers:
@@ -82,6 +98,9 @@ def read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int]
         widths = [due[id(reading)] for reading in together]
         if not model.pads:
             widths = [min(widths)] * len(widths)
+        if any(reading.is_scored for reading in together):
+            most = max(1, MOST_LOGITS // (model.vocabulary * len(together)))
+            widths = [min(width, most) for width in widths]
         _read(model, together, widths)
         for reading, width in zip(together, widths, strict=True):
             due[id(reading)] -= width
@@ -117,7 +136,11 @@ def _read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int
         for reading, start, end, count in zip(readings, done, ends, lengths, strict=True)
     ]
     window = Window.of_prompts(done, lengths, width, spans_of(caches))
-    model.prefill(mx.array(tokens, mx.int32), caches, window)
+    hidden: mx.array | None = model.prefill(mx.array(tokens, mx.int32), caches, window)
+    if not any(reading.is_scored for reading in readings):
+        hidden = None
+    # Else its graph would hold the arrays that are written to next.
+    mx.eval(hidden)
     for cache in caches:
         if isinstance(cache, AttentionCache):
             cache.absorb(done, ends)
@@ -125,6 +148,36 @@ def _read(model: RaggedModel, readings: Sequence[Reading], lengths: Sequence[int
     for slot, (reading, end) in enumerate(zip(readings, ends, strict=True)):
         reading.caches, reading.slot, reading.done = caches, slot, end
     mx.eval([cache.arrays for cache in caches])
+    if hidden is not None:
+        _score(model, readings, done, hidden)
+
+
+def _score(
+    model: RaggedModel, readings: Sequence[Reading], before: Sequence[int], hidden: mx.array
+) -> None:
+    """Score what comes after each token of a window, as far as it belongs to a scored prompt.
+
+    Args:
+        before: tokens of each row before the window.
+        hidden: what `RaggedModel.prefill` returned.
+    """
+    slots, places, owners = list[int](), list[int](), list[Reading]()
+    for slot, (reading, start) in enumerate(zip(readings, before, strict=True)):
+        last = min(reading.done, len(reading.request.prompt) - 1)
+        if reading.is_scored and start < last:
+            slots += [slot] * (last - start)
+            places += range(last - start)
+            owners += [reading] * (last - start)
+    most = max(1, SCORED_AT_ONCE // model.vocabulary)
+    alternatives = max((each.request.prompt_logprobs or 0 for each in owners), default=0)
+    for part in (slice(at, at + most) for at in range(0, len(slots), most)):
+        logits = model.logits(hidden[mx.array(slots[part]), mx.array(places[part])])
+        tokens = [
+            reading.history[before[slot] + place + 1]
+            for reading, slot, place in zip(owners[part], slots[part], places[part], strict=True)
+        ]
+        for reading, scored in zip(owners[part], score(logits, tokens, alternatives), strict=True):
+            reading.scored.append(scored)
 
 
 def _batch_of(model: RaggedModel, readings: Sequence[Reading], capacity: int) -> list[LayerCache]:

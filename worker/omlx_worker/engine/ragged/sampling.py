@@ -95,6 +95,17 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored(Sampled):
+    """A token of a prompt.
+
+    Attributes:
+        rank: 1 for the likeliest token.
+    """
+
+    rank: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ReadDraw:
     """A `Draw` on the host: nested lists of the same shapes."""
 
@@ -269,6 +280,28 @@ def _alternatives(logits: mx.array, tokens: mx.array) -> list[mx.array]:
     order = mx.argsort(-values, axis=-1)
     ranked = [mx.take_along_axis(part, order, axis=-1) for part in (top, values)]
     return [*_chosen(logits, tokens), *ranked]
+
+
+def score(logits: mx.array, tokens: Sequence[int], alternatives: int) -> list[Scored]:
+    """The log-probabilities that logits ``[P, V]`` give tokens. Waits for the device."""
+    precise = logits.astype(mx.float32)
+    total = mx.logsumexp(precise, axis=-1, keepdims=True)
+    own = mx.take_along_axis(precise, mx.array(list(tokens), mx.int32)[:, None], axis=-1)
+    parts = [(own - total)[:, 0], 1 + (precise > own).sum(axis=-1)]
+    if alternatives == 1:
+        top = mx.argmax(precise, axis=-1, keepdims=True)
+    elif alternatives:
+        top = mx.argpartition(-precise, kth=alternatives - 1, axis=-1)[:, :alternatives]
+        order = mx.argsort(-mx.take_along_axis(precise, top, axis=-1), axis=-1)
+        top = mx.take_along_axis(top, order, axis=-1)
+    else:
+        top = mx.zeros((len(tokens), 0), mx.uint32)
+    parts += [top, mx.take_along_axis(precise, top, axis=-1) - total]
+    mx.eval(parts)
+    read: list[Any] = [part.tolist() for part in parts]
+    logprobs, ranks, ids, values = read
+    pairs = [tuple(zip(*each, strict=True)) for each in zip(ids, values, strict=True)]
+    return [Scored(*each) for each in zip(tokens, logprobs, pairs, ranks, strict=True)]
 
 
 def sample(

@@ -20,6 +20,11 @@ LONGEST_CHUNK = 2048
 """Tokens of a row that one `Rows.prefill` reads, at most."""
 
 
+Size = tuple[int, ...]
+"""The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
+most (`Row.longest`), and a third number if its prompt is scored."""
+
+
 class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""
 
@@ -68,7 +73,7 @@ class Rows(Protocol):
 
         Returns:
             How many of each row's `Row.length` tokens are left to read; at 0 the row decodes
-            from the next step.
+            from the next step, and `Engine.scored` has the scores of its prompt.
         """
         ...
 
@@ -105,7 +110,7 @@ class Rows(Protocol):
         """Bytes of the model's weights."""
         ...
 
-    def bytes_for(self, rows: Sequence[tuple[int, int]], *, alone: bool = False) -> int:
+    def bytes_for(self, rows: Sequence[Size], *, alone: bool = False) -> int:
         """The most bytes that rows take while they decode together, without the weights.
 
         Included are bodies rounded up to their buckets, empty slots, and the copies that exist
@@ -114,8 +119,7 @@ class Rows(Protocol):
         for those.
 
         Args:
-            rows: for each row the tokens left to read (`Row.length`, or 0 once it decodes) and
-                the most it can have (`Row.longest`).
+            rows: their sizes.
             alone: count a new batch. By default rows are in the present batch, whose slots and
                 bodies stay for a while after rows have left.
         """
@@ -169,6 +173,13 @@ class Engine(Rows, Protocol):
 
     def text_of(self, row: Row) -> Said:
         """The text that a row's ``generated`` tokens have made final. From any thread."""
+        ...
+
+    def scored(self) -> list[Emission]:
+        """The log-probabilities of the prompts that were read since the last call.
+
+        A row that asks for no tokens, or has had them all, ends with them.
+        """
         ...
 
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:

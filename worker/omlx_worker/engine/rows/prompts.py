@@ -85,7 +85,7 @@ class Prompter:
         """
         prompt = self._encode(request)
         room = self._info.context_length - len(prompt)
-        if room < 1:
+        if room < (request.max_completion_tokens != 0):
             field = "messages" if request.messages else "prompt"
             raise self._encoder.too_long(field, f"{len(prompt)} tokens")
         self._check_token_ids("logit_bias", request.logit_bias or {})
@@ -101,11 +101,14 @@ class Prompter:
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
         loops = request.repetition_detection
+        most = request.max_completion_tokens
+        scored = self._scored(request)
+        echo = self._text_of(request, prompt) if request.echo else None
         return [
             Row(
                 row_id=f"{job_id}:{choice}",
                 prompt=prompt,
-                max_tokens=min(request.max_completion_tokens or default, room),
+                max_tokens=min(default if most is None else most, room),
                 sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
@@ -118,6 +121,8 @@ class Prompter:
                 marks=marks,
                 grammar=grammar,
                 grammar_field=field,
+                prompt_logprobs=None if choice else scored,
+                echo=echo,
             )
             for choice in range(request.n)
         ]
@@ -143,6 +148,21 @@ class Prompter:
             raise InvalidRequest(
                 f"{field}: the {kind} cannot be compiled ({error}); change it"
             ) from None
+
+    def _scored(self, request: GenerationRequest) -> int | None:
+        alternatives = request.scored_alternatives
+        if alternatives is not None and self._grammars is None:
+            field = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+            raise InvalidRequest(
+                f"{field}: {self._info.model} scores no prompts, as it does not run on the ragged "
+                "batch; leave it out"
+            )
+        return alternatives
+
+    def _text_of(self, request: GenerationRequest, prompt: list[int]) -> str:
+        if isinstance(request.prompt, str):
+            return request.prompt
+        return str(self._tokenizer.decode(prompt))
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         tokens: list[int]

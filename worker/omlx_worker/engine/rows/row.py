@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from omlx_producer.wire import FinishReason, RepetitionDetection, TokenLogprob
+from omlx_producer.wire import FinishReason, PromptLogprob, RepetitionDetection, TokenLogprob
 from omlx_worker.engine.rows.reply import ReplyForm
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Row:
     Attributes:
         row_id: unique among the engine's rows.
         prompt: token ids, at least one.
-        max_tokens: at least 1, and fits the context together with the prompt.
+        max_tokens: fits the context together with the prompt; 0 if the prompt is only scored.
         stop_strings: text that ends the row and is not part of its text.
         stop_tokens: token ids that end the row and are not part of its text.
         repetition: when it ends because it repeats itself; None for never.
@@ -81,6 +81,10 @@ class Row:
         goes_on: whether a later prompt may begin with this one and its text.
         grammar: what the text must match, compiled; None for free text.
         grammar_field: the request's field that it comes from, for errors.
+        prompt_logprobs: alternatives reported with each scored token of the prompt; None does not
+            score the prompt.
+        echo: the text of a prompt that is repeated before its own. Then its log-probabilities
+            include those of the stop token that ends it. None repeats nothing.
     """
 
     row_id: str
@@ -100,6 +104,8 @@ class Row:
     goes_on: bool = False
     grammar: Grammar | None = None
     grammar_field: str = ""
+    prompt_logprobs: int | None = None
+    echo: str | None = None
 
     @property
     def history(self) -> list[int]:
@@ -115,6 +121,11 @@ class Row:
     def longest(self) -> int:
         """The most tokens that the row can have, prompt included."""
         return len(self.prompt) + self.max_tokens
+
+    def size(self, to_read: int) -> tuple[int, ...]:
+        """What it asks of memory, with these tokens left to read; see `Rows.bytes_for`."""
+        scores = () if self.prompt_logprobs is None else (1,)
+        return (to_read, self.longest, *scores)
 
 
 class Mark(NamedTuple):
@@ -152,6 +163,7 @@ class Emission:
         source: who made the drafts, or would have made them at a depth of 0.
         marks: those of the tokens; their text may come later.
         error: why the row failed, one sentence for its user. It has ended then.
+        prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
     """
 
     row_id: str
@@ -166,6 +178,7 @@ class Emission:
     source: Source = "model"
     marks: Sequence[Mark] = ()
     error: str | None = None
+    prompt_logprobs: list[PromptLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)

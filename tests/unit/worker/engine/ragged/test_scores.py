@@ -1,0 +1,218 @@
+"""A prompt's tokens get the log-probabilities that mlx-lm's own forward gives them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from omlx_producer.wire import ModelInfo, PromptLogprob
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth_driver import DepthDriver
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import BULK, DecodeRow
+from omlx_worker.engine.engine import DecodingEngine
+from omlx_worker.engine.loading.families import as_ragged
+from omlx_worker.engine.ragged import reading
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.ragged.prefix import PrefixCache
+from omlx_worker.engine.ragged.prefix_arrays import Forms
+from omlx_worker.engine.rows.row import Row
+from tests.helpers.decoding import GREEDY, Loaded
+from tests.helpers.families import tiny
+
+PLENTY = 1 << 30
+CLOSE = 1e-4
+
+
+class Scoring:
+    """A decode loop over a network that keeps prefixes, and the scores that it tells."""
+
+    def __init__(self, network: nn.Module, *, depth: int = 0, max_rows: int = 8) -> None:
+        model = as_ragged(network, drafts=depth > 0)
+        self.decoder = RaggedDecoder(model, depth, 0, PrefixCache(Forms.of(model), PLENTY))
+        info = ModelInfo(model="tiny", context_length=4096, longest_token=1)
+        prompters = [cast(Any, None)]  # rows come with tokens
+        engine = DecodingEngine(
+            "tiny", self.decoder, Loaded.demo().tokenizer, prompters, info, max_rows
+        )
+        self.counters = Counters()
+        self.scores: dict[str, list[PromptLogprob]] = {}
+        self.reasons: dict[str, str] = {}
+        self._loop = DecodeLoop(
+            engine,
+            MemoryBudget(PLENTY, 0, self.decoder.bytes_for),
+            self.counters,
+            driver=DepthDriver(FixedPolicy(depth)),
+            chunks=ChunkSize(256),
+        )
+
+    def run(self, *rows: Row) -> dict[str, list[int]]:
+        """Run rows to their ends; the tokens of each."""
+        running = [DecodeRow(row, BULK, list(row.generated)) for row in rows]
+        self._loop.add(running)
+        while (emissions := self._loop.act()) is not None:
+            for emission in emissions:
+                if emission.prompt_logprobs is not None:
+                    assert emission.row_id not in self.scores
+                    self.scores[emission.row_id] = emission.prompt_logprobs
+                if emission.finish_reason:
+                    self.reasons[emission.row_id] = emission.finish_reason
+        return {row.row_id: row.tokens for row in running}
+
+
+def scored(name: str, prompt: Sequence[int], tokens: int = 0, top: int = 0, **more: Any) -> Row:
+    return Row(name, list(prompt), tokens, GREEDY, prompt_logprobs=top, **more)
+
+
+def mlx_lms(network: nn.Module, prompt: Sequence[int]) -> Any:
+    """Log-probabilities after each token of a prompt, ``[T, V]``."""
+    logits = network(mx.array([list(prompt)]))[0].astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def check(network: nn.Module, prompt: Sequence[int], scores: Sequence[PromptLogprob]) -> None:
+    """Compare scores with mlx-lm's, and their ranks and alternatives too."""
+    wanted = mlx_lms(network, prompt)
+    assert [entry.token_id for entry in scores] == list(prompt)
+    assert scores[0].rank == 0
+    for place, entry in enumerate(scores[1:]):
+        row = wanted[place]
+        own = row[entry.token_id]
+        assert entry.logprob == pytest.approx(own, abs=CLOSE)
+        likelier = [(row > own + each).sum() for each in (CLOSE, -CLOSE)]
+        assert likelier[0] < entry.rank <= likelier[1] + 1
+        told = [logprob for _, _, logprob, *_ in entry.top]
+        best = np.partition(row, len(row) - 1 - len(told))[len(row) - len(told) :]
+        assert told == pytest.approx(sorted(best, reverse=True), abs=CLOSE)
+        assert told == pytest.approx([row[token] for _, token, *_ in entry.top], abs=CLOSE)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    return [[(7 * place + length) % 251 for place in range(length)] for length in lengths]
+
+
+def test_scores_of_the_demo_model_are_mlx_lms(heldout_prompts: list[str]) -> None:
+    demo = Loaded.demo()
+    texts = [demo.tokenizer.encode(text)[:90] for text in heldout_prompts[:2]]
+    scoring = Scoring(demo.network, depth=1)
+
+    scoring.run(*(scored(str(at), text, top=3) for at, text in enumerate(texts)))
+
+    for at, text in enumerate(texts):
+        check(demo.network, text, scoring.scores[str(at)])
+    assert set(scoring.reasons.values()) == {"length"}
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "mamba"])
+def test_so_are_those_of_other_families_whose_prompts_are_read_together(family: str) -> None:
+    network, given = tiny(family), prompts(1, 2, 40, 41, 70, 300)
+    scoring = Scoring(network)
+
+    scoring.run(*(scored(str(at), text, top=at) for at, text in enumerate(given)))
+
+    for at, text in enumerate(given):
+        check(network, text, scoring.scores[str(at)])
+        assert all(len(entry.top) == at for entry in scoring.scores[str(at)][1:])
+
+
+def test_windows_are_as_narrow_as_the_bound_of_logits_asks(qwen: Loaded) -> None:
+    vocabulary = as_ragged(qwen.network).vocabulary
+    given = prompts(30, 33, 100)
+    scoring = Scoring(qwen.network)
+    seen = []
+    score = reading.score
+
+    def watched(logits: mx.array, *rest: Any) -> Any:
+        seen.append(logits.shape[0])
+        return score(logits, *rest)
+
+    bounds = {"MOST_LOGITS": 24 * vocabulary, "SCORED_AT_ONCE": 5 * vocabulary, "score": watched}
+    with patch.multiple(reading, **bounds):
+        scoring.run(*(scored(str(at), text) for at, text in enumerate(given)))
+
+    assert max(seen) == 5
+    assert sum(seen) == 29 + 32 + 99
+    for at, text in enumerate(given):
+        check(qwen.network, text, scoring.scores[str(at)])
+
+
+def test_scores_need_no_step_and_no_slot(qwen: Loaded) -> None:
+    scoring = Scoring(qwen.network)
+
+    scoring.run(*(scored(str(at), text) for at, text in enumerate(prompts(50, 60, 70))))
+
+    assert (scoring.counters.steps, scoring.decoder.reads, scoring.decoder.drains) == (0, 0, 0)
+
+
+def test_a_kept_prefix_is_read_again_for_its_scores_and_kept_for_others(qwen: Loaded) -> None:
+    scoring = Scoring(qwen.network)
+    [prompt] = prompts(200)
+    plain = Row("plain", prompt, 4, GREEDY)
+    wanted = scoring.run(plain, Row("other", prompt, 4, GREEDY))["plain"]
+    before = scoring.counters.prompt_tokens
+
+    tokens = scoring.run(scored("scored", prompt, 4), Row("late", prompt, 4, GREEDY))
+
+    check(qwen.network, prompt, scoring.scores["scored"])
+    assert list(tokens.values()) == [wanted, wanted]
+    assert scoring.counters.prompt_tokens == before + 200
+
+
+def test_what_a_row_has_generated_is_read_again_but_not_scored(qwen: Loaded) -> None:
+    scoring = Scoring(qwen.network)
+    [prompt] = prompts(40)
+    whole = scoring.run(scored("whole", prompt, 9))["whole"]
+
+    resumed = scoring.run(scored("resumed", prompt, 9, generated=tuple(whole[:5])))["resumed"]
+    ended = scoring.run(scored("ended", prompt, 9, generated=tuple(whole)))["ended"]
+
+    assert whole == resumed == ended
+    for name in ("whole", "resumed", "ended"):
+        check(qwen.network, prompt, scoring.scores[name])
+        assert scoring.reasons[name] == "length"
+
+
+def test_memory_for_the_logits_of_a_window_is_counted_while_a_prompt_is_scored(
+    qwen: Loaded,
+) -> None:
+    decoder = Scoring(qwen.network).decoder
+    row = scored("x", prompts(600)[0])
+    read, plain = decoder.bytes_for([row.size(600)]), decoder.bytes_for([(600, 600)])
+    assert read - plain == reading.MOST_LOGITS * 4 + reading.SCORED_AT_ONCE * 16
+    assert decoder.bytes_for([row.size(0)]) == decoder.bytes_for([(0, 600)])
+    bounds = {"MOST_LOGITS": 1 << 19, "SCORED_AT_ONCE": 1 << 18}
+    with patch.multiple(reading, **bounds):
+        peaks = []
+        for top in (None, 5):
+            decoder = Scoring(qwen.network).decoder
+            each = Row("x", row.prompt, 0, GREEDY, prompt_logprobs=top)
+            mx.synchronize()
+            mx.clear_cache()
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            decoder.add(each)
+            while decoder.prefill({"x": 2048})["x"]:
+                pass
+            peaks.append(mx.get_peak_memory() - before)
+    assert peaks[1] - peaks[0] <= (1 << 19) * 4 + (1 << 18) * 16
+
+
+def test_a_row_that_is_dropped_tells_no_scores(qwen: Loaded) -> None:
+    decoder = Scoring(qwen.network).decoder
+    for name in ("left", "stays"):
+        decoder.add(scored(name, prompts(20)[0]))
+    decoder.prefill({"left": 100, "stays": 100})
+    decoder.remove("left")
+
+    assert [*itertools.chain(decoder.take_scores())] == ["stays"]
+    assert decoder.take_scores() == {}
