@@ -110,6 +110,19 @@ def test_a_stop_string_ends_a_row_one_step_late_without_letting_the_surplus_out(
     assert engine.step() == []
 
 
+def test_an_echo_tells_the_log_probability_of_the_stop_token_too(engine: DecodingEngine) -> None:
+    full = generate(engine, prompt="abc", max_tokens=20, ignore_eos=True)
+    stop = [token for emission in full for token in emission.tokens][8]
+    asked: dict[str, Any] = {"prompt": "abc", "max_tokens": 20, "logprobs": 0}
+
+    for echo in (False, True):
+        emissions = generate(engine, **asked, stop_token_ids=[stop], echo=echo)
+        tokens = [token for emission in emissions for token in emission.tokens]
+        told = [entry.token_id for emission in emissions for entry in emission.logprobs or ()]
+        assert told == tokens + [stop] * echo
+        engine.scored()
+
+
 def test_a_stop_token_is_not_among_the_rows_tokens(engine: DecodingEngine) -> None:
     full = generate(engine, prompt="abc", max_tokens=20, ignore_eos=True)
     tokens = [token for emission in full for token in emission.tokens]
