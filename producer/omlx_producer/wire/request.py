@@ -294,9 +294,9 @@ class GenerationRequest(RequestPart):
     def _check_scores(self) -> Self:
         if self.echo and self.messages is not None:
             raise ValueError("echo: given with messages; give a prompt instead")
-        for name in ("echo", "prompt_logprobs"):
-            if self.stream and getattr(self, name) not in (False, None):
-                raise ValueError(f"{name}: comes with the whole result; give stream: false")
+        if self.stream and (self.echo or self.prompt_logprobs is not None):
+            name = "echo" if self.echo else "prompt_logprobs"
+            raise ValueError(f"{name}: comes with the whole result; give stream: false")
         if self.max_completion_tokens == 0 and self.n > 1:
             raise ValueError(f"n: got {self.n} for no tokens at all; give 1")
         return self
