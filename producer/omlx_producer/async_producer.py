@@ -145,9 +145,9 @@ class AsyncProducer:
         """See `Producer.require_suitable`."""
         await asyncio.to_thread(self._producer.require_suitable)
 
-    async def models(self) -> dict[str, ModelInfo]:
+    async def models(self, *, live: bool = False) -> dict[str, ModelInfo]:
         """See `Producer.models`."""
-        return await asyncio.to_thread(self._producer.models)
+        return await asyncio.to_thread(self._producer.models, live=live)
 
     def _handle(self, job: JobHandle) -> AsyncJobHandle:
         return AsyncJobHandle(job.id, job.queue, self)

@@ -414,13 +414,16 @@ class Producer:
         """
         return cancel_job(self.connection, job_id, keep_for=RESULT_SECONDS)
 
-    def models(self) -> dict[str, ModelInfo]:
+    def models(self, *, live: bool = False) -> dict[str, ModelInfo]:
         """The models that workers have announced, by alias.
 
         >>> list(producer.models())
         ['fake']
+
+        Args:
+            live: only those that a worker serves now.
         """
-        return read_models(self.connection)
+        return read_models(self.connection, live=live)
 
     def _queue(self, name: str) -> Queue:
         # RQ asks the server for its version once per Queue object.

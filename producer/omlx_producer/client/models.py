@@ -11,6 +11,7 @@ import redis
 from pydantic import ValidationError
 from redis.utils import str_if_bytes
 
+from omlx_producer.client.workers import read_workers
 from omlx_producer.errors import InvalidRequest, ModelNotFound
 from omlx_producer.wire import (
     MODELS_KEY,
@@ -26,8 +27,12 @@ RECENT_SECONDS = 60.0
 """Workers announce their model more often. One that is this far behind another has none."""
 
 
-def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
-    """The models that workers have announced, by alias. None of the workers need be running."""
+def read_models(connection: redis.Redis, *, live: bool = False) -> dict[str, ModelInfo]:
+    """The models that workers have announced, by alias.
+
+    Args:
+        live: only those with a worker that is running.
+    """
     models = {}
     for key, document in connection.hgetall(MODELS_KEY).items():
         alias = str_if_bytes(key)
@@ -35,7 +40,8 @@ def read_models(connection: redis.Redis) -> dict[str, ModelInfo]:
             models[alias] = ModelInfo.model_validate_json(document)
         except ValidationError:
             _warn(alias)
-    return dict(sorted(models.items()))
+    names = [name for name in sorted(models) if not live or read_workers(connection, name)]
+    return {name: models[name] for name in names}
 
 
 @cache

@@ -19,7 +19,7 @@ from omlx_producer import (
 )
 from omlx_producer.producer import CHUNK
 from omlx_producer.wire import JOB_FUNCTION, MODELS_KEY, wake_channel
-from tests.helpers.fake_worker import announce
+from tests.helpers.fake_worker import announce, sign_on
 from tests.helpers.waiting import fetch, queued
 
 
@@ -42,6 +42,14 @@ def test_a_job_is_an_rq_job_of_the_function_by_name(
     assert handle.id.isalnum()
     # JSON and nothing else: what is stored can be read without unpickling.
     assert json.loads(job.data)[0] == JOB_FUNCTION
+
+
+def test_a_model_is_live_while_a_worker_serves_it(
+    connection: redis.Redis, producer: Producer
+) -> None:
+    assert (list(producer.models()), list(producer.models(live=True))) == (["demo"], [])
+    sign_on(connection, "w1")
+    assert list(producer.models(live=True)) == ["demo"]
 
 
 def test_the_limits_of_a_job_can_be_set(connection: redis.Redis, producer: Producer) -> None:
