@@ -13,7 +13,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 from omlx_producer import Completion, InvalidRequest, JobCancelled, JobFailed, Producer
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row, digest_of
-from omlx_producer.wire import GenerationRequest, row_job_id
+from omlx_producer.wire import GenerationRequest, events_key, row_job_id
 from omlx_worker.control.intake import decode_request
 from tests.helpers.leases import claim, kill, table
 from tests.helpers.workers import (
@@ -100,11 +100,16 @@ def test_only_the_last_answer_is_streamed(
 ) -> None:
     job = submit(producer, THREE, priority="default")
     with running_worker(redis_url, step_seconds=0.005):
-        streamed = "".join(
-            event.choices[0].text for event in producer.stream(job) if event.type == "tokens"
-        )
+        *tokens, end = producer.stream(job)
         result = producer.result(job)
+    streamed = "".join(event.choices[0].text for event in tokens)
+    assert end.usage.model_dump() == result["turns"][-1]["usage"]
     assert streamed == streamed_text(connection, job) == result.text
+    # Then the end comes from the result.
+    connection.xdel(events_key(job), end.stream_id)
+    *again, from_result = producer.stream(job)
+    assert again == tokens
+    assert from_result.usage == end.usage
 
 
 def request_of(connection: Redis, job: str) -> GenerationRequest:

@@ -17,11 +17,11 @@ from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.plan import PREFIX_CHARACTERS
 from omlx_producer.bulk.run import detach
 from omlx_producer.bulk.shape import Shape
-from omlx_producer.wire import PRIORITIES
+from omlx_producer.wire import PRIORITIES, answer_text
 from tests.helpers.bulk_runs import batch_line, errors, lines, write_jsonl
 from tests.helpers.workers import ALIAS
 from tests.system.chaos.clients import SUBMIT_ALL
-from tests.system.chaos.workload import Accepted, planned
+from tests.system.chaos.workload import Accepted, conversation, planned
 
 OUTPUT = "out.jsonl"
 
@@ -43,6 +43,10 @@ class BulkRows:
             )
             for number, body in enumerate(bodies)
         ]
+        for document in documents[::3]:
+            body = document["body"]
+            body["messages"] = conversation(body.pop("prompt"), "more", "and more")
+            document["url"] = "/v1/chat/completions"
         write_jsonl(path, documents)
         self.texts = {
             document["custom_id"]: planned("row", "bulk", document["body"])[1]
@@ -57,7 +61,7 @@ class BulkRows:
         ]
         for line in results:
             body = (line.get("response") or {}).get("body") or {}
-            texts = [choice["text"] for choice in body.get("choices", [])]
+            texts = [answer_text(choice) for choice in body.get("choices", [])]
             if texts != self.texts.get(line["custom_id"]):
                 found.append(f"{name}: row {line['custom_id']} has {texts or line}")
         return found

@@ -13,10 +13,11 @@ from redis import Redis
 
 from omlx_producer import JobHandle, Producer
 from omlx_producer.client.enqueue import job_id_of
-from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority
+from omlx_producer.wire import PRIORITIES, GenerationRequest, Message, Priority, Usage
 from tests.helpers.fake_engine import FakeEngine, expected
 from tests.helpers.workers import ALIAS, enqueue
 
+NO_TOKENS = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
 FINAL = frozenset({"finished", "failed", "stopped", "canceled"})
 
 
@@ -41,7 +42,7 @@ class Accepted:
 
 
 def submit(
-    connection: Redis, prompt: str, *, priority: Priority = "default", **fields: Any
+    connection: Redis, prompt: str | None, *, priority: Priority = "default", **fields: Any
 ) -> Accepted:
     """Submit a job as producers do that may have to submit it again."""
     fields = {"model": ALIAS, "prompt": prompt, **fields}
@@ -49,6 +50,12 @@ def submit(
     job.again = partial(submit_once, key=key, priority=priority, fields=fields)
     job.again(connection)
     return job
+
+
+def conversation(*texts: str) -> list[dict[str, Any]]:
+    """Messages of the user, each to be answered before the next."""
+    answer = {"role": "assistant", "generate": True}
+    return [message for text in texts for message in ({"role": "user", "content": text}, answer)]
 
 
 def submit_once(
@@ -61,8 +68,12 @@ def submit_once(
 
 def planned(key: str, priority: Priority, fields: dict[str, Any]) -> tuple[str, list[str], bool]:
     """The id of the job with an idempotency key, its texts, and whether it publishes its tokens."""
-    job_id, request = job_id_of(key), GenerationRequest(**fields)
-    rows = FakeEngine().prepare(request, job_id)
+    job_id, request, engine = job_id_of(key), GenerationRequest(**fields), FakeEngine()
+    while request.later_turns:
+        [row] = engine.prepare(request.turn, job_id)
+        answer = Message(role="assistant", content=expected(row)[1])
+        request = request.answered(answer, "stop", NO_TOKENS)
+    rows = engine.prepare(request.turn, job_id)
     streams = priority != "bulk" if request.stream is None else request.stream
     return job_id, [expected(row)[1] for row in rows], streams
 
@@ -97,6 +108,9 @@ def submit_some(connection: Redis, random: Random, count: int) -> list[Accepted]
             fields["n"] = 2
         if random.random() < 0.2:
             fields["stream"] = random.random() < 0.5
-        prompt = f"prompt {number} " * random.randint(1, 4)
+        prompt: str | None = f"prompt {number} " * random.randint(1, 4)
+        if random.random() < 0.2 and "n" not in fields:
+            fields["messages"] = conversation(f"prompt {number}", "more", "and more")
+            prompt = None
         jobs.append(submit(connection, prompt, priority=random.choice(PRIORITIES), **fields))
     return jobs

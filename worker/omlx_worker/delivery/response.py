@@ -37,7 +37,7 @@ def finished(job: ActiveJob) -> Ending:
         finish_reasons=[choice.finish_reason for choice in completion.choices],
         choices=[choice.end(index) for index, choice in enumerate(job.choices)] if job.sent else [],
         tool_calls=completion.tool_calls,
-        usage=completion.usage,
+        usage=completion.streamed,
     )
     row_body = response_of(job.request, body) if job.request.responses is not None else None
     return Ending("finished", event, body, published=job.sent, row_body=row_body)
