@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner, Result
+from rq.defaults import RQ_KEY_PREFIX as RQ
 
+from omlx_producer import Producer
 from tests.helpers.bulk_runs import wait_for_model
 from tests.helpers.fake_worker import announce
 from tests.helpers.workers import running_worker, wait_for
@@ -68,6 +70,24 @@ def test_a_conversation_goes_on_after_its_system_prompt(served: Llm) -> None:
     first, second = logged(served)
     assert first["conversation_id"] == second["conversation_id"]
     assert second["input_tokens"] > first["input_tokens"] + first["output_tokens"]
+
+
+def test_a_job_that_nobody_reads_to_its_end_is_cancelled(
+    redis_url: str, connection: redis.Redis, llm: Llm
+) -> None:
+    from llm import Prompt
+
+    from omlx_producer.llm import QueueModel
+
+    model = QueueModel("fake")
+    options = QueueModel.Options(max_tokens=5000, seed=1)
+    with running_worker(redis_url, step_seconds=0.01), Producer(connection) as producer:
+        wait_for_model(connection)
+        text = model.execute(Prompt("hello", model, options=options), True, None)
+        assert next(text)
+        (job_id,) = (key.decode().rpartition(":")[2] for key in connection.keys(f"{RQ}:job:*"))
+        text.close()
+        wait_for(lambda: producer.status(job_id).status == "cancelled")
 
 
 def test_a_request_that_is_refused_is_a_sentence(served: Llm) -> None:
