@@ -166,6 +166,21 @@ def test_the_worker_that_has_read_a_conversation_takes_its_next_turn(
     assert [each.id for each in claim(other, 9)] == [job], "if the worker does not come"
 
 
+def test_a_conversation_that_is_submitted_again_is_the_same_job(
+    redis_url: str, connection: Redis, producer: Producer
+) -> None:
+    once: dict[str, Any] = {"max_completion_tokens": 60, "idempotency_key": "once"}
+    job = submit(producer, THREE, **once)
+    with running_worker(redis_url, step_seconds=0.005):
+        wait_for(lambda: len(request_of(connection, job).turns) == 1)
+        assert submit(producer, THREE, **once) == job
+        for other in (THREE[:-1], [user("else"), *THREE[1:]]):
+            with pytest.raises(InvalidRequest, match="has the same key and another request"):
+                submit(producer, other, **once)
+        assert len(producer.result(job)["turns"]) == 3
+    assert submit(producer, THREE, **once) == job
+
+
 def test_a_cancelled_conversation_has_no_further_turn(
     redis_url: str, connection: Redis, producer: Producer
 ) -> None:
