@@ -55,6 +55,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_REDIS_URL",
         "OMLX_QUEUE_STATE_DIR",
         "OMLX_QUEUE_STREAM_TTL",
+        "OMLX_QUEUE_THINKING_BUDGET",
     }
 )
 

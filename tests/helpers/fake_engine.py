@@ -224,7 +224,10 @@ class FakeEngine:
         reason: FinishReason = "stop" if ends_on_stop_token else "length"
         if ends_on_stop_token and _says(row, GOES_ROUND):
             reason = "repetition"
-        return Emission(row.row_id, new, said, None, reason if over else None)
+        thought = text.partition("m")[0][:final] if row.reply else ""
+        return Emission(
+            *(row.row_id, new, said, None, reason if over else None), reasoning_tokens=len(thought)
+        )
 
 
 def expected(row: Row) -> tuple[list[int], str]:

@@ -91,6 +91,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         lookup=settings.lookup_depth,
         prefixes=_prefixes(settings),
         chat_tokens=settings.default_max_tokens,
+        thinking_budget=settings.thinking_budget,
         kernels_dir=settings.state_dir,
     )
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:

@@ -12,6 +12,7 @@ from typing import Any
 
 from omlx_producer.wire import (
     ChoiceDelta,
+    CompletionTokensDetails,
     FinishReason,
     GenerationRequest,
     PromptLogprob,
@@ -53,6 +54,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprob] | None = None
+    reasoning_tokens: int = 0
     finish_reason: FinishReason | None = None
     sent: Place = (0, 0, 0)
     unsent_text: str = ""
@@ -78,6 +80,7 @@ class Choice:
         self.logprobs += emission.logprobs or ()
         self.marks += emission.marks
         self.prompt_logprobs = emission.prompt_logprobs or self.prompt_logprobs
+        self.reasoning_tokens = emission.reasoning_tokens
         self.finish_reason = emission.finish_reason or self.finish_reason
 
     def take_over(self, delta: ChoiceDelta) -> None:
@@ -342,5 +345,8 @@ class ActiveJob:
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices)
+            ),
             speculation=self.drafts.to_wire(),
         )

@@ -22,8 +22,8 @@ USAGE = 2
 SECTIONS = {
     "Model": ("model", "model_alias", "mtp_from", "draft_model"),
     "Decoding": (
-        *("max_batch", "default_max_tokens", "mode", "mtp_depth", "lookup"),
-        *("acceptance", "state_dir"),
+        *("max_batch", "default_max_tokens", "thinking_budget", "mode"),
+        *("mtp_depth", "lookup", "acceptance", "state_dir"),
     ),
     "Queue and Redis": (
         *("redis_url", "embedded_redis", "redis_dir", "redis_grace", "allow_eviction"),

@@ -76,6 +76,9 @@ class WorkerSettings(BaseSettings):
         ge=1,
         description="Tokens of a chat that sets no limit, at most.",
     )
+    thinking_budget: int | None = Field(
+        default=None, ge=0, description="Tokens of thinking of a chat that sets no budget."
+    )
     mode: Mode = Field(
         default="auto", description="Draft if faster, for a single row, always, never."
     )

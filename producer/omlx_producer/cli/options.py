@@ -28,6 +28,7 @@ _DEFAULTS = {
 
 _NUMBERS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--max-completion-tokens", "--max-tokens"), int, "Generate at most this many tokens."),
+    (("--thinking-token-budget", "--thinking-budget"), int, "Think for this many tokens at most."),
     (("--temperature",), float, "0 takes the most likely token; up to 2."),
     (("--top-p",), float, "Keep the likeliest tokens up to this total probability."),
     (("--top-k",), int, "Keep this many of the likeliest tokens; 0 keeps all."),

@@ -58,6 +58,7 @@ class RequestFields(TypedDict, total=False):
     tool_choice: ToolChoiceOption | dict[str, Any] | None
     parallel_tool_calls: bool
     reasoning_effort: ReasoningEffort | None
+    thinking_token_budget: int | None
     chat_template_kwargs: dict[str, Any] | None
     completion_window: str | None
 

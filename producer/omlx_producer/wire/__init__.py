@@ -50,6 +50,7 @@ from omlx_producer.wire.completion import Completion, answer_text
 from omlx_producer.wire.events import (
     CancelledEvent,
     ChoiceDelta,
+    CompletionTokensDetails,
     DoneEvent,
     FailedEvent,
     FinishReason,
@@ -123,6 +124,7 @@ __all__ = [
     "CancelledEvent",
     "ChoiceDelta",
     "Completion",
+    "CompletionTokensDetails",
     "Constraint",
     "DoneEvent",
     "FailedEvent",

@@ -207,6 +207,16 @@ class PromptTokensDetails(Wire):
     cached_tokens: int = Field(default=0, ge=0)
 
 
+class CompletionTokensDetails(Wire):
+    """What the tokens of a text were.
+
+    Attributes:
+        reasoning_tokens: those that are thinking, markers not counted.
+    """
+
+    reasoning_tokens: int = Field(default=0, ge=0)
+
+
 class Usage(Wire):
     """The token counts of a finished job, all choices together; the prompt counts once.
 
@@ -218,6 +228,7 @@ class Usage(Wire):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
     speculation: Speculation = Speculation()
 
     def __add__(self, other: Usage) -> Usage:
@@ -225,12 +236,16 @@ class Usage(Wire):
         mine, theirs = self.speculation, other.speculation
         pairs = zip_longest(mine.accepted, theirs.accepted, fillvalue=0)
         cached = self.prompt_tokens_details.cached_tokens
+        thought = self.completion_tokens_details.reasoning_tokens
         return Usage(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
             total_tokens=self.total_tokens + other.total_tokens,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=cached + other.prompt_tokens_details.cached_tokens
+            ),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=thought + other.completion_tokens_details.reasoning_tokens
             ),
             speculation=Speculation(
                 steps=mine.steps + theirs.steps,

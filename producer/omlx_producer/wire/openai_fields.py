@@ -79,6 +79,8 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
                 "max_tokens: given beside max_completion_tokens, the same setting; give one"
             )
         kept["max_completion_tokens"] = kept.pop("max_tokens")
+    if "reasoning" in kept:
+        kept |= _of_reasoning(kept.pop("reasoning"), kept)
     if "tools" not in kept:
         if kept.get("parallel_tool_calls") is False:
             del kept["parallel_tool_calls"]
@@ -94,6 +96,26 @@ def fold_request(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     if prompt is not None and type(logprobs) is int and "top_logprobs" not in kept:
         kept["logprobs"], kept["top_logprobs"] = True, logprobs
     return kept
+
+
+_REASONING = {"max_tokens": "thinking_token_budget", "effort": "reasoning_effort"}
+
+
+def _of_reasoning(given: Any, beside: Collection[str]) -> dict[str, Any]:
+    """The fields that OpenRouter's ``reasoning`` stands for."""
+    if not isinstance(given, dict):
+        raise ValueError('reasoning: give an object such as {"max_tokens": 2000}')
+    fields = {}
+    for name, value in given.items():
+        if name not in _REASONING:
+            raise ValueError(f"reasoning.{name}: unknown field; give max_tokens or effort")
+        if _REASONING[name] in beside:
+            raise ValueError(
+                f"reasoning.{name}: given beside {_REASONING[name]}, the same setting; give one"
+            )
+        if value is not None:
+            fields[_REASONING[name]] = value
+    return fields
 
 
 def fold_message(fields: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -217,6 +217,12 @@ class GenerationRequest(RequestPart):
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="one of none, minimal, low, medium, high, xhigh and max"
     )
+    thinking_token_budget: int | None = Field(
+        default=None,
+        ge=-1,
+        lt=2**31,
+        description="a whole number of at least 0, or -1 for no limit",
+    )
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         default=None, description='a JSON object such as {"enable_thinking": false}'
     )
@@ -246,6 +252,8 @@ class GenerationRequest(RequestPart):
     def _check_together(self) -> Self:
         if self.messages is None and self.prompt is None:
             raise ValueError("prompt: missing; give a prompt or messages")
+        if self.messages is None and self.thinking_token_budget is not None:
+            raise ValueError("thinking_token_budget: given with a prompt; give messages instead")
         if self.messages is not None and self.prompt is not None:
             raise ValueError("prompt: given beside messages; give only one of the two")
         if self.messages is not None:

@@ -60,6 +60,7 @@ _NAMES = (
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^max_completion_tokens"), "max_output_tokens"),
     (re.compile(r"^reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"^thinking_token_budget"), "reasoning.max_tokens"),
     (re.compile(r"^verbosity"), "text.verbosity"),
     (re.compile(r"^responses\.metadata"), "metadata"),
     (re.compile(r"^((?:tools\[\d+\]|tool_choice))\.function"), r"\1"),
@@ -101,7 +102,9 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         fields["verbosity"] = text["verbosity"]
     if text.get("format") is not None:
         fields["response_format"] = _response_format(text["format"])
-    reasoning = _object(body, "reasoning", ("effort", *_SUMMARIES))
+    reasoning = _object(body, "reasoning", ("effort", "max_tokens", *_SUMMARIES))
+    if reasoning.get("max_tokens") is not None:
+        fields["thinking_token_budget"] = reasoning["max_tokens"]
     if reasoning.get("effort") is not None:
         fields["reasoning_effort"] = reasoning["effort"]
     if isinstance(tools := fields.get("tools"), list):
@@ -117,10 +120,7 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``response`` of a request that `chat_fields` has made, from its chat completion.
-
-    Workers do not count the tokens of thinking apart, so ``reasoning_tokens`` is 0.
-    """
+    """The ``response`` of a request that `chat_fields` has made, from its chat completion."""
     sent = request.to_wire()
     job_id = completion["id"].removeprefix("chatcmpl-")
     choice, usage = completion["choices"][0], completion["usage"]
@@ -155,7 +155,9 @@ def response_of(request: GenerationRequest, completion: Mapping[str, Any]) -> di
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage.get(
+                "completion_tokens_details", {"reasoning_tokens": 0}
+            ),
             "total_tokens": usage["total_tokens"],
             "speculation": usage["speculation"],
         },
@@ -188,6 +190,7 @@ def as_completion(body: Mapping[str, Any]) -> Mapping[str, Any]:
             "prompt_tokens": usage["input_tokens"],
             "prompt_tokens_details": usage["input_tokens_details"],
             "completion_tokens": usage["output_tokens"],
+            "completion_tokens_details": usage["output_tokens_details"],
             "speculation": usage["speculation"],
         },
     }

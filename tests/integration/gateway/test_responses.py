@@ -172,6 +172,7 @@ def test_the_output_of_a_response_goes_on_as_input_with_the_outputs_of_its_calls
             "completion_tokens": 2,
             "total_tokens": 3,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 1},
             "speculation": {},
         },
     }
@@ -181,13 +182,16 @@ def test_the_output_of_a_response_goes_on_as_input_with_the_outputs_of_its_calls
             **PLAIN,
             "instructions": "i",
             "metadata": {"a": "b"},
-            "reasoning": {"effort": "low"},
+            "reasoning": {"effort": "low", "max_tokens": 9},
             "text": {"format": schema},
             "tools": [TOOL],
         }
     )
     body = response_of(GenerationRequest.parse(asked), completion)
     response = require_whole(body)
+    assert asked["thinking_token_budget"] == 9
+    assert response.usage
+    assert response.usage.output_tokens_details.reasoning_tokens == 1
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert (response.instructions, response.metadata) == ("i", {"a": "b"})
     assert body["text"] == {"format": schema}

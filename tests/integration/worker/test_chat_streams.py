@@ -72,6 +72,8 @@ def test_a_stream_says_what_the_result_says(redis_url: str, connection: Redis) -
         job = producer.submit(REQUEST)
         assert streamed(job) == told(job)
         assert len(told(job)) == 3
+        thoughts = sum(len(choice["reasoning_content"]) for choice in told(job))
+        assert job.result().usage.completion_tokens_details.reasoning_tokens == thoughts
         assert all(choice["tool_calls"] and choice["reasoning_content"] for choice in told(job))
         again = producer.submit(REQUEST)
         names = [call[1:] for choice in told(job) for call in choice["tool_calls"]]
@@ -91,3 +93,5 @@ def test_a_worker_that_goes_on_says_the_same(redis_url: str, connection: Redis) 
         assert 20 < taken_over < len(found)
         assert [event.markup is not None for event in found] == [True] + [False] * (len(found) - 1)
         assert all(choice["tool_calls"] for choice in told(job))
+        thoughts = sum(len(choice["reasoning_content"]) for choice in told(job))
+        assert job.result().usage.completion_tokens_details.reasoning_tokens == thoughts

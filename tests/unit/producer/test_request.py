@@ -165,6 +165,23 @@ BAD: list[tuple[Any, str]] = [
         "repetition_detection.max_pattern_size: got 5000; give a whole number from 0 to 1024",
     ),
     (
+        OK | {"thinking_token_budget": 5},
+        "thinking_token_budget: given with a prompt; give messages instead",
+    ),
+    (
+        CHAT | {"thinking_token_budget": -2},
+        "thinking_token_budget: got -2; give a whole number of at least 0, or -1 for no limit",
+    ),
+    (
+        CHAT | {"reasoning": {"max_tokens": 5}, "thinking_token_budget": 5},
+        "reasoning.max_tokens: given beside thinking_token_budget, the same setting; give one",
+    ),
+    (
+        CHAT | {"reasoning": {"exclude": True}},
+        "reasoning.exclude: unknown field; give max_tokens or effort",
+    ),
+    (CHAT | {"reasoning": 5}, 'reasoning: give an object such as {"max_tokens": 2000}'),
+    (
         OK | {"repetition_penalty": 0},
         "repetition_penalty: got 0; give a number above 0 and up to 10",
     ),
@@ -355,3 +372,8 @@ def test_a_message_of_parts_has_their_text() -> None:
     )
     assert request.messages is not None
     assert request.messages[0].text == "ab"
+
+
+def test_openrouters_reasoning_is_a_budget_and_an_effort() -> None:
+    request = GenerationRequest.parse(CHAT | {"reasoning": {"max_tokens": 200, "effort": "low"}})
+    assert (request.thinking_token_budget, request.reasoning_effort) == (200, "low")

@@ -246,6 +246,7 @@ def test_a_finished_chat_job_answers_as_openai_does() -> None:
         "completion_tokens": 2,
         "total_tokens": 5,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
         "speculation": {"steps": 1, "drafted": 0, "accepted": []},
     }
 

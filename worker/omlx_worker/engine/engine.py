@@ -164,7 +164,10 @@ class DecodingEngine:
                 return self._decoder.add(replace(row, generated=(), max_tokens=0))
             if finish_reason is not None:
                 logprobs = self._describe(row, [])
-                self._ended[row.row_id] = Emission(row.row_id, [], "", logprobs, finish_reason)
+                thought = text.reasoning_tokens
+                self._ended[row.row_id] = Emission(
+                    row.row_id, [], "", logprobs, finish_reason, reasoning_tokens=thought
+                )
                 return Known()
         self._rows[row.row_id] = (row, text)
         return self._decoder.add(row)
@@ -259,6 +262,7 @@ class DecodingEngine:
             text="".join(pieces),
             logprobs=self._describe(row, told),
             marks=text.marks[marked:],
+            reasoning_tokens=text.reasoning_tokens,
             finish_reason=finish_reason,
             drafted_text=sum(map(len, pieces[: step.accepted])),
             error=error,

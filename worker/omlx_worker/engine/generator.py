@@ -24,6 +24,7 @@ from omlx_worker.engine.ragged.sampling import (
     sample,
 )
 from omlx_worker.engine.ragged.step import RowStep
+from omlx_worker.engine.ragged.thinking import after, along, forced, thoughts_of
 from omlx_worker.engine.rows.interface import Size
 from omlx_worker.engine.rows.row import Known, Row
 
@@ -49,6 +50,7 @@ class _RowSampler:
         self._params = params([row.sampling], self._plan)
         self._position = row.length
         self._counts: mx.array | None = None
+        self._thoughts = thoughts_of(row) if self._plan.thoughts else None
         self._logits: mx.array
 
     def read(self, _tokens: mx.array, logits: mx.array) -> mx.array:
@@ -62,11 +64,15 @@ class _RowSampler:
         if self._plan.penalties and self._counts is None:
             self._counts = counts_of(self._row.history, logits.shape[-1])[None, None]
         positions = mx.array([[self._position]], mx.int32)
-        draw = sample(logits[:, None], positions, self._counts, rows, self._params, self._plan)
+        thoughts, params, plan = self._thoughts, self._params, self._plan
+        must = None if thoughts is None else forced(along(thoughts, None, params), params)
+        draw = sample(logits[:, None], positions, self._counts, rows, params, plan, must)
         self.draws.append(draw)
         token = draw.tokens[:, 0]
         if self._counts is not None:
             self._counts = self._counts.at[0, 0, token].add(1)
+        if thoughts is not None:
+            self._thoughts = after(thoughts, token, params)
         self._position += 1
         return token
 

@@ -60,6 +60,7 @@ def load_engine(
     lookup: int = 0,
     prefixes: Prefixes | None = None,
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
+    thinking_budget: int | None = None,
     kernels_dir: Path | None = None,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
@@ -74,6 +75,7 @@ def load_engine(
         lookup: most drafts a step that are looked up; 0 for none.
         prefixes: how beginnings of prompts are kept; None for not at all.
         chat_tokens: of a chat that sets no limit, at most.
+        thinking_budget: of a chat that sets none; None for no limit.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
 
     Raises:
@@ -119,6 +121,7 @@ def load_engine(
             ratio=ratio,
             grammars=grammars,
             chat_tokens=chat_tokens,
+            thinking_budget=thinking_budget,
         )
         for _ in range(PREPARED_AT_ONCE)
     ]

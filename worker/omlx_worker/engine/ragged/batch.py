@@ -23,6 +23,7 @@ from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
 from omlx_worker.engine.ragged.sampling import counts_of
 from omlx_worker.engine.ragged.step import Arrays, State
+from omlx_worker.engine.ragged.thinking import thoughts_of
 from omlx_worker.engine.rows.row import Row, Sampling
 
 SHRINK_AFTER = 32
@@ -30,7 +31,7 @@ SHRINK_AFTER = 32
 A larger excess shrinks sooner: eight times the need after a seventh of these steps."""
 
 _PER_ROW = ("pending", "cursors", "body_lengths", "accepted", "offered", "source")
-_VOCABULARY = {"counts", "weights"}
+_OPTIONAL = {"counts", "weights", "thoughts"}
 _CUT = ("drafts", "weights", "history")
 """Arrays whose second axis differs between batches."""
 
@@ -130,6 +131,8 @@ class Batch:
             state["history"] = history_of(history)
         if row.sampling.penalises:
             state["counts"] = counts_of(history, self._model.vocabulary)[None]
+        if row.sampling.budgets:
+            state["thoughts"] = thoughts_of(row)
         remaining = row.max_tokens - len(row.generated)
         joining = BatchRow(row, history, length, length, remaining, layers, state)
         if row.grammar is not None:
@@ -161,7 +164,7 @@ class Batch:
         self._drain()
         cursor: int = self.state["cursors"][row.slot].item()  # type: ignore[assignment]
         row.layers = [cache.copy(row.slot, row.body_length, cursor) for cache in self.caches]
-        own, useless = mx.array([row.slot]), _VOCABULARY - _needed(row.request.sampling)
+        own, useless = mx.array([row.slot]), _OPTIONAL - _needed(row.request.sampling)
         row.state = {name: array[own] for name, array in self.state.items() if name not in useless}
         row.state["body_lengths"] = row.state["cursors"]
         mx.eval(row.layers, row.state)
@@ -225,17 +228,17 @@ class Batch:
             self._slack = 0
 
     def hold_needed(self) -> None:
-        """Hold arrays over the vocabulary, ``[S, ..., V]``, only while a row needs them."""
-        state = self.state
+        """Hold the arrays of penalties, ratios and budgets only while a row needs them."""
+        state, vocabulary = self.state, self._model.vocabulary
         needed = {name for row in self.rows.values() for name in _needed(row.request.sampling)}
-        shapes: dict[str, tuple[int, ...]] = {"counts": (self.slots,)}
+        shapes: dict[str, tuple[int, ...]] = {"counts": (self.slots, vocabulary)}
+        shapes["thoughts"] = (self.slots, 3)
         if "drafts" in state:
-            shapes["weights"] = state["drafts"].shape
-        for name in _VOCABULARY - needed:
+            shapes["weights"] = (*state["drafts"].shape, vocabulary)
+        for name in _OPTIONAL - needed:
             state.pop(name, None)
         for name in shapes.keys() & needed - state.keys():
-            dtype = mx.int32 if name == "counts" else mx.float32
-            state[name] = mx.zeros((*shapes[name], self._model.vocabulary), dtype)
+            state[name] = mx.zeros(shapes[name], mx.float32 if name == "weights" else mx.int32)
 
     def _drain(self) -> None:
         """Wait for the step in flight, so that only the caches hold their buffers."""
@@ -311,7 +314,7 @@ class Batch:
 
 
 def _needed(sampling: Sampling) -> set[str]:
-    """The arrays over the vocabulary that a row needs."""
+    """The optional arrays that a row needs."""
     weights = sampling.ratio and sampling.temperature > 0
-    needs = {"counts": sampling.penalises, "weights": weights}
+    needs = {"counts": sampling.penalises, "weights": weights, "thoughts": sampling.budgets}
     return {name for name, needed in needs.items() if needed}

@@ -22,6 +22,7 @@ from omlx_producer.wire import (
 )
 from omlx_worker.engine.rows.lark import Spelling
 from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tokens import in_common
 from omlx_worker.engine.rows.tools.grammar import CallGrammar
 from omlx_worker.engine.rows.tools.parameters import NotWritable
@@ -141,6 +142,22 @@ class Chat:
             markup = markup.model_copy(update={"call_end": ""})
             return ReplyForm(markup, reader.read_all, None, calling.parallel, tokens)
         return ReplyForm(markup, reader.read, reader.read_cut, calling.parallel, tokens)
+
+    def thinking(self, form: ReplyForm | None, budget: int | None) -> Thinking | None:
+        """How the tokens of answers tell their thinking; None if the model marks none.
+
+        Args:
+            form: how the answers are read.
+        """
+        tokenizer = self._tokenizer
+        if form is None or not tokenizer.has_thinking:
+            return None
+        return Thinking(
+            tuple(tokenizer.think_start_tokens),
+            tuple(tokenizer.think_end_tokens),
+            form.markup.thinks,
+            budget,
+        )
 
     def constraint(self, request: GenerationRequest, form: ReplyForm | None) -> Constraint | None:
         """What the answers to a request must match, calls of tools included.

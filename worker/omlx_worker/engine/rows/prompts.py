@@ -21,6 +21,7 @@ from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.encoding import Encoder
 from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tools.grammar import field_of
 
 _KINDS = {
@@ -53,6 +54,7 @@ class Prompter:
 
     Args:
         chat_tokens: of a chat that sets no limit, at most.
+        thinking_budget: of a chat that sets none; None for no limit.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Prompter:
         ratio: bool = False,
         grammars: Grammars | None = None,
         chat_tokens: int = DEFAULT_CHAT_TOKENS,
+        thinking_budget: int | None = None,
     ) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._encoder = Encoder(self._tokenizer, info)
@@ -75,6 +78,7 @@ class Prompter:
         self._ratio = ratio
         self._grammars = grammars
         self._chat_tokens = chat_tokens
+        self._thinking_budget = thinking_budget
         self._eos = frozenset(tokenizer.eos_token_ids)
 
     def rows(self, request: GenerationRequest, job_id: str) -> list[Row]:
@@ -91,12 +95,18 @@ class Prompter:
         self._check_token_ids("logit_bias", request.logit_bias or {})
         self._check_token_ids("stop_token_ids", request.stop_token_ids or [])
         stop_tokens = frozenset(request.stop_token_ids or ())
-        reply, constraint = None, request.constraint
+        reply, constraint, thinking = None, request.constraint, None
         marks: tuple[int, ...] = ()
         if request.messages is not None:
             marks = (self._chat.shared(request, prompt),)
             reply = self._chat.form(request, prompt)
             constraint = self._chat.constraint(request, reply)
+            thinking = self._chat.thinking(reply, self._budget(request))
+        if thinking is None and request.thinking_token_budget is not None:
+            raise InvalidRequest(
+                f"thinking_token_budget: {self._info.model} does not mark its thinking; leave it "
+                "out"
+            )
         default = DEFAULT_MAX_TOKENS if request.messages is None else self._chat_tokens
         field = _field_of(request, constraint)
         grammar = self._grammar(request, constraint, field)
@@ -109,7 +119,7 @@ class Prompter:
                 row_id=f"{job_id}:{choice}",
                 prompt=prompt,
                 max_tokens=min(default if most is None else most, room),
-                sampling=self._sampling(request, _seed(request.seed, job_id, choice)),
+                sampling=self._sampling(request, _seed(request.seed, job_id, choice), thinking),
                 stop_strings=tuple(request.stop_strings),
                 stop_tokens=stop_tokens if request.ignore_eos else stop_tokens | self._eos,
                 repetition=loops if loops and loops.max_pattern_size else None,
@@ -189,7 +199,15 @@ class Prompter:
                     f"{self._vocabulary} tokens; remove it"
                 )
 
-    def _sampling(self, request: GenerationRequest, seed: int) -> Sampling:
+    def _budget(self, request: GenerationRequest) -> int | None:
+        budget = request.thinking_token_budget
+        if budget is None:
+            return self._thinking_budget
+        return None if budget < 0 else budget
+
+    def _sampling(
+        self, request: GenerationRequest, seed: int, thinking: Thinking | None
+    ) -> Sampling:
         def given(name: str) -> Any:
             value = getattr(request, name)
             return getattr(self._defaults, name) if value is None else value
@@ -207,6 +225,7 @@ class Prompter:
             # A seed promises the same text at any depth, which only coupling gives.
             ratio=self._ratio and request.seed is None,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            thinking=thinking,
         )
 
 

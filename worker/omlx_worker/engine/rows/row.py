@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from omlx_producer.wire import FinishReason, PromptLogprob, RepetitionDetection, TokenLogprob
 from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.thinking import Thinking
 
 if TYPE_CHECKING:
     from omlx_worker.engine.rows.constraints import Grammar
@@ -34,6 +35,7 @@ class Sampling:
         ratio: judge drafts by the ratio rule instead of coupling; see
             `omlx_worker.engine.ragged.speculation`.
         top_logprobs: alternatives reported per token; None reports no log-probabilities.
+        thinking: how its thinking is told, and its budget; None if the model marks none.
     """
 
     temperature: float = 1.0
@@ -47,6 +49,12 @@ class Sampling:
     seed: int = 0
     ratio: bool = False
     top_logprobs: int | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def budgets(self) -> bool:
+        """Whether its thinking has a budget."""
+        return self.thinking is not None and self.thinking.budget is not None
 
     @property
     def penalises(self) -> bool:
@@ -162,6 +170,7 @@ class Emission:
         step_depth: the most drafts that the step could judge for any row.
         source: who made the drafts, or would have made them at a depth of 0.
         marks: those of the tokens; their text may come later.
+        reasoning_tokens: those of all the row's tokens so far that are thinking.
         error: why the row failed, one sentence for its user. It has ended then.
         prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
     """
@@ -177,6 +186,7 @@ class Emission:
     step_depth: int = 0
     source: Source = "model"
     marks: Sequence[Mark] = ()
+    reasoning_tokens: int = 0
     error: str | None = None
     prompt_logprobs: list[PromptLogprob] | None = None
 

@@ -21,6 +21,7 @@ from mlx_lm.tokenizer_utils import (
 from omlx_producer.wire import FinishReason
 from omlx_worker.engine.rows.repetition import Repetition
 from omlx_worker.engine.rows.row import Mark, Row
+from omlx_worker.engine.rows.thinking import Thoughts
 
 
 class _Exact(StreamingDetokenizer):
@@ -157,6 +158,8 @@ class RowText:
             self._detokenizer.trim_space = False
         edges = [(text, None) for text in row.stop_strings]
         self._stops = TextStateMachine({"normal": edges}).make_state() if edges else None
+        thinking = row.sampling.thinking
+        self._thoughts = Thoughts(thinking) if thinking else None
         self._repetition = Repetition(row.repetition) if row.repetition else None
         self._markers = row.reply.tokens if row.reply else {}
         self.marks: list[Mark] = []
@@ -168,6 +171,8 @@ class RowText:
             # A stop token may end a character or a stop string that was being held back.
             text, _ = self._release(self._drain_detokenizer(), final=True)
             return Piece(text, "stop", keeps_token=False)
+        if self._thoughts:
+            self._thoughts.feed(token)
         self._detokenizer.add_token(token)
         if marker := self._markers.get(token):
             place = self._detokenizer.text.rfind(marker)
@@ -180,6 +185,11 @@ class RowText:
         fresh = self._drain_detokenizer() if end else self._detokenizer.last_segment
         text, stopped = self._release(fresh, final=end is not None)
         return Piece(text, "stop" if stopped else end)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far that are thinking."""
+        return self._thoughts.tokens if self._thoughts else 0
 
     def cut(self) -> str:
         """The text that was held back, if the row ends before its token limit."""

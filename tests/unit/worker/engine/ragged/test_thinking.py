@@ -1,0 +1,146 @@
+"""Thinking ends at its budget, at one token in every mode, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from omlx_worker.engine.ragged.decoder import RaggedDecoder
+from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.thinking import Thinking, Thoughts
+from tests.helpers.constrained import constrained, free, play
+from tests.helpers.decoding import GREEDY, Loaded, row
+
+HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+BUDGET, TOKENS = 7, 50
+SLOW = [(1, 0), (0, 8), (2, 4)]
+
+
+@pytest.fixture(scope="module")
+def drafting(demo: Loaded) -> RaggedDecoder:
+    return demo.decoder(3, 8)
+
+
+def markers(demo: Loaded) -> Thinking:
+    """Thinking that the demo model often opens anew, and never ends by itself."""
+    [line_end] = demo.tokenizer.encode("\n")
+    return Thinking((line_end,), tuple(demo.tokenizer.encode(" zebra!")), begun=True)
+
+
+def thinker(
+    demo: Loaded, sampling: Sampling = HOT, budget: int | None = BUDGET, **thinking: Any
+) -> Row:
+    given = replace(markers(demo), budget=budget, **thinking)
+    prompt = demo.tokenizer.encode("class Stack:\n    def push(self, x):\n")
+    return row("x", prompt, TOKENS, replace(sampling, thinking=given))
+
+
+def forced(row: Row, tokens: Sequence[int]) -> list[int]:
+    """The places of a row's tokens at which its budget leaves no choice; each is checked."""
+    thinking = row.sampling.thinking
+    assert thinking is not None
+    assert thinking.budget is not None
+    thoughts, places = Thoughts(thinking), []
+    for place, token in enumerate(tokens):
+        if thoughts.on and thoughts.tokens >= thinking.budget:
+            assert token == thinking.end[thoughts.matched]
+            places.append(place)
+        thoughts.feed(token)
+    return places
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [HOT, *(pytest.param(s, marks=pytest.mark.slow) for s in (GREEDY, replace(HOT, ratio=True)))],
+)
+def test_the_marker_comes_at_the_budget_and_the_answer_goes_on(
+    demo: Loaded, drafting: RaggedDecoder, sampling: Sampling
+) -> None:
+    asked = thinker(demo, sampling)
+    length = len(markers(demo).end)
+    assert length > 1, "a marker of several tokens"
+
+    ended = play(drafting, [asked])["x"]
+
+    places = forced(asked, ended.tokens)
+    assert places[:length] == list(range(BUDGET, BUDGET + length))
+    assert len(ended.tokens) == TOKENS
+    if not sampling.ratio:
+        whole = play(drafting, [thinker(demo, sampling, None)])["x"]
+        assert ended.tokens[:BUDGET] == whole.tokens[:BUDGET]
+        assert forced(asked, ended.tokens[: BUDGET + length]) == places[:length]
+
+
+@pytest.mark.parametrize(
+    ("depth", "lookup"), [(0, 0), *(pytest.param(*d, marks=pytest.mark.slow) for d in SLOW)]
+)
+@pytest.mark.parametrize("budget", [pytest.param(0, marks=pytest.mark.slow), BUDGET])
+def test_the_text_is_the_same_whatever_drafts_and_in_company(
+    demo: Loaded, drafting: RaggedDecoder, budget: int, depth: int, lookup: int
+) -> None:
+    asked = thinker(demo, budget=budget)
+    together = play(drafting, [free("f"), asked, free("g", HOT)])["x"]
+    alone = play(demo.decoder(depth, lookup), [asked])["x"]
+    assert alone == replace(together, steps=ANY)
+    assert len(forced(asked, alone.tokens)) > 4, "it opens thinking anew, which is closed at once"
+
+
+@pytest.mark.parametrize("company", ["free", pytest.param("constrained", marks=pytest.mark.slow)])
+def test_rows_that_stay_within_their_budgets_are_untouched_beside_those_that_do_not(
+    demo: Loaded, drafting: RaggedDecoder, company: str
+) -> None:
+    rows = [free("f", HOT), free("g")]
+    rows += [constrained("c", sampling=HOT, tokens=60)] if company == "constrained" else []
+    wanted = play(drafting, rows)
+
+    wide = replace(markers(demo), budget=1000)
+    budgeted = [replace(each, sampling=replace(each.sampling, thinking=wide)) for each in rows]
+    together = play(drafting, [*budgeted, thinker(demo)])
+
+    assert {name: together[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    "length",
+    [BUDGET + 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, BUDGET, TOKENS - 5))],
+)
+def test_an_interrupted_row_goes_on_where_its_thinking_was(
+    demo: Loaded, drafting: RaggedDecoder, length: int
+) -> None:
+    asked = thinker(demo)
+    whole = play(drafting, [asked])["x"]
+    resumed = replace(asked, generated=whole.tokens[:length])
+    assert play(drafting, [resumed])["x"] == replace(whole, steps=ANY)
+
+
+@pytest.mark.slow
+def test_a_suspended_row_goes_on_where_its_thinking_was(
+    demo: Loaded, drafting: RaggedDecoder
+) -> None:
+    asked = thinker(demo)
+    whole = play(drafting, [asked])["x"]
+    paused = play(drafting, [asked, free("f", HOT)], pause={"x": (3, 6)})["x"]
+    assert paused == replace(whole, steps=ANY)
+
+
+@pytest.mark.slow
+def test_log_probabilities_of_what_is_forced_are_certain(
+    demo: Loaded, drafting: RaggedDecoder
+) -> None:
+    asked = thinker(demo, replace(HOT, top_logprobs=2))
+    drafting.add(asked)
+    while drafting.prefill({"x": 64})["x"]:
+        pass
+    steps = [step for _ in range(TOKENS) for step in drafting.step()]
+    drafting.remove("x")
+    sampled = [each for step in steps for each in step.tokens][:TOKENS]
+    places = forced(asked, [each.token for each in sampled])
+    assert places
+    assert {sampled[place].logprob for place in places} == {0.0}
+    assert {sampled[place].top for place in places} == {
+        ((token, 0.0),) for token in markers(demo).end
+    }
