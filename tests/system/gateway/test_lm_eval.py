@@ -105,7 +105,7 @@ def test_a_task_of_the_harness_gets_mlx_lms_log_likelihoods(
     subprocess.run([*command, "--log_samples"], env={**environment, **alone}, check=True)
 
     [found] = (tmp_path / "out").rglob("samples_*.jsonl")
-    samples: list[dict[str, Any]] = [json.loads(line) for line in found.open()]
+    samples: list[dict[str, Any]] = [json.loads(line) for line in found.read_text().splitlines()]
     assert [sample["doc"] for sample in samples] == DOCS
     for sample in samples:
         for choice, [(logprob, greedy)] in zip(
