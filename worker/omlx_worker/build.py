@@ -93,6 +93,7 @@ def load_engine(settings: WorkerSettings) -> DecodingEngine:
         chat_tokens=settings.default_max_tokens,
         thinking_budget=settings.thinking_budget,
         kernels_dir=settings.state_dir,
+        fixed=settings.fixed_shapes,
     )
     if settings.memory_limit is not None and engine.weight_bytes >= settings.memory_limit:
         raise ModelError(

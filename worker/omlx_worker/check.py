@@ -113,7 +113,7 @@ def examine(settings: WorkerSettings) -> Report:
         state=row.state,
         context=engine.info.context_length,
         memory_limit=limit,
-        rows=_rows(engine, limit),
+        rows=min(_rows(engine, limit), settings.max_batch if settings.fixed_shapes else MOST_ROWS),
         kernels=list(engine.forms),
     )
 
@@ -129,6 +129,8 @@ def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:
         return None
     if engine.reason:
         return f"{engine.decoder} has no drafts"
+    if settings.fixed_shapes and settings.mode == "auto":
+        return "with --fixed-shapes only --mode mtp drafts"
     if not settings.depth:
         return "--mode batched or --mtp-depth 0"
     return "the checkpoint has no MTP head, --draft-model names no model, and --no-lookup"

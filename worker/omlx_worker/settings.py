@@ -94,6 +94,9 @@ class WorkerSettings(BaseSettings):
     acceptance: Literal["coupled", "ratio"] = Field(
         default="coupled", description="The rule for drafts of requests without a seed."
     )
+    fixed_shapes: bool = Field(
+        default=False, description="One text in any company, in half precision too."
+    )
     burst: bool = Field(default=False, description="End when the queues are empty.")
     name: str | None = Field(
         default=None,
@@ -186,6 +189,15 @@ class WorkerSettings(BaseSettings):
                 ) from None
         return hours
 
+    @field_validator("fixed_shapes")
+    @classmethod
+    def _drafts_in_any_company(cls, fixed: bool, info: ValidationInfo) -> bool:
+        if fixed and info.data.get("mode") == "hybrid":
+            raise PydanticCustomError(
+                REMEDY, "--mode hybrid drafts for a row alone only; give mtp or batched"
+            )
+        return fixed
+
     @field_validator("prefix_dir")
     @classmethod
     def _has_a_cache(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
@@ -198,7 +210,9 @@ class WorkerSettings(BaseSettings):
     @property
     def depth(self) -> int:
         """Drafts a step, at most, in this mode."""
-        return 0 if self.mode == "batched" else self.mtp_depth
+        # Fixed shapes have one depth, and step times, by which auto finds it, are not fixed.
+        plain = self.mode == "batched" or (self.mode == "auto" and self.fixed_shapes)
+        return 0 if plain else self.mtp_depth
 
     @property
     def lookup_depth(self) -> int:

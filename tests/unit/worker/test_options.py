@@ -104,6 +104,14 @@ def test_a_model_drafts_up_to_four_tokens_itself() -> None:
     assert result.stderr == "omlx-worker: OMLX_QUEUE_MTP_DEPTH: got 5; give 0 to 4\n"
 
 
+def test_fixed_shapes_draft_only_where_company_does_not_decide() -> None:
+    assert WorkerSettings(fixed_shapes=True).depth == 0
+    assert WorkerSettings(fixed_shapes=True, mode="mtp").depth == 3
+    result = invoke("run", "--fixed-shapes", OMLX_QUEUE_MODE="hybrid")
+    assert result.exit_code == 2
+    assert "--mode hybrid drafts for a row alone only; give mtp or batched" in result.stderr
+
+
 def test_sizes_have_units() -> None:
     settings = WorkerSettings(prefix_cache="1.5GB", prefix_dir_limit="2GiB")
     assert (settings.prefix_cache, settings.prefix_dir_limit) == (1_500_000_000, 2**31)

@@ -15,19 +15,23 @@ SHORTEST = 64
 """Tokens of the shortest beginning that is worth a stop and a wait."""
 
 
-def note(row: DecodeRow, others: Iterable[DecodeRow]) -> None:
-    """Note which rows share a beginning with a new row, and let all of them stop at its end."""
+def note(row: DecodeRow, others: Iterable[DecodeRow], unit: int = 1) -> None:
+    """Note which rows share a beginning with a new row, and let all of them stop at its end.
+
+    Args:
+        unit: rows stop at multiples of it only.
+    """
     if not row.request.cache:
         return
     last = len(row.request.prompt) - 1
-    row.stops |= {mark for mark in row.request.marks if SHORTEST <= mark <= last}
+    row.stops |= {mark - mark % unit for mark in row.request.marks if SHORTEST <= mark <= last}
     if row.level < BULK and last >= SHORTEST and row.request.prompt_logprobs is None:
-        row.stops.add(last)  # a conversation may go on, or the prompt come again
+        row.stops.add(last - last % unit)  # a conversation may go on, or the prompt come again
     for other in others:
         alike = other.request.cache and other.request.salt == row.request.salt
         if alike and other.stage in (Stage.WAITING, Stage.READING):
             part = in_common(row.request.prompt, other.request.prompt)
-            part = min(part, last, len(other.request.prompt) - 1)
+            part = min(part, last, len(other.request.prompt) - 1) // unit * unit
             if part >= SHORTEST:
                 for one, kin in ((row, other), (other, row)):
                     # A prompt that is scored is read whole.

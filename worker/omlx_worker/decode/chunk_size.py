@@ -27,9 +27,12 @@ class ChunkSize:
 
     Args:
         most: tokens of a chunk, at most.
+        unit: every chunk ends at the next multiple of these tokens, or with its prompt; 1 for
+            chunks by their times.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, unit: int = 1) -> None:
+        self.unit = unit
         self._most = most
         self._sizes: dict[tuple[bool, int], float] = {}
         self._steps: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_STEPS)
@@ -43,6 +46,8 @@ class ChunkSize:
             hurried: whether consumers wait for tokens of rows that decode.
             left: tokens to read up to the next stop, or to the prompt's end.
         """
+        if self.unit > 1:
+            return min(left, self.unit - context % self.unit)
         size = self._size(context, hurried)
         return left if left <= min(self._most, LAST_PIECE * size) else int(size)
 
@@ -88,6 +93,8 @@ class ChunkSize:
 
     def _size(self, context: int, hurried: bool) -> float:
         """The size in this range of contexts, or in the nearest shorter one that is known."""
+        if self.unit > 1:
+            return self.unit
         for span in range(_span(context), -1, -1):
             if (hurried, span) in self._sizes:
                 return self._sizes[hurried, span]

@@ -115,7 +115,7 @@ class Scheduler:
         row.arrival, row.left, row.since = self._arrivals, row.length, self._clock()
         self._arrivals += 1
         if self._shares:
-            note(row, self._rows.values())
+            note(row, self._rows.values(), self._chunks.unit)
         self._rows[row.row_id] = row
 
     def remove(self, row: DecodeRow) -> None:

@@ -22,7 +22,7 @@ from omlx_worker.decode.depth_driver import DepthDriver, make_policy
 from omlx_worker.decode.loop import DecodeLoop, EngineFailed
 from omlx_worker.decode.row import Stage
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Engine
+from omlx_worker.engine.rows.interface import FIXED_CHUNK, LONGEST_CHUNK, Engine
 from omlx_worker.engine.rows.row import Emission
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
@@ -139,7 +139,7 @@ class DecodeThread:
                 self.budget,
                 self.counters,
                 driver=self.driver,
-                chunks=ChunkSize(LONGEST_CHUNK),
+                chunks=ChunkSize(LONGEST_CHUNK, FIXED_CHUNK if self._settings.fixed_shapes else 1),
                 patience=self._settings.patience,
             )
         except BaseException as error:  # noqa: BLE001 (raised again by `start`)

@@ -23,7 +23,7 @@ from omlx_worker.engine.ragged.footprint import RowBytes, budget, keep_within
 from omlx_worker.engine.ragged.sampling import Sampled, Scored
 from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.constraints import TOO_SLOW
-from omlx_worker.engine.rows.interface import Rows, Size
+from omlx_worker.engine.rows.interface import LONGEST_CHUNK, Rows, Size
 from omlx_worker.engine.rows.prompts import Prompter
 from omlx_worker.engine.rows.row import Emission, Known, Row, Said
 from omlx_worker.engine.rows.text import RowText, bytes_of_tokens, decode_faithfully
@@ -89,6 +89,8 @@ class DecodingEngine:
         family: of the model, as mlx-lm names it.
         prompters: so many requests can be prepared at the same time.
         draft_model: its name, if one drafts.
+        repeats: whether the tokens of an interrupted row are decoded again rather than read,
+            because fixed shapes round them so.
 
     Attributes:
         decoder: see `Decoder.name`.
@@ -111,6 +113,8 @@ class DecodingEngine:
         info: ModelInfo,
         max_rows: int,
         draft_model: str | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
         decode_faithfully(tokenizer)
         self.family = family
@@ -129,6 +133,8 @@ class DecodingEngine:
         self.pads, self.slow = decoder.pads, decoder.slow
         self.weight_bytes, self.row_bytes = decoder.weight_bytes, decoder.row_bytes
         self.memory_budget = budget()
+        self._repeats = repeats
+        self._again: dict[str, list[int]] = {}
         self._rows: dict[str, tuple[Row, RowText]] = {}
         self._ended: dict[str, Emission] = {}
         # Of rows that an interrupted run has ended, but whose prompts it had scored.
@@ -170,13 +176,17 @@ class DecodingEngine:
                 )
                 return Known()
         self._rows[row.row_id] = (row, text)
+        if self._repeats and row.generated:
+            self._again[row.row_id] = list(row.generated)
+            row = replace(row, generated=())
         return self._decoder.add(row)
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
         kept = [row_id for row_id in keep if row_id in running]
         left = self._decoder.prefill(running, kept) if running else {}
-        return dict.fromkeys(tokens, 0) | left
+        again = {row_id: len(self._again.get(row_id, ())) for row_id, n in left.items() if n}
+        return dict.fromkeys(tokens, 0) | {id_: n + again.get(id_, 0) for id_, n in left.items()}
 
     def scored(self) -> list[Emission]:
         emissions = []
@@ -195,11 +205,33 @@ class DecodingEngine:
     def step(self, depths: Mapping[str, int] | None = None) -> list[Emission]:
         ended = list(self._ended.values())
         self._ended.clear()
-        return ended + [
-            self._emit(*self._rows[step.row_id], step)
-            for step in self._decoder.step(depths)
-            if step.row_id in self._rows
-        ]
+        steps = [step for step in self._decoder.step(depths) if step.row_id in self._rows]
+        if self._again:
+            steps = [new for step in steps if (new := self._without_repeats(step))]
+        return ended + [self._emit(*self._rows[step.row_id], step) for step in steps]
+
+    def _without_repeats(self, step: RowStep) -> RowStep | None:
+        """What a step adds to the tokens that its row had when it was added; None for nothing."""
+        row_id, tokens = step.row_id, [sampled.token for sampled in step.tokens]
+        if not (again := self._again.pop(row_id, None)):
+            return step
+        count = min(len(again), len(tokens))
+        if tokens[:count] != again[:count]:
+            log.warning(
+                "row %s does not repeat its text here: it goes on from the text, which may round "
+                "differently",
+                row_id,
+            )
+            row, _ = self._rows[row_id]
+            self._decoder.remove(row_id)
+            self._decoder.add(row)
+            while self._decoder.prefill({row_id: LONGEST_CHUNK})[row_id]:
+                pass
+            return None
+        if rest := again[count:]:
+            self._again[row_id] = rest
+        fresh = step.tokens[count:]
+        return replace(step, tokens=fresh) if fresh or step.cut else None
 
     def suspend(self, row_id: str) -> bool:
         return row_id in self._rows and self._decoder.suspend(row_id)
@@ -219,6 +251,7 @@ class DecodingEngine:
     def remove(self, row_id: str) -> None:
         self._ended.pop(row_id, None)
         self._finish_reasons.pop(row_id, None)
+        self._again.pop(row_id, None)
         if self._rows.pop(row_id, None) is not None:
             self._decoder.remove(row_id)
 
@@ -229,6 +262,7 @@ class DecodingEngine:
         self._decoder.close()
         del self._decoder
         self._rows.clear()
+        self._again.clear()
         self._ended.clear()
         self._finish_reasons.clear()
         end_streams()
@@ -255,6 +289,7 @@ class DecodingEngine:
             error = TOO_SLOW.format(row.grammar_field) if step.cut == "slow" else None
         if finish_reason is not None:
             del self._rows[row.row_id]
+            self._again.pop(row.row_id, None)
             self._decoder.finish(row.row_id)
         return Emission(
             row_id=row.row_id,

@@ -277,3 +277,13 @@ def test_a_few_slow_steps_let_no_chunk_hold_rows_up_for_long(seed: int) -> None:
             chunks.stepped(step + seconds * chance.choice((0.9, 1.0, 1.0, 1.1, 2.0)) + slow)
             context, left = context + tokens, left - tokens
     assert longest < 8 * step
+
+
+def test_chunks_of_a_unit_end_at_its_multiples_or_with_the_prompt() -> None:
+    chunks = ChunkSize(2048, 256)
+    chunks.read(0, False, 256, 1e-6)
+
+    assert chunks.chunk(0, True, 1000) == 256
+    assert chunks.chunk(256, False, 44) == 44
+    assert chunks.chunk(300, False, 1000) == 212
+    assert chunks.whole(0, True) == 256

@@ -130,6 +130,19 @@ def grown(layout: Layout, needs: Sequence[int]) -> Layout:
     )
 
 
+def fixed(slots: int, capacity: int, rows: Seated) -> tuple[Layout, list[int]]:
+    """One group of ``slots``, all of the longest row's capacity, or of this one if that is more.
+
+    Returns:
+        The layout, and the slot of each row: its own, or a free one.
+    """
+    taken = {slot for slot, _ in rows}
+    free = (slot for slot in range(slots) if slot not in taken)
+    seats = [next(free) if slot is None else slot for slot, _ in rows]
+    capacity = max([capacity, *(capacity_for(need) for _, need in rows)])
+    return (Group(slots, capacity, capacity),), seats
+
+
 def excess(layout: Layout, rows: Seated) -> int:
     """How much too large a layout is; 0 if no group has twice the slots or capacity it needs.
 

@@ -69,6 +69,8 @@ class AttentionKernel:
     Args:
         tile: queries of a warp, at most; with its sum one takes twice `EACH` registers.
         blocks: that keep a GPU busy; with fewer, several share a row's positions.
+        fixed: share out a row's positions to the same number of blocks, whatever its body's
+            capacity, so that its sums depend on nothing but the row.
 
     Raises:
         ValueError: if they do not take what they are given.
@@ -77,6 +79,7 @@ class AttentionKernel:
     platform: Platform
     tile: int = 4
     blocks: int = 256
+    fixed: bool = False
 
     def put(self, tails: Pair, keys: mx.array, values: mx.array, window: Window) -> Pair:
         size = keys.shape[-1]
@@ -179,7 +182,8 @@ class AttentionKernel:
         tiles = -(-count // tile)
         warps = WARPS * WIDE // max(WIDE, size)
         blocks = slots * heads * -(-tiles // warps)
-        splits = max(1, min(capacity // LEAST, self.blocks // blocks))
+        most = self.blocks // blocks
+        splits = max(1, most if self.fixed else min(capacity // LEAST, most))
         each = slots * heads * count
         mixed = {"mixed": ((slots, width, query_heads, size), queries.dtype)}
         parts = {

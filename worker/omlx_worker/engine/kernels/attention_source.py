@@ -56,12 +56,11 @@ _BODY = """
     }
   }
 
-  // Positions are counted through the body, as far as it is filled, and on through the tail.
-  const int filled = Ring && length > capacity ? capacity : length;
-  int begin = Sliding && !Ring ? cursor - Sliding + 1 : 0;
-  if (begin < 0) begin = 0;
-  if (begin > filled) begin = filled;
-  const int end = filled + cursor - length + width;
+  // Positions are taken in their order, wherever the body ends and the tail begins.
+  const int oldest = Ring && length > capacity ? length - capacity : 0;
+  int begin = Sliding ? cursor - Sliding + 1 : 0;
+  if (begin < oldest) begin = oldest;
+  const int end = cursor + width;
   const int share = (end - begin + splits - 1) / splits;
   const int from = begin + split * share;
   const int to = from + share < end ? from + share : end;
@@ -76,8 +75,7 @@ _BODY = """
   }
   while (base < to) {
     const bool valid = base + taken < to;
-    const int position = at >= filled ? length + at - filled
-        : Ring ? length - 1 - (length - 1 - at) % whole_ring : at;
+    const int position = at;
     float k[each];
     float v[each];
     for (int e = 0; e < each; ++e) {
@@ -161,9 +159,9 @@ _BODY = """
 """
 
 _FETCH = """
-    const bool in_body = at < filled;
-    const long vector = in_body ? (static_cast<long>(n) * capacity + at) * D
-                                : (static_cast<long>(n) * tail + at - filled) * D;
+    const bool in_body = at < length;
+    const int index = !in_body ? at - length : Ring ? at % whole_ring : at;
+    const long vector = (static_cast<long>(n) * (in_body ? capacity : tail) + index) * D;
     READONLY T* k_at = (in_body ? body_keys : tail_keys) + vector + 4 * inside;
     READONLY T* v_at = (in_body ? body_values : tail_values) + vector + 4 * inside;
     for (int f = 0; f < fours; ++f) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ from omlx_worker.engine.kernels.contested import (
 )
 from omlx_worker.engine.kernels.cpu.delta_rule import ProductRule
 from omlx_worker.engine.kernels.delta_kernel import DeltaKernel
-from omlx_worker.engine.kernels.forms import Kernels
+from omlx_worker.engine.kernels.forms import Kernels, plain_forms
 from omlx_worker.engine.kernels.net_kernels import NetKernels
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.plain.products import Product
@@ -27,8 +28,9 @@ from omlx_worker.engine.kernels.source import Platform
 
 def for_device(contest: Contest) -> Kernels:
     """The forms for the default device. On a GPU they compete."""
+    plain = plain_forms(fixed=contest.fixed)
     if mx.default_device() == mx.cpu:
-        return Kernels(rule=ProductRule())
+        return replace(plain, rule=ProductRule())
     platform: Platform = "metal" if mx.metal.is_available() else "cuda"
 
     def between(module: Any, fused: Product) -> NetOperations:
@@ -39,7 +41,10 @@ def for_device(contest: Contest) -> Kernels:
         f"kernel of {tile} queries in {blocks} blocks": AttentionKernel(platform, tile, blocks)
         for tile, blocks in product((2, 4), (64, 256, 1024))
     }
-    plain = Kernels()
+    if contest.fixed:
+        attention = {
+            "kernel": AttentionKernel(platform, 2 if platform == "metal" else 4, fixed=True)
+        }
     return Kernels(
         ContestedAttention(plain.attention, attention, contest),
         ContestedRule(plain.rule, DeltaKernel(platform), contest),

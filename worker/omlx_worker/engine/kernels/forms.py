@@ -13,6 +13,7 @@ from omlx_worker.engine.kernels.attention import Attention
 from omlx_worker.engine.kernels.delta_rule import DeltaRule
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
 from omlx_worker.engine.kernels.plain.delta_rule import PlainRule
+from omlx_worker.engine.kernels.plain.fixed_attention import FixedAttention
 from omlx_worker.engine.kernels.plain.net_inputs import NetOperations
 from omlx_worker.engine.kernels.plain.products import Product, product
 from omlx_worker.engine.kernels.side_by_side import side_by_side
@@ -55,3 +56,8 @@ class Kernels:
             own = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
             fused = self.fuse(own)
         return NetOperations(module) if fused is None else self.between(module, fused)
+
+
+def plain_forms(*, fixed: bool) -> Kernels:
+    """The plain forms; if ``fixed``, those whose sums for a row depend on that row alone."""
+    return Kernels(FixedAttention()) if fixed else Kernels()

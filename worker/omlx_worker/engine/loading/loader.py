@@ -62,6 +62,7 @@ def load_engine(
     chat_tokens: int = DEFAULT_CHAT_TOKENS,
     thinking_budget: int | None = None,
     kernels_dir: Path | None = None,
+    fixed: bool = False,
 ) -> DecodingEngine:
     """Load a model and make an engine of it, in the thread that will drive it.
 
@@ -77,6 +78,7 @@ def load_engine(
         chat_tokens: of a chat that sets no limit, at most.
         thinking_budget: of a chat that sets none; None for no limit.
         kernels_dir: keeps which kernels are used on this device; None to measure at each start.
+        fixed: fixed shapes; see `RaggedDecoder`.
 
     Raises:
         ModelError: if there is no such model, its files cannot be used, or the draft model cannot
@@ -92,10 +94,14 @@ def load_engine(
         paths.append(resolve(draft_model, DRAFT_MODEL))
         draft = load_draft_model(draft_model, tokenizer, paths[-1])
     make_prefixes = (
-        partial(prefixes.cache, paths=paths, head=head and head.file) if prefixes else None
+        partial(prefixes.cache, paths=paths, head=head and head.file, fixed=fixed)
+        if prefixes
+        else None
     )
-    contest = Contest(kernels_dir)
+    contest = Contest(kernels_dir, fixed=fixed)
     decoder = decoder_of(network, max_rows, depth, draft, lookup, make_prefixes, contest)
+    if fixed and decoder.reason:
+        raise ModelError(f"--fixed-shapes: leave it out, because {decoder.reason}")
     info = ModelInfo(
         model=model,
         context_length=context_length(config),
@@ -128,7 +134,9 @@ def load_engine(
     family = config["model_type"]
     if isinstance(decoder, SerialDecoder):
         max_rows = 1
-    engine = DecodingEngine(family, decoder, tokenizer, prompters, info, max_rows, draft_model)
+    engine = DecodingEngine(
+        family, decoder, tokenizer, prompters, info, max_rows, draft_model, repeats=fixed
+    )
     engine.forms = contest.results
     if depth and not draft_model and not engine.reason:
         engine.head = (head.origin or "the checkpoint") if head else None
@@ -231,7 +239,7 @@ def decoder_of(
         draft: drafts in place of the model's own head.
         lookup: see `load_engine`.
         make_prefixes: makes the prefix cache; None for none.
-        contest: see `as_ragged`.
+        contest: see `as_ragged`; with fixed forms, the batch has fixed shapes.
 
     Raises:
         ModelError: if ``draft`` cannot draft for the model, or mlx-lm cannot generate with it.
@@ -256,7 +264,9 @@ def decoder_of(
         log.warning("the model has no MTP head to draft with: rows decode a token a step")
     for part in ragged.slow:
         log.warning("slow: %s", part)
-    return RaggedDecoder(ragged, depth, lookup, make_prefixes(ragged) if make_prefixes else None)
+    kept = make_prefixes(ragged) if make_prefixes else None
+    slots = max_rows if contest and contest.fixed else 0
+    return RaggedDecoder(ragged, depth, lookup, kept, fixed=slots)
 
 
 def _plain_decoder(network: nn.Module, max_rows: int, reason: str) -> Decoder:

@@ -27,8 +27,18 @@ class Prefixes:
     folder: Path | None = None
     folder_limit: int = 0
 
-    def cache(self, model: RaggedModel, paths: list[Path], head: Path | None = None) -> PrefixCache:
+    def cache(
+        self,
+        model: RaggedModel,
+        paths: list[Path],
+        head: Path | None = None,
+        *,
+        fixed: bool = False,
+    ) -> PrefixCache:
         """The cache of a model from these checkpoints, and of a head from a file of its own.
+
+        Args:
+            fixed: whether prompts are read in fixed shapes, which round in their own way.
 
         Raises:
             ModelError: if the folder cannot be used.
@@ -37,7 +47,7 @@ class Prefixes:
         if self.folder is None:
             return PrefixCache(forms, self.size)
         try:
-            identity = identity_of(paths, model, head)
+            identity = identity_of(paths, model, head) + (", fixed shapes" if fixed else "")
             disk = PrefixDisk(self.folder, identity, self.folder_limit, forms, self.size)
         except NotPrivate as reason:
             raise ModelError(f"--prefix-dir {self.folder}: {reason}") from None

@@ -15,9 +15,20 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from omlx_worker.engine.caches.layout import Layout, excess, packed, seat, slots_of, unmoved
-from omlx_worker.engine.caches.recurrent_cache import widened
-from omlx_worker.engine.kernels.window import TAIL
+from omlx_worker.engine.caches.layout import (
+    MIN_CAPACITY,
+    Layout,
+    Seated,
+    capacity_for,
+    excess,
+    fixed,
+    packed,
+    seat,
+    slots_of,
+    unmoved,
+)
+from omlx_worker.engine.caches.recurrent_cache import RecurrentCache, widened
+from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.ragged_model import LayerCache, RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length, history_of
 from omlx_worker.engine.ragged.masks import Matcher
@@ -86,6 +97,8 @@ class Batch:
 
     Args:
         looks_up: whether drafts are looked up.
+        fixed: slots of every step, with or without rows; 0 for as many as rows need.
+        depth: drafts of every step then.
 
     Attributes:
         rows: those in slots, by their ids.
@@ -97,7 +110,9 @@ class Batch:
         changed: whether rows have joined, left or moved; the caller resets it.
     """
 
-    def __init__(self, model: RaggedModel, *, looks_up: bool = False) -> None:
+    def __init__(
+        self, model: RaggedModel, *, looks_up: bool = False, fixed: int = 0, depth: int = 0
+    ) -> None:
         self.rows: dict[str, BatchRow] = {}
         self.suspended: dict[str, BatchRow] = {}
         self.layout: Layout = ()
@@ -107,6 +122,7 @@ class Batch:
         self.drains = 0
         self.changed = False
         self._model = model
+        self._fixed, self._depth = fixed, depth
         self._slack = 0
 
     @property
@@ -145,7 +161,7 @@ class Batch:
         rows = [*self.rows.values(), *joining]
         needs: list[tuple[int | None, int]] = [(r.slot, r.body_length) for r in self.rows.values()]
         needs += [(None, row.body_length) for row in joining]
-        self._arrange(rows, *seat(self.layout, needs))
+        self._arrange(rows, *self._seat(needs))
         self.rows |= {row.row_id: row for row in joining}
         self.changed = True
         self.hold_needed()
@@ -202,7 +218,7 @@ class Batch:
         cursors: list[int] = self.state["cursors"].tolist()  # type: ignore[assignment]
         ends = [cursors[row.slot] for row in rows]
         needs = [(row.slot, end) for row, end in zip(rows, ends, strict=True)]
-        self._arrange(rows, *seat(self.layout, needs))
+        self._arrange(rows, *self._seat(needs))
         tails = [(row.slot, row.body_length, end) for row, end in zip(rows, ends, strict=True)]
         for cache in self.caches:
             cache.fold(tails)
@@ -221,11 +237,21 @@ class Batch:
         rows = list(self.rows.values())
         lengths = [(row.slot, row.cursor) for row in rows]
         too_large = excess(self.layout, lengths)
+        if self._fixed and rows:
+            longest = max(row.cursor for row in rows)
+            too_large = self.layout[0].capacity // capacity_for(longest) - 1
         self._slack = self._slack + too_large if too_large else 0
         if too_large and (at_once or self._slack >= SHRINK_AFTER):
             self._drain()
-            self._arrange(rows, *packed(lengths))
+            self._arrange(rows, *self._seat(lengths, anew=True))
             self._slack = 0
+
+    def _seat(self, needs: Seated, *, anew: bool = False) -> tuple[Layout, list[int]]:
+        """A layout for these rows, and their slots; the smallest one if ``anew``."""
+        if self._fixed:
+            capacity = MIN_CAPACITY if anew or not self.layout else self.layout[0].capacity
+            return fixed(self._fixed, capacity, needs)
+        return packed(needs) if anew else seat(self.layout, needs)
 
     def hold_needed(self) -> None:
         """Hold the arrays of penalties, ratios and budgets only while a row needs them."""
@@ -294,6 +320,8 @@ class Batch:
             self.state = {name: mx.zeros((layout[0].slots,), mx.int32) for name in _PER_ROW}
             if self.looks_up:
                 self.state["history"] = mx.zeros((layout[0].slots, 0), mx.int32)
+            if self._fixed and self._depth:
+                self._leave_drafts(self._fixed, self._depth)
         for cache in self.caches:
             cache.arrange(moves, layout)
             # One layer at a time, so that only one layer's old buffers are held beside the new.
@@ -311,6 +339,17 @@ class Batch:
         self._settle()
         # Otherwise freed buffers of old shapes pile up in a worker that runs for days.
         mx.clear_cache()
+
+    def _leave_drafts(self, slots: int, depth: int) -> None:
+        """Leave what a step leaves for the next, so that the first has no shape of its own."""
+        self.state["drafts"] = mx.zeros((slots, depth), mx.int32)
+        caches, start = self._model.new_caches(slots, TAIL), mx.zeros((slots,), mx.int32)
+        window = Window.at(start, start, 1 + depth, ((slots, TAIL),))
+        # Never evaluated: only the shapes are wanted.
+        self._model.forward(mx.zeros((slots, 1 + depth), mx.int32), caches, window, start)
+        for cache, after in zip(self.caches, caches, strict=True):
+            if isinstance(cache, RecurrentCache) and isinstance(after, RecurrentCache):
+                cache.kept = [mx.zeros_like(part) for part in after.kept]
 
 
 def _needed(sampling: Sampling) -> set[str]:

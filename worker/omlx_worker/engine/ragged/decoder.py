@@ -35,7 +35,7 @@ from omlx_worker.engine.ragged.sampling import (
     report,
 )
 from omlx_worker.engine.ragged.step import Cut, Halves, RowStep, cut, fit
-from omlx_worker.engine.rows.interface import Size
+from omlx_worker.engine.rows.interface import FIXED_CHUNK, Size
 from omlx_worker.engine.rows.row import SOURCES, Known, Row, Sampling
 
 
@@ -63,6 +63,10 @@ class RaggedDecoder(Batch):
         depth: drafts of a row and step, at most, that the model makes itself.
         lookup: the same of those that are looked up; 0 for none.
         prefixes: keeps beginnings of prompts for other rows; None to keep none.
+        fixed: with any number but 0, fixed shapes: every step has this many slots and
+            `max_depth` drafts, and every prompt is read alone, in chunks that begin at the same
+            positions of any prompt. The model's forms must be those of a `Contest` that is fixed.
+            Then the numbers of a row depend on nothing but the row.
 
     Attributes:
         max_depth: drafts per row and step, at most; a row may have a lower limit.
@@ -80,17 +84,19 @@ class RaggedDecoder(Batch):
         depth: int = 0,
         lookup: int = 0,
         prefixes: PrefixCache | None = None,
+        fixed: int = 0,
     ) -> None:
-        super().__init__(model, looks_up=lookup > 0)
         self.own_depth = depth if model.drafts else 0
         self.max_depth = max(lookup, self.own_depth)
+        super().__init__(model, looks_up=lookup > 0, fixed=fixed, depth=self.max_depth)
         self.reads = 0
         self.weight_bytes, self.vocabulary = model.weight_bytes, model.vocabulary
         self.pads, self.slow, self.shares = model.pads, model.slow, prefixes is not None
         self._prefixes = prefixes
         self._reading: dict[str, Reading] = {}
         self._scored: dict[str, list[Scored]] = {}
-        self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up)
+        self._footprint = Footprint(model, self.max_depth, looks_up=self.looks_up, fixed=fixed)
+        self._unit = FIXED_CHUNK if fixed else 1
         self._plan = Plan()
         self._params: Params = {}
         self._depths: Mapping[str, int] = {}
@@ -121,6 +127,9 @@ class RaggedDecoder(Batch):
         if not (self._prefixes and row.cache) or reading.is_scored:
             return Known()
         unread = reading.history[:-1]
+        if self._fixed:
+            shared = self._prefixes.shared(unread, row.salt)
+            unread = unread[: shared - shared % self._unit]
         held, layers = self._prefixes.take(unread, row.salt)
         if held:
             reading.take(self._model, held, layers)
@@ -129,11 +138,18 @@ class RaggedDecoder(Batch):
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         readings = [self._reading[row_id] for row_id in tokens]
         lengths = [min(tokens[reading.row_id], reading.left) for reading in readings]
-        if any(lengths):
+        if self._fixed:
+            for reading in readings:
+                length = self._unit - reading.done % self._unit
+                read(self._model, [reading], [min(length, reading.left)])
+        elif any(lengths):
             read(self._model, readings, lengths)
         for row_id in keep:
             reading = self._reading[row_id]
-            if self._prefixes and reading.request.cache and reading.done:
+            whole = reading.done and not reading.done % self._unit
+            if self._fixed and reading.is_scored:
+                whole = False  # its windows may be narrower
+            if self._prefixes and reading.request.cache and whole:
                 known = reading.history[: reading.done]
                 self._prefixes.put(known, reading.layers, reading.request.salt)
         finished = [reading for reading in readings if not reading.left]
@@ -162,7 +178,9 @@ class RaggedDecoder(Batch):
 
     def finish(self, row_id: str) -> None:
         row = self.rows.get(row_id)
-        if self._prefixes and row and row.request.cache and row.request.goes_on:
+        # With fixed shapes a text is no beginning of a prompt, which is read in other windows.
+        goes_on = row and row.request.cache and row.request.goes_on and not self._fixed
+        if self._prefixes and row and goes_on:
             # States are known after the first token of the last window. That is the one in flight,
             # whose samples nobody wants any more; or, without one, the one that was read last.
             flight = self._in_flight
@@ -187,9 +205,10 @@ class RaggedDecoder(Batch):
 
         Args:
             depths: tokens to draft for each row, judged by the next step; rows not named draft
-                as many as they may. None keeps the depths of the last step.
+                as many as they may. None keeps the depths of the last step. With fixed shapes all
+                rows draft as many as they may.
         """
-        if depths is not None and depths != self._depths:
+        if depths is not None and depths != self._depths and not self._fixed:
             self._depths = dict(depths)
             self.changed = True
         landing, self._in_flight = self._in_flight, self._dispatch(self._in_flight)
@@ -205,7 +224,9 @@ class RaggedDecoder(Batch):
         if all(row.remaining <= 0 for row in self.rows.values()):
             return None
         self.shrink()
-        depth = max(self._depth_of(row.request) for row in self.rows.values())
+        depth = self.max_depth
+        if not self._fixed:
+            depth = max(self._depth_of(row.request) for row in self.rows.values())
         self.state = fit(self.state, self.caches, depth, self.max_depth)
         width = 1 + (self.state["drafts"].shape[1] if "drafts" in self.state else 0)
         # Tail positions of the window, and of what follows it, which a draft model reads.

@@ -13,7 +13,15 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from omlx_worker.engine.caches.attention_cache import AttentionCache, spans_of
-from omlx_worker.engine.caches.layout import Layout, grown, positions_of, reachable, slots_of
+from omlx_worker.engine.caches.layout import (
+    MIN_CAPACITY,
+    Layout,
+    fixed,
+    grown,
+    positions_of,
+    reachable,
+    slots_of,
+)
 from omlx_worker.engine.kernels.window import TAIL, Window
 from omlx_worker.engine.models.ragged_model import RaggedModel
 from omlx_worker.engine.ragged.lookups import history_length
@@ -97,9 +105,12 @@ class Footprint:
     Args:
         depth: drafts a row and step, at most.
         looks_up: whether drafts are looked up.
+        fixed: slots of every step; 0 for as many as rows need.
     """
 
-    def __init__(self, model: RaggedModel, depth: int, *, looks_up: bool = False) -> None:
+    def __init__(
+        self, model: RaggedModel, depth: int, *, looks_up: bool = False, fixed: int = 0
+    ) -> None:
         # Never evaluated, so nothing is allocated.
         caches = model.new_caches(1, TAIL)
         attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
@@ -125,7 +136,7 @@ class Footprint:
         self._state = state
         # The logits of a window; of those scored at once, four arrays of 4 bytes each.
         self._scoring = MOST_LOGITS * model.dtype.size + 16 * SCORED_AT_ONCE
-        self._depth, self._looks_up = depth, looks_up
+        self._depth, self._looks_up, self._fixed = depth, looks_up, fixed
 
     @property
     def of_row(self) -> RowBytes:
@@ -146,7 +157,11 @@ class Footprint:
         # A row's last step may commit drafts beyond its end before the host has read it.
         needs = [longest + max(0, self._depth - 1) for _, longest, *_ in rows]
         # Rows use the present layout as long as it suffices, then the smallest one.
-        layouts = [*reachable(needs), grown(layout, needs)]
+        if self._fixed:
+            capacity = layout[0].capacity if layout else MIN_CAPACITY
+            layouts = [fixed(self._fixed, capacity, [(0, need) for need in needs])[0]]
+        else:
+            layouts = [*reachable(needs), grown(layout, needs)]
         return reading + max(map(self.of_batch, layouts)) + self._of_histories(layouts)
 
     def of_batch(self, layout: Layout) -> int:

@@ -24,6 +24,9 @@ Size = tuple[int, ...]
 """The size of a row: tokens left to read (`Row.length`, or 0 once it decodes), tokens at its end at
 most (`Row.longest`), and a third number if its prompt is scored."""
 
+FIXED_CHUNK = 256
+"""With fixed shapes, prompts are read in chunks that end at multiples of this."""
+
 
 class ModelError(Exception):
     """A model that cannot be loaded. The message is one sentence for the user."""

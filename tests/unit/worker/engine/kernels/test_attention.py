@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from omlx_worker.engine.kernels import attention_kernel
 from omlx_worker.engine.kernels.attention import Attention, Pair
 from omlx_worker.engine.kernels.attention_kernel import AttentionKernel, lanes_for
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.plain.fixed_attention import FixedAttention
 from omlx_worker.engine.kernels.window import TAIL, Window
 from tests.helpers.metal import emulator
 from tests.helpers.metal.emulator import needs_compiler
@@ -115,6 +117,87 @@ def test_the_kernels_see_what_the_operations_see(
 
     assert got.shape == wanted.shape
     assert np.allclose(np.array(got), np.array(wanted), 1e-4, 2e-5)
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if "capacities" not in case])
+def test_blocks_of_positions_see_what_whole_bodies_see(case: str) -> None:
+    wanted = attended(PlainAttention(), **CASES[case])
+
+    got = attended(FixedAttention(), **CASES[case])
+
+    assert np.allclose(np.array(got), np.array(wanted), 1e-4, 2e-5)
+
+
+def test_blocks_of_positions_see_latents() -> None:
+    rotary = noise(8, 2, 2 * HEADS, 3, 16)
+    given: dict[str, Any] = {"rows": [(300, 5), (0, 3)], "width": 3, "rotary": rotary}
+
+    got, wanted = (attended(each, **given) for each in (FixedAttention(), PlainAttention()))
+
+    assert np.allclose(np.array(got), np.array(wanted), 1e-4, 2e-5)
+
+
+CURSOR, WIDE, SIZE = 300, 2, 16
+
+
+def of_one_history(
+    attention: Attention, length: int, capacity: int, *, ring: int = 0, **options: Any
+) -> list[float]:
+    """What one window of one row sees beside a row of noise.
+
+    Args:
+        length: positions of it in the body; the others are in the tail.
+    """
+    history = [np.array(noise(seed, HEADS, CURSOR + WIDE, SIZE)) for seed in (1, 2)]
+    shape = 2, HEADS, min(capacity, ring or capacity), SIZE
+    bodies = [np.array(noise(capacity + seed, *shape)) for seed in (3, 4)]
+    tails = [np.array(noise(length + seed, 2, HEADS, TAIL, SIZE)) for seed in (5, 6)]
+    for body, tail, told in zip(bodies, tails, history, strict=True):
+        for position in range(max(0, length - ring) if ring else 0, length):
+            body[0, :, position % ring if ring else position] = told[:, position]
+        tail[0, :, : CURSOR + WIDE - length] = told[:, length:]
+    lengths, cursors = mx.array([length, 7]), mx.array([CURSOR, 9])
+    window = Window.at(cursors, lengths, WIDE, ((2, capacity),))
+    queries = mx.array(np.stack([np.array(noise(n, 2 * HEADS, WIDE, SIZE)) for n in (7, length)]))
+    held = [mx.array(part) for part in (*bodies, *tails)]
+    seen = attention.attend(
+        queries, [(held[0], held[1])], (held[2], held[3]), window, 0.25, ring=ring, **options
+    )
+    numbers: list[float] = seen[0].flatten().tolist()
+    return numbers
+
+
+def of_one_history_everywhere(attention: Attention, **options: Any) -> list[list[float]]:
+    return [
+        of_one_history(attention, length, capacity, **options)
+        for length, capacity in ((300, 512), (180, 512), (260, 1024), (299, 2048))
+    ]
+
+
+CUT = pytest.mark.parametrize("options", [{}, {"sliding": 64, "ring": 64}], ids=["all", "a ring"])
+
+
+@CUT
+def test_blocks_see_the_same_to_the_last_bit_wherever_a_body_ends(options: dict[str, Any]) -> None:
+    first, *others = of_one_history_everywhere(FixedAttention(), **options)
+    assert all(other == first for other in others)
+
+    first, *others = of_one_history_everywhere(PlainAttention(), **options)
+    assert any(other != first for other in others)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [2], indirect=True)
+@CUT
+def test_a_fixed_kernel_sees_the_same_to_the_last_bit_wherever_a_body_ends(
+    options: dict[str, Any], kernel: AttentionKernel
+) -> None:
+    first, *others = of_one_history_everywhere(replace(kernel, fixed=True), **options)
+    assert all(other == first for other in others)
+
+    first, *others = of_one_history_everywhere(kernel, **options)
+    assert options or any(other != first for other in others), "bodies are shared out alike"
 
 
 def test_what_the_kernels_do_not_take_is_refused_with_a_reason() -> None:

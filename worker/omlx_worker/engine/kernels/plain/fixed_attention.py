@@ -1,0 +1,97 @@
+"""Attention whose sums for a row depend on that row alone, by MLX's operations.
+
+A product over more positions may add them in another order, and so may one over a body and a tail
+that meet at another position. So positions are taken in their order, a block of one size at a time,
+with a running maximum (online softmax). A block that a row does not see adds zeros and changes no
+number, so the capacity of the body does not matter either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from omlx_worker.engine.kernels.attention import Pair
+from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.kernels.window import Window
+
+BLOCK = 128
+"""Positions of a block."""
+
+
+@dataclass(frozen=True)
+class FixedAttention(PlainAttention):
+    """The `Attention` of this module, over one body. It reads prompts as `PlainAttention` does."""
+
+    def attend(
+        self,
+        queries: mx.array,
+        bodies: Sequence[Pair],
+        tails: Pair,
+        window: Window,
+        scale: float,
+        *,
+        ring: int = 0,
+        sliding: int = 0,
+        sinks: mx.array | None = None,
+        softcap: float = 0.0,
+        rotary: mx.array | None = None,
+    ) -> mx.array:
+        if window.lengths is not None:
+            options: dict[str, Any] = {"ring": ring, "sliding": sliding, "sinks": sinks}
+            options |= {"softcap": softcap, "rotary": rotary}
+            return super().attend(queries, bodies, tails, window, scale, **options)
+        [body] = bodies
+        slots, query_heads, width, _ = queries.shape
+        heads = tails[0].shape[1]
+        group = query_heads // heads
+        asked = [
+            (part * scale).reshape(slots, heads, group * width, part.shape[-1])
+            for part in (queries, rotary)
+            if part is not None
+        ]
+        lengths = window.body_lengths[:, None]
+        places = window.cursors[:, None] + mx.tile(mx.arange(width), group)
+        first = mx.maximum(window.cursors - (sliding - 1), 0) if sliding else 0 * window.cursors
+        longest = sliding - 1 + width if sliding else body[0].shape[2] + window.tail
+
+        peak = mx.full((slots, heads, group * width, 1), -1e30)
+        mass = mx.zeros_like(peak)
+        if sinks is not None:
+            column = mx.repeat(sinks.reshape(heads, group), width, axis=1)[..., None]
+            peak, mass = peak * 0 + column.astype(mx.float32), mass + 1
+        mixed: Any = 0.0
+        for start in range(0, longest, BLOCK):
+            positions = first[:, None] + mx.arange(start, start + BLOCK)
+            pairs = [_at(positions, lengths, *pair, ring) for pair in zip(body, tails, strict=True)]
+            scores: Any = sum(q @ k.swapaxes(-1, -2) for q, k in zip(asked, pairs, strict=False))
+            scores = scores.astype(mx.float32)
+            if softcap:
+                scores = mx.tanh(scores / softcap) * softcap
+            seen = positions[:, None] <= places[..., None]
+            if sliding:
+                seen = seen & (positions[:, None] > places[..., None] - sliding)
+            scores = mx.where(seen[:, None], scores, -mx.inf)
+            higher = mx.maximum(peak, scores.max(axis=-1, keepdims=True))
+            fade, weights = mx.exp(peak - higher), mx.exp(scores - higher)
+            peak, mass = higher, mass * fade + weights.sum(axis=-1, keepdims=True)
+            values = pairs[0 if rotary is not None else 1]
+            mixed = mixed * fade + (weights.astype(values.dtype) @ values).astype(mx.float32)
+        out: mx.array = (mixed / mass).astype(queries.dtype)
+        return out.reshape(slots, query_heads, width, -1)
+
+
+def _at(
+    positions: mx.array, lengths: mx.array, body: mx.array, tail: mx.array, ring: int
+) -> mx.array:
+    """What body and tail hold at ``positions`` ``[S, L]`` of each row: ``[S, H, L, D]``."""
+    inside = mx.minimum(positions % ring if ring else positions, body.shape[2] - 1)
+    behind = mx.clip(positions - lengths, 0, tail.shape[2] - 1)
+    parts = (
+        mx.take_along_axis(array, index[:, None, :, None], axis=2)
+        for array, index in ((body, inside), (tail, behind))
+    )
+    return mx.where((positions < lengths)[:, None, :, None], *parts)
