@@ -205,14 +205,16 @@ class RowUsage:
         body = as_completion(result)
         usage = body.get("usage") or {}
         speculation = usage.get("speculation") or {}
+        tokens = usage.get("completion_tokens", 0)
         ends = {choice.get("finish_reason") for choice in body.get("choices", ())}
         return cls(
             usage.get("prompt_tokens", 0),
             (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-            usage.get("completion_tokens", 0),
+            tokens,
             speculation.get("drafted", 0),
             sum(speculation.get("accepted", ())),
-            int("length" in ends),
+            # A prompt that was only scored is no text that was cut.
+            int(tokens > 0 and "length" in ends),
             int("repetition" in ends),
         )
 

@@ -18,7 +18,7 @@ from redis.exceptions import (
 )
 from rq.job import Job
 
-from omlx_producer.wire import TokenLogprob
+from omlx_producer.wire import PromptLogprob, TokenLogprob
 from omlx_worker.connection import connect
 from omlx_worker.control.worker import RedisGone
 from omlx_worker.delivery.outbox import Outbox
@@ -190,6 +190,17 @@ def test_alternatives_of_tokens_take_room_too() -> None:
     assert not outbox.has_room
     outbox.remove([emission])
     assert outbox.has_room
+
+
+def test_so_do_scored_tokens_of_a_prompt() -> None:
+    outbox = Outbox(limit=10)
+    top = [("b", 2, -2.0)] * 4
+    entry = PromptLogprob(token="a", token_id=1, logprob=-1.0, top=top, rank=9)
+    emission = Emission("r", [], "", prompt_logprobs=[entry, entry])
+    outbox.add([emission])
+    assert outbox.waiting == 10
+    outbox.remove([emission])
+    assert outbox.waiting == 0
 
 
 def test_a_worker_gives_up_after_its_grace(durable: RedisServer) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import mlx.core as mx
 import pytest
 import redis
@@ -27,13 +28,9 @@ from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for
 
 HARNESS = shutil.which("lm_eval")
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(HARNESS is None, reason="lm_eval is not on the path"),
-]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-DOCS = [
+DOCS: list[dict[str, Any]] = [
     {"context": "def double(x):\n    return", "choices": [" x * 2", " y + 7", " None"]},
     {"context": "for item in items:\n    print(", "choices": ["item)", "other)", "7)"]},
     {"context": "import", "choices": [" os", " 17", " return"]},
@@ -71,18 +68,42 @@ def url() -> Iterator[str]:
             process.wait(60)
 
 
-def likelihood(context: str, choice: str) -> tuple[float, bool]:
-    """Of a choice after a context, split as the harness does, and whether it is the likeliest."""
-    demo = Loaded.demo()
-    before, whole = (demo.tokenizer.encode(text) for text in (context, context + choice))
-    rest = whole[len(before) :]
-    logits = demo.network(mx.array([before + rest]))[0].astype(mx.float32)
-    logits = logits[len(before) - 1 : -1]
+def split(context: str, choice: str) -> tuple[list[int], list[int]]:
+    """The tokens of a context and of a choice after it, as the harness sends them."""
+    encode = Loaded.demo().tokenizer.encode
+    before = encode(context)
+    return before, encode(context + choice)[len(before) :]
+
+
+def scores(tokens: list[int]) -> tuple[list[float], list[int]]:
+    """Mlx-lm's log-probabilities of all tokens but the first, and the likeliest in their places."""
+    logits = Loaded.demo().network(mx.array([tokens]))[0, :-1].astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    own = mx.take_along_axis(logprobs, mx.array(rest)[:, None], axis=-1).sum().item()
-    return float(own), logits.argmax(axis=-1).tolist() == rest
+    own: Any = mx.take_along_axis(logprobs, mx.array(tokens[1:])[:, None], axis=-1)[:, 0].tolist()
+    likeliest: Any = logits.argmax(axis=-1).tolist()
+    return own, likeliest
 
 
+def test_what_the_harness_asks_for_is_answered_token_by_token(url: str) -> None:
+    pairs = [split(doc["context"], doc["choices"][0]) for doc in DOCS]
+    prompts = [before + rest for before, rest in pairs]
+    asked = {"model": "demo", "prompt": prompts, "temperature": 0, "max_tokens": 1, "seed": 1234}
+    answer = httpx2.post(
+        f"{url}/v1/completions", json={**asked, "logprobs": 1, "echo": True}, timeout=60
+    )
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    for choice, prompt in zip(choices, prompts, strict=True):
+        told, (own, likeliest) = choice["logprobs"], scores(prompt)
+        # The last one is of the token that was asked for.
+        assert len(told["tokens"]) == len(told["top_logprobs"]) == len(prompt) + 1
+        assert told["token_logprobs"][1:-1] == pytest.approx(own, abs=1e-4)
+        best = [max(top.values()) for top in told["top_logprobs"][1:-1]]
+        greedy = [a == b for a, b in zip(told["token_logprobs"][1:-1], best, strict=True)]
+        assert greedy == [a == b for a, b in zip(likeliest, prompt[1:], strict=True)]
+
+
+@pytest.mark.skipif(HARNESS is None, reason="lm_eval is not on the path")
 @pytest.mark.parametrize(("size", "concurrent"), [(1, 1), (4, 2)])
 def test_a_task_of_the_harness_gets_mlx_lms_log_likelihoods(
     url: str, tmp_path: Path, size: int, concurrent: int
@@ -111,6 +132,7 @@ def test_a_task_of_the_harness_gets_mlx_lms_log_likelihoods(
         for choice, [(logprob, greedy)] in zip(
             sample["doc"]["choices"], sample["resps"], strict=True
         ):
-            own, likeliest = likelihood(sample["doc"]["context"], choice)
-            assert float(logprob) == pytest.approx(own, abs=1e-4)
-            assert greedy == str(likeliest)
+            before, rest = split(sample["doc"]["context"], choice)
+            own, likeliest = scores(before + rest)
+            assert float(logprob) == pytest.approx(sum(own[-len(rest) :]), abs=1e-4)
+            assert greedy == str(likeliest[-len(rest) :] == rest)

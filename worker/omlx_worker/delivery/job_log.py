@@ -53,7 +53,7 @@ class JobCounts(JobObserver):
 
     Attributes:
         finished: jobs.
-        cut: of their texts those that ended at their limit of tokens.
+        cut: of their texts those that ended at their limit of tokens. One of 0 tokens is not cut.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class JobCounts(JobObserver):
     def ended(self, claim: Claim, job: ActiveJob | None, outcome: str, error: str) -> None:  # noqa: ARG002
         if outcome == "finished":
             self.finished += 1
-            self.cut += job.finish_reasons.count("length") if job else 0
+            self.cut += job.finish_reasons.count("length") if job and job.tokens else 0
 
 
 def _unquoted(error: str) -> str:

@@ -15,7 +15,7 @@ MOST_TOKENS = 131_072
 
 
 class Outbox:
-    """A count of tokens. Alternatives of log-probabilities count like tokens.
+    """A count of tokens. Scored tokens of prompts and alternatives of log-probabilities count too.
 
     Only one thread writes each of the two sums, so it needs no lock.
 
@@ -47,4 +47,6 @@ class Outbox:
 
 def _weight(emissions: Sequence[Emission]) -> int:
     tokens = sum(len(emission.tokens) for emission in emissions)
-    return tokens + sum(len(entry.top) for e in emissions for entry in e.logprobs or ())
+    scored = [entry for each in emissions for entry in each.prompt_logprobs or ()]
+    told = [entry for each in emissions for entry in each.logprobs or ()]
+    return tokens + len(scored) + sum(len(entry.top) for entry in [*told, *scored])
