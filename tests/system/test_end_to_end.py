@@ -318,3 +318,30 @@ def test_turns_of_a_conversation_read_only_what_is_new(
     assert not first["prompt_tokens_details"]["cached_tokens"]
     for before, turn in zip(result["turns"], later, strict=False):
         assert turn["prompt_tokens_details"]["cached_tokens"] >= before["usage"]["prompt_tokens"]
+
+
+@pytest.mark.system
+def test_a_job_of_a_killed_worker_with_fixed_shapes_repeats_what_it_has_told(
+    redis_url: str, connection: Redis, heldout: Sequence[str], tmp_path: Path
+) -> None:
+    options = "--fixed-shapes", "--mode", "mtp", "--max-batch", "4", "--lease-seconds", "1"
+    request = {"model": "demo", "max_completion_tokens": 48, "ignore_eos": True, "seed": 7}
+    producer, log = Producer(connection), tmp_path / "log"
+    jobs, tokens = [], 0
+    # A killed worker ends with another status.
+    with contextlib.suppress(AssertionError), worker(redis_url, *options) as victim:
+        jobs = [producer.submit(prompt=text, stream=True, **request) for text in heldout[:3]]
+        for event in producer.stream(jobs[0].id):
+            tokens = event.n if isinstance(event, TokensEvent) else 48
+            if tokens >= 12:
+                break
+        victim.kill()
+    connection.delete("omlx:models")
+    assert 12 <= tokens < 48
+    with worker(redis_url, *options, log=log):
+        texts = [text_of(producer.stream(job.id)) for job in jobs]
+        again = [producer.submit(prompt=text, **request) for text in reversed(heldout[:3])]
+        results = [producer.result(job.id, timeout=120) for job in reversed(again)]
+
+    assert texts == [result["choices"][0]["text"] for result in results]
+    assert "does not repeat its text" not in log.read_text()
