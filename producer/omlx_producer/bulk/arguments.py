@@ -6,6 +6,8 @@ import os
 from dataclasses import fields
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.records import Format
@@ -71,9 +73,11 @@ def read_arguments(rows: Any, arguments: BulkArguments) -> tuple[RunOptions, Giv
     own = {name: asked.pop(name) for name in _RUN & asked.keys()}
     if "max_tokens" in asked:
         asked["max_completion_tokens"] = asked.pop("max_tokens")
-    shaped = Shape(
-        **shape, sampling={name: value for name, value in asked.items() if value is not None}
+    # In JSON's types: the run file keeps them.
+    sampling = to_jsonable_python(
+        {name: value for name, value in asked.items() if value is not None}
     )
+    shaped = Shape(**shape, sampling=sampling)
     if isinstance(rows, str | os.PathLike):
         return RunOptions.of(os.fspath(rows), kind, shaped, **own), None
     given = Given.of(rows)

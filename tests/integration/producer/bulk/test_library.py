@@ -12,6 +12,8 @@ import redis
 
 from omlx_producer import BulkResult, InvalidRequest, JobTimeout, Producer, UnknownJob, read_results
 from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.options import RunOptions
+from omlx_producer.wire import ResponseFormat
 from tests.helpers.bulk_runs import batch_line, ids, write_rows
 from tests.helpers.fake_worker import announce
 from tests.helpers.workers import ALIAS, run_burst, running_worker
@@ -203,6 +205,15 @@ def test_other_options_need_leave_to_replace_results(served: Producer, tmp_path:
     assert result.completion
     assert result.completion.usage.completion_tokens <= 2
     assert (tmp_path / "out.jsonl.1").exists()
+
+
+def test_fields_may_be_of_their_own_types(served: Producer, tmp_path: Path) -> None:
+    document = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    form = ResponseFormat.model_validate(document)
+    assert not served.run(["hello"], tmp_path / "out.jsonl", response_format=form, **FIELDS)
+    kept = RunOptions.of_run(tmp_path / "out.jsonl")
+    assert kept is not None
+    assert ResponseFormat.model_validate(kept.shape.sampling["response_format"]) == form
 
 
 # Frames
