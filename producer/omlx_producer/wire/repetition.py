@@ -15,13 +15,14 @@ _COUNT = "a whole number of at least 0"
 class RepetitionDetection(RequestPart):
     """Ends a text once its last tokens are one pattern, repeated.
 
-    The fields are vLLM's, but for ``min_tokens``.
+    The fields are vLLM's, but for the last two.
 
     Attributes:
         max_pattern_size: tokens of a pattern, at most; 0 turns the detection off.
         min_pattern_size: tokens of a pattern, at least; 0 is 1.
         min_count: how often the pattern occurs in a row, at least.
         min_tokens: tokens of all these occurrences together, at least.
+        repetition_penalty: let the text go on with this penalty, until it repeats itself again.
 
     >>> loops = RepetitionDetection(max_pattern_size=20, min_count=8)
     >>> producer.submit(prompt="def f(x):", repetition_detection=loops).queue
@@ -37,6 +38,9 @@ class RepetitionDetection(RequestPart):
     min_pattern_size: int = Field(default=0, ge=0, description=_COUNT)
     min_count: int = Field(default=0, ge=0, description=_COUNT)
     min_tokens: int = Field(default=0, ge=0, description=_COUNT)
+    repetition_penalty: float | None = Field(
+        default=None, gt=1, le=10, description="a number above 1 and up to 10"
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -196,6 +196,8 @@ class DecodeLoop:
             row.tokens += emission.tokens
             if emission.finish_reason is not None:
                 scheduler.remove(row)
+            elif emission.rejoins:
+                scheduler.paused(row, None)
         return emissions
 
     def _time(self, emissions: Sequence[Emission]) -> None:

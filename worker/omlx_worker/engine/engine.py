@@ -176,6 +176,10 @@ class DecodingEngine:
                 )
                 return Known()
         self._rows[row.row_id] = (row, text)
+        if text.penalty != row.sampling.repetition_penalty:
+            # Its tokens came without the penalty, so steps with it would not repeat them.
+            sampling = replace(row.sampling, repetition_penalty=text.penalty)
+            return self._decoder.add(replace(row, sampling=sampling))
         if self._repeats and row.generated:
             self._again[row.row_id] = list(row.generated)
             row = replace(row, generated=())
@@ -271,7 +275,7 @@ class DecodingEngine:
         pieces: list[str] = []
         marked = len(text.marks)
         kept, told = list[Sampled](), list[Sampled]()
-        finish_reason, error = None, None
+        finish_reason, error, rejoins = None, None, False
         for sampled in step.tokens:
             piece = text.feed(sampled.token)
             pieces.append(piece.text)
@@ -279,15 +283,15 @@ class DecodingEngine:
                 kept.append(sampled)
             if piece.keeps_token or row.echo is not None:
                 told.append(sampled)
-            finish_reason = piece.finish_reason
-            if finish_reason is not None:
+            finish_reason, rejoins = piece.finish_reason, piece.penalises
+            if finish_reason is not None or rejoins:
                 break
-        if step.cut and finish_reason is None:
+        if step.cut and finish_reason is None and not rejoins:
             pieces.append(text.cut())
             finish_reason = "length"
             log.warning("row %s is cut: its constraint cannot be followed any further", row.row_id)
             error = TOO_SLOW.format(row.grammar_field) if step.cut == "slow" else None
-        if finish_reason is not None:
+        if finish_reason is not None or rejoins:
             del self._rows[row.row_id]
             self._again.pop(row.row_id, None)
             self._decoder.finish(row.row_id)
@@ -298,6 +302,7 @@ class DecodingEngine:
             logprobs=self._describe(row, told),
             marks=text.marks[marked:],
             reasoning_tokens=text.reasoning_tokens,
+            rejoins=rejoins,
             finish_reason=finish_reason,
             drafted_text=sum(map(len, pieces[: step.accepted])),
             error=error,

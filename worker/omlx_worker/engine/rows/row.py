@@ -171,6 +171,7 @@ class Emission:
         source: who made the drafts, or would have made them at a depth of 0.
         marks: those of the tokens; their text may come later.
         reasoning_tokens: those of all the row's tokens so far that are thinking.
+        rejoins: whether the row has left, to be added again with all of its tokens.
         error: why the row failed, one sentence for its user. It has ended then.
         prompt_logprobs: of all tokens of the prompt, once, if they were asked for.
     """
@@ -187,6 +188,7 @@ class Emission:
     source: Source = "model"
     marks: Sequence[Mark] = ()
     reasoning_tokens: int = 0
+    rejoins: bool = False
     error: str | None = None
     prompt_logprobs: list[PromptLogprob] | None = None
 

@@ -132,11 +132,16 @@ def bytes_of_tokens(tokenizer: TokenizerWrapper) -> Callable[[int], bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The final text that one token released, and the reason if it ended the row."""
+    """The final text that one token released, and the reason if it ended the row.
+
+    Attributes:
+        penalises: whether the row goes on with the penalty of texts that repeat themselves.
+    """
 
     text: str
     finish_reason: FinishReason | None = None
     keeps_token: bool = True
+    penalises: bool = False
 
 
 class RowText:
@@ -148,6 +153,7 @@ class RowText:
 
     Attributes:
         marks: those of the tokens so far.
+        penalty: the repetition penalty of the row's next token.
     """
 
     def __init__(self, row: Row, tokenizer: TokenizerWrapper) -> None:
@@ -161,6 +167,8 @@ class RowText:
         thinking = row.sampling.thinking
         self._thoughts = Thoughts(thinking) if thinking else None
         self._repetition = Repetition(row.repetition) if row.repetition else None
+        self._second_penalty = row.repetition.repetition_penalty if row.repetition else None
+        self.penalty = row.sampling.repetition_penalty
         self._markers = row.reply.tokens if row.reply else {}
         self.marks: list[Mark] = []
 
@@ -178,13 +186,24 @@ class RowText:
             place = self._detokenizer.text.rfind(marker)
             self.marks += [Mark(self._tokens - 1, place)] if place >= 0 else []
         end: FinishReason | None = None
+        penalises = False
         if self._repetition and self._repetition.feed(token):
-            end = "repetition"
+            penalises = self._penalise()
+            end = None if penalises else "repetition"
         if self._tokens == self._row.max_tokens:
             end = "length"
         fresh = self._drain_detokenizer() if end else self._detokenizer.last_segment
         text, stopped = self._release(fresh, final=end is not None)
-        return Piece(text, "stop" if stopped else end)
+        end = "stop" if stopped else end
+        return Piece(text, end, penalises=penalises and end is None)
+
+    def _penalise(self) -> bool:
+        """Whether a text that repeats itself goes on, which it does once."""
+        penalty, self._second_penalty = self._second_penalty, None
+        if penalty is None or self._row.repetition is None:
+            return False
+        self.penalty, self._repetition = penalty, Repetition(self._row.repetition)
+        return True
 
     @property
     def reasoning_tokens(self) -> int:

@@ -8,8 +8,17 @@ from unittest.mock import ANY
 import pytest
 
 from omlx_producer.wire import RepetitionDetection
+from omlx_worker.decode.budget import MemoryBudget
+from omlx_worker.decode.chunk_size import ChunkSize
+from omlx_worker.decode.counters import Counters
+from omlx_worker.decode.depth.policies import FixedPolicy
+from omlx_worker.decode.depth_driver import DepthDriver
+from omlx_worker.decode.loop import DecodeLoop
+from omlx_worker.decode.row import DecodeRow
+from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Row, Sampling
+from omlx_worker.engine.rows.text import RowText
 from tests.helpers.constrained import Ended, free, play
 from tests.helpers.decoding import Loaded, row
 
@@ -30,9 +39,14 @@ def drafting(demo: Loaded) -> RaggedDecoder:
 
 
 @pytest.fixture(scope="module")
-def ended(drafting: RaggedDecoder, demo: Loaded) -> Ended:
-    """The row in a step that drafts, and in company."""
-    return play(drafting, [free("f", HOT), looping(demo)])["x"]
+def both(drafting: RaggedDecoder, demo: Loaded) -> dict[str, Ended]:
+    """The row and one that does not repeat itself, in steps that draft."""
+    return play(drafting, [free("f", HOT), looping(demo)])
+
+
+@pytest.fixture(scope="module")
+def ended(both: dict[str, Ended]) -> Ended:
+    return both["x"]
 
 
 def test_a_loop_ends_as_soon_as_it_has_repeated_often_enough(demo: Loaded, ended: Ended) -> None:
@@ -56,17 +70,13 @@ def test_a_loop_ends_at_one_token_whatever_drafts(
     assert alone == replace(ended, steps=ANY)
 
 
-def test_rows_that_do_not_repeat_themselves_are_untouched(
-    demo: Loaded, drafting: RaggedDecoder
+def test_a_row_that_does_not_repeat_itself_is_untouched(
+    demo: Loaded, drafting: RaggedDecoder, both: dict[str, Ended]
 ) -> None:
-    plain = [free("f", HOT), free("g")]
-    wanted = play(drafting, plain)
-
-    watched = [replace(each, repetition=WATCHED) for each in plain]
-    together = play(drafting, [*watched, looping(demo)])
-
-    assert together["x"].reason == "repetition"
-    assert {name: together[name] for name in "fg"} == wanted
+    late = replace(looping(demo), generated=both["x"].tokens[:-10])
+    watched = play(drafting, [replace(free("f", HOT), repetition=WATCHED), late])
+    assert watched["x"].reason == "repetition"
+    assert watched["f"] == replace(both["f"], steps=ANY)
 
 
 def test_a_loop_that_was_interrupted_ends_at_the_same_token(
@@ -75,3 +85,50 @@ def test_a_loop_that_was_interrupted_ends_at_the_same_token(
     for length in (len(ended.tokens) - 20, len(ended.tokens) - 1):
         resumed = replace(looping(demo), generated=ended.tokens[:length])
         assert play(drafting, [resumed])["x"] == replace(ended, steps=ANY)
+
+
+def looped(depth: int, *rows: Row) -> dict[str, list[int]]:
+    """The tokens of rows that a worker's decode loop runs to their ends."""
+    engine = load_engine("demo", max_rows=4, depth=depth)
+    loop = DecodeLoop(
+        engine,
+        MemoryBudget(1 << 30, 0, engine.bytes_for),
+        Counters(),
+        driver=DepthDriver(FixedPolicy(depth)),
+        chunks=ChunkSize(64),
+    )
+    running = [DecodeRow(row, tokens=list(row.generated)) for row in rows]
+    loop.add(running)
+    while loop.act() is not None:
+        pass
+    return {row.row_id: row.tokens for row in running}
+
+
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_a_loop_may_go_on_with_a_penalty_from_its_next_token(
+    demo: Loaded, drafting: RaggedDecoder, ended: Ended, depth: int
+) -> None:
+    penalty = RepetitionDetection(max_pattern_size=20, min_count=8, repetition_penalty=1.3)
+    asked = replace(looping(demo, penalty), generated=ended.tokens[:-10])
+    other = replace(free("f", HOT, tokens=20), repetition=penalty)
+
+    tokens = looped(depth, other, asked)
+
+    sampling = replace(asked.sampling, repetition_penalty=1.3)
+    resumed = replace(asked, sampling=sampling, generated=ended.tokens, repetition=None)
+    assert tuple(tokens["x"]) == play(drafting, [resumed])["x"].tokens
+    assert tuple(tokens["f"]) == play(drafting, [free("f", HOT)])["f"].tokens[:20]
+
+
+def test_a_text_that_repeats_itself_again_ends() -> None:
+    text = RowText(
+        Row(
+            *("x", [1], 99, Sampling()),
+            repetition=RepetitionDetection(max_pattern_size=2, min_count=3, repetition_penalty=1.2),
+        ),
+        Loaded.demo().tokenizer,
+    )
+    pieces = [text.feed(token) for token in (5, 6, 5, 6, 5, 6, 6, 7, 7, 7)]
+    assert [place for place, piece in enumerate(pieces) if piece.penalises] == [5]
+    assert [place for place, piece in enumerate(pieces) if piece.finish_reason] == [9]
+    assert text.penalty == 1.2
