@@ -339,7 +339,7 @@ def _counts_along(counts: mx.array, tokens: mx.array) -> mx.array:
     ``counts`` already include the window's first token, the pending one. Each draft after it counts
     from its own position on.
     """
-    drafts = tokens[:, 1:, None] == mx.arange(counts.shape[-1])
-    seen = mx.cumsum(drafts.astype(counts.dtype), axis=1)
-    first = mx.zeros_like(counts)[:, None]
-    return counts[:, None] + mx.concatenate([first, seen], axis=1)
+    # Not over the drafts alone: MLX on CUDA dies of a sum along an axis without entries.
+    drafted = (mx.arange(tokens.shape[1]) > 0)[:, None]
+    drafts = (tokens[..., None] == mx.arange(counts.shape[-1])) & drafted
+    return counts[:, None] + mx.cumsum(drafts.astype(counts.dtype), axis=1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -136,6 +138,29 @@ def test_rows_that_join_leave_and_draft_within_a_bucket_compile_nothing_new(
 
     # Each half is traced twice in a bucket: with the first drafts still to come, and with them.
     assert decoder.traces <= traces + 4
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_no_step_adds_up_nothing(qwen: Loaded, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX on CUDA divides by the length of the axis."""
+    lengths: list[int] = []
+
+    def noting(of: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def noted(x: mx.array, *, axis: int, **options: Any) -> mx.array:
+            lengths.append(x.shape[axis])
+            return of(x, axis=axis, **options)
+
+        return noted
+
+    for name in ("cumsum", "cumprod"):
+        monkeypatch.setattr(mx, name, noting(getattr(mx, name)))
+    sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2)
+    rows = [Row("a", [1, 2, 3], 8, sampling), Row("b", [4, 5], 8, GREEDY)]
+
+    run(RaggedDecoder(as_ragged(qwen.network, drafts=depth > 0), depth), rows)
+
+    assert lengths
+    assert all(lengths)
 
 
 @pytest.mark.slow
