@@ -28,6 +28,7 @@ KNOWN = frozenset(
         "OMLX_QUEUE_DRAIN_TIMEOUT",
         "OMLX_QUEUE_DUTY",
         "OMLX_QUEUE_EMBEDDED_REDIS",
+        "OMLX_QUEUE_FIXED_SHAPES",
         "OMLX_QUEUE_HOURS",
         "OMLX_QUEUE_HTTP",
         "OMLX_QUEUE_LEASE_SECONDS",

@@ -131,7 +131,7 @@ def test_every_field_of_a_response_reaches_the_chat_changes_nothing_or_is_refuse
         ),
         ({"input": [{"role": "user", "content": "a", "tool": 1}]}, "input[0].tool: unknown field"),
         ({"instructions": 5}, "instructions: got 5; give text"),
-        ({"max_output_tokens": 0}, "max_output_tokens: got 0; give a whole number"),
+        ({"max_output_tokens": 0}, "max_output_tokens: got 0 without prompt_logprobs; give"),
         ({"metadata": {"a": 5}}, "metadata.a: got 5; give up to 16 texts"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort: got 'huge'; give one of"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode: not supported; remove it"),

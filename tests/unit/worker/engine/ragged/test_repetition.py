@@ -70,6 +70,7 @@ def test_a_loop_ends_at_one_token_whatever_drafts(
     assert alone == replace(ended, steps=ANY)
 
 
+@pytest.mark.slow
 def test_a_row_that_does_not_repeat_itself_is_untouched(
     demo: Loaded, drafting: RaggedDecoder, both: dict[str, Ended]
 ) -> None:
@@ -104,7 +105,8 @@ def looped(depth: int, *rows: Row) -> dict[str, list[int]]:
     return {row.row_id: row.tokens for row in running}
 
 
-@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 3])
 def test_a_loop_may_go_on_with_a_penalty_from_its_next_token(
     demo: Loaded, drafting: RaggedDecoder, ended: Ended, depth: int
 ) -> None:

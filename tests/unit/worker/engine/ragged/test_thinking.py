@@ -75,10 +75,9 @@ def test_the_marker_comes_at_the_budget_and_the_answer_goes_on(
         assert forced(asked, ended.tokens[: BUDGET + length]) == places[:length]
 
 
-@pytest.mark.parametrize(
-    ("depth", "lookup"), [(0, 0), *(pytest.param(*d, marks=pytest.mark.slow) for d in SLOW)]
-)
-@pytest.mark.parametrize("budget", [pytest.param(0, marks=pytest.mark.slow), BUDGET])
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "lookup"), [(0, 0), *SLOW])
+@pytest.mark.parametrize("budget", [0, BUDGET])
 def test_the_text_is_the_same_whatever_drafts_and_in_company(
     demo: Loaded, drafting: RaggedDecoder, budget: int, depth: int, lookup: int
 ) -> None:
@@ -89,7 +88,8 @@ def test_the_text_is_the_same_whatever_drafts_and_in_company(
     assert len(forced(asked, alone.tokens)) > 4, "it opens thinking anew, which is closed at once"
 
 
-@pytest.mark.parametrize("company", ["free", pytest.param("constrained", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("company", ["free", "constrained"])
 def test_rows_that_stay_within_their_budgets_are_untouched_beside_those_that_do_not(
     demo: Loaded, drafting: RaggedDecoder, company: str
 ) -> None:
@@ -104,10 +104,8 @@ def test_rows_that_stay_within_their_budgets_are_untouched_beside_those_that_do_
     assert {name: together[name] for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(
-    "length",
-    [BUDGET + 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, BUDGET, TOKENS - 5))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, BUDGET, BUDGET + 1, TOKENS - 5])
 def test_an_interrupted_row_goes_on_where_its_thinking_was(
     demo: Loaded, drafting: RaggedDecoder, length: int
 ) -> None:
