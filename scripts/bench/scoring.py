@@ -27,7 +27,7 @@ Scores = list[list[float]]
 
 
 def by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], together: int) -> Scores:
-    """So many prompts in one forward."""
+    """Some prompts, padded, in one forward."""
     scores: Scores = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), together):
@@ -44,7 +44,7 @@ def by_mlx_lm(network: nn.Module, prompts: Sequence[list[int]], together: int) -
 
 
 def by_ragged(decoder: RaggedDecoder, prompts: Sequence[list[int]], together: int) -> Scores:
-    """Of so many prompts each a chunk in one call, as they come."""
+    """A chunk of each of some prompts in one call."""
     scores: Scores = [[] for _ in prompts]
     for start in range(0, len(prompts), together):
         chunk = {}

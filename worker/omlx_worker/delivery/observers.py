@@ -23,7 +23,7 @@ OUTCOMES = (
     *("refused", "abandoned"),
 )
 """How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it. A job of
-several turns is answered when one of them is, and goes on with the next."""
+several turns leaves as answered after each of them but the last."""
 
 
 class JobObserver:

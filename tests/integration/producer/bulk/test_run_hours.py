@@ -26,7 +26,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def clock(hours: float) -> str:
-    """The time of day in so many hours."""
+    """The time of day that many hours from now."""
     return time.strftime("%H:%M", time.localtime(time.time() + 3600 * hours))
 
 

@@ -35,7 +35,7 @@ MOST_LOGITS = 1 << 26
 """Logits of a window in which prompts are scored, at most, but for one token of each row."""
 
 SCORED_AT_ONCE = 1 << 24
-"""Of them those that are scored at a time, likewise."""
+"""Logits that are scored at a time, at most, but for one token of each row."""
 
 LEAST_ROOM = 512
 """Positions that a row lengths with, at least, so that all short rows may be read together."""

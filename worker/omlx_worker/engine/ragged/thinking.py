@@ -1,4 +1,4 @@
-"""Budgets of thinking, on the device: after so many tokens the end marker is forced.
+"""Budgets of thinking, on the device: at its budget a row is made to end its thinking.
 
 A row's thoughts are three numbers, ``on``, ``tokens`` and ``matched`` of
 `omlx_worker.engine.rows.thinking.Thoughts`. They follow from the row's own tokens alone. So the
