@@ -33,10 +33,10 @@ SIMD = 32
 """Lanes of a warp."""
 
 WARPS = 8
-"""Warps of a block; fewer for heads wider than `WIDE`."""
+"""Warps of a block; fewer where their sums would not fit `SHARED`."""
 
-WIDE = 256
-"""Numbers of a head with which the sums of `WARPS` warps take 32 KiB of a block's shared memory."""
+SHARED = {"cuda": 48 << 10, "metal": 32 << 10}
+"""Bytes that the warps of a block can share."""
 
 EACH = 16
 """Numbers of a vector in a lane, if the head's size allows."""
@@ -180,7 +180,9 @@ class AttentionKernel:
         count = query_heads // heads * width
         tile = -(-count // -(-count // self.tile))
         tiles = -(-count // tile)
-        warps = WARPS * WIDE // max(WIDE, size)
+        warps = WARPS
+        while warps * tile * 4 * (size + 2) > SHARED[self.platform]:
+            warps //= 2
         blocks = slots * heads * -(-tiles // warps)
         most = self.blocks // blocks
         splits = max(1, most if self.fixed else min(capacity // LEAST, most))
