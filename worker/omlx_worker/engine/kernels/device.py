@@ -39,7 +39,7 @@ def for_device(contest: Contest) -> Kernels:
     # How many registers and blocks a GPU has is known to it alone.
     attention = {
         f"kernel of {tile} queries in {blocks} blocks": AttentionKernel(platform, tile, blocks)
-        for tile, blocks in product((2, 4), (64, 256, 1024))
+        for tile, blocks in product((2, 4), (256, 1024))
     }
     if contest.fixed:
         attention = {
