@@ -36,7 +36,8 @@ def for_device(contest: Contest) -> Kernels:
     def between(module: Any, fused: Product) -> NetOperations:
         return ContestedNet(module, fused, NetKernels(module, platform), contest)
 
-    # How many registers and blocks a GPU has is known to it alone.
+    # How many registers and blocks a GPU has is known to it alone. Fewer blocks win a contest, in
+    # which one body is read again and again, and lose in steps, whose layers have one each.
     attention = {
         f"kernel of {tile} queries in {blocks} blocks": AttentionKernel(platform, tile, blocks)
         for tile, blocks in product((2, 4), (256, 1024))
