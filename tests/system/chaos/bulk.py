@@ -27,9 +27,13 @@ OUTPUT = "out.jsonl"
 
 
 class BulkRows:
-    """Rows with known texts, in a file. Their prompts have one of two beginnings."""
+    """Rows with known texts, in a file. Their prompts have one of two beginnings.
 
-    def __init__(self, path: Path, random: Random) -> None:
+    Args:
+        chats: whether some rows are chats of several turns.
+    """
+
+    def __init__(self, path: Path, random: Random, *, chats: bool = True) -> None:
         self.path = path
         bodies: list[dict[str, Any]] = [
             {"seed": random.randrange(2**31), "max_tokens": random.randint(1, 20)}
@@ -43,7 +47,7 @@ class BulkRows:
             )
             for number, body in enumerate(bodies)
         ]
-        for document in documents[::3]:
+        for document in documents[::3] if chats else ():
             body = document["body"]
             body["messages"] = conversation(body.pop("prompt"), "more", "and more")
             document["url"] = "/v1/chat/completions"

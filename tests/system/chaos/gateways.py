@@ -211,7 +211,7 @@ class FileBatch(HttpClient):
 
     def __init__(self, urls: list[str], random: Random, path: Path) -> None:
         super().__init__(urls, random)
-        self._rows = BulkRows(path, random)
+        self._rows = BulkRows(path, random, chats=False)  # a batch has one endpoint
         self._content = path.read_bytes()
         self._key = uuid4().hex
 
