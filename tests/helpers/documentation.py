@@ -32,6 +32,11 @@ NOT_TYPED = {
     "omlx-worker check -m mlx-community/Qwen3.5-9B-MLX-4bit": DOWNLOAD,
     "omlx-worker convert Qwen/Qwen3.5-9B -o Qwen3.5-9B-4bit --bits 4": DOWNLOAD,
     "omlx-worker run -m Qwen3.5-9B-4bit": DOWNLOAD,
+    "omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit --fixed-shapes --max-batch 8": DOWNLOAD,
+    "lm_eval run --model local-completions --tasks NAME --batch_size 8 --model_args "
+    "model=demo,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=FOLDER,num_concurrent=8": (
+        "is not installed; test_lm_eval runs it where it is"
+    ),
     'eval "$(_OMLX_SUBMIT_COMPLETE=zsh_source omlx-submit)"': OTHER_SHELL,
     'eval "$(_OMLX_WORKER_COMPLETE=zsh_source omlx-worker)"': OTHER_SHELL,
     "_OMLX_SUBMIT_COMPLETE=fish_source omlx-submit | source": OTHER_SHELL,
