@@ -188,7 +188,9 @@ class ActiveJob:
         self.fingerprint = fingerprint
         self.created = int(time.time())
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
-        goes_on = (level < BULK and request.messages is not None) or request.later_turns
+        # Kept: it reads every message of the request.
+        self.later_turns = request.later_turns
+        goes_on = (level < BULK and request.messages is not None) or self.later_turns
         self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
         self.sent = 0
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
@@ -285,7 +287,7 @@ class ActiveJob:
         Text that a row held back until its stop token, which is no token of the text, comes
         without tokens; that stop token is counted then, so that ids still grow.
         """
-        if self.request.later_turns:
+        if self.later_turns:
             return None
         taken = [
             choice.take(index, with_logprobs=self.request.logprobs, with_drafts=self.streams)

@@ -137,8 +137,8 @@ class Publisher:
                     self._closed = True
         self._append([(job, self._make(job, job.take_due_event)) for job in moved.values()])
         over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
-        self._go_on([job for job in over if job.request.later_turns])
-        over = [job for job in over if not job.request.later_turns]
+        self._go_on([job for job in over if job.later_turns])
+        over = [job for job in over if not job.later_turns]
         made = [(job.claim, self._make(job, partial(finished, job))) for job in over]
         self._finish([(claim, ending) for claim, ending in made if ending])
         self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -189,8 +189,8 @@ class DecodingEngine:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}
         kept = [row_id for row_id in keep if row_id in running]
         left = self._decoder.prefill(running, kept) if running else {}
-        again = {row_id: len(self._again.get(row_id, ())) for row_id, n in left.items() if n}
-        return dict.fromkeys(tokens, 0) | {id_: n + again.get(id_, 0) for id_, n in left.items()}
+        left |= {id_: n + len(self._again.get(id_, ())) for id_, n in left.items() if n}
+        return dict.fromkeys(tokens, 0) | left
 
     def scored(self) -> list[Emission]:
         emissions = []
@@ -312,36 +312,23 @@ class DecodingEngine:
     def _describe(self, row: Row, kept: list[Sampled]) -> list[TokenLogprob] | None:
         if row.sampling.top_logprobs is None:
             return None
-        described = []
-        for sampled in kept:
-            text, part = self._spelling(sampled.token)
-            described.append(
-                TokenLogprob(
-                    token=text,
-                    token_id=sampled.token,
-                    logprob=sampled.logprob or 0.0,
-                    bytes=part,
-                    top=[self._alternative(*each) for each in sampled.top],
-                )
-            )
-        return described
+        return [TokenLogprob(**self._fields(sampled)) for sampled in kept]
 
     def _describe_prompt(self, row: Row, scores: list[Scored]) -> list[PromptLogprob]:
-        described = []
-        for scored in [Scored(row.prompt[0], rank=0), *scores]:
-            text, part = self._spelling(scored.token)
-            top = [self._alternative(*each) for each in scored.top[: row.prompt_logprobs]]
-            described.append(
-                PromptLogprob(
-                    token=text,
-                    token_id=scored.token,
-                    logprob=scored.logprob or 0.0,
-                    bytes=part,
-                    top=top,
-                    rank=scored.rank,
-                )
-            )
-        return described
+        whole = [Scored(row.prompt[0], rank=0), *scores]
+        told = [replace(scored, top=scored.top[: row.prompt_logprobs]) for scored in whole]
+        return [PromptLogprob(**self._fields(scored), rank=scored.rank) for scored in told]
+
+    def _fields(self, sampled: Sampled) -> dict[str, Any]:
+        """The fields of a `TokenLogprob`."""
+        text, part = self._spelling(sampled.token)
+        return {
+            "token": text,
+            "token_id": sampled.token,
+            "logprob": sampled.logprob or 0.0,
+            "bytes": part,
+            "top": [self._alternative(*each) for each in sampled.top],
+        }
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
         text, part = self._spelling(token)
