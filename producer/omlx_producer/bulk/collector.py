@@ -188,7 +188,7 @@ class Collector:
         return rows + len(self._settled) < self._window and characters < WINDOW_CHARACTERS
 
     def _enter(self) -> None:
-        """Take up to `ENTER` rows and upload those that have room."""
+        """Take `ENTER` rows at most, and upload those for which Redis has room."""
         for _ in range(ENTER):
             self._has_more = self._take_row()
             if not self._has_more:

@@ -1,7 +1,7 @@
 -- Put jobs that this worker will not finish back at the front of their queues.
 --
--- ARGV  for each: queue, job, execution, and its new payload if it goes on with a next turn, or '';
---       the last one ends up first in its queue
+-- ARGV  for each: queue, job, execution, payload. The payload is that of the job's next turn, or ''.
+--       The last job of the list ends up first in its queue.
 --
 -- Returns for each: 1 if it was put back, 0 if its lease was gone or a key is of another type.
 
