@@ -175,7 +175,8 @@ class WorkerMetrics(JobObserver, Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens not read.", cached)
         yield self._counter("generation_tokens", "Generated tokens.", counters.tokens)
         yield self._counter("num_preemptions", "Rows that made place.", counters.pauses)
-        yield self._counter("decode_steps", "Decode steps.", counters.steps)
+        yield self._counter("steps", "Decode steps.", counters.steps)
+        yield self._counter("prompt_windows", "Windows of prompts read.", counters.windows)
         yield self._counter("decode_rows", "Rows summed over the steps.", counters.rows)
 
     def _memory(self) -> Iterator[Metric]:

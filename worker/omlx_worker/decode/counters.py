@@ -50,6 +50,7 @@ class Counters:
         steps: decode steps.
         rows: rows summed over the steps.
         tokens: generated tokens.
+        windows: forwards that read prompts, as the scheduler asked for them.
         prompt_tokens: tokens read, including those read again, and the last token of each prompt,
             which its first step reads.
         cached_tokens: tokens not read, because a prefix was kept.
@@ -61,6 +62,7 @@ class Counters:
     steps: int = 0
     rows: int = 0
     tokens: int = 0
+    windows: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     pauses: int = 0
@@ -80,7 +82,8 @@ class Counters:
 
     def __str__(self) -> str:
         tokens, steps = counted(self.tokens, "token"), counted(self.steps, "step")
-        text = f"{tokens} in {steps}, mean batch {self.mean_batch:.1f}"
+        windows = counted(self.windows, "window")
+        text = f"{tokens} in {steps}, mean batch {self.mean_batch:.1f}, prompts in {windows}"
         drafts = self.drafts
         if not drafts.drafted:
             return text
