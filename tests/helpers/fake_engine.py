@@ -68,7 +68,7 @@ class FakeEngine:
         self.head_hint = None
         self.step_seconds = step_seconds
         self.states: dict[str, _State] = {}
-        self.changes = 0
+        self.changes = self.contests = 0
         self.shares, self.pads = False, True
         self.memory_budget = 1 << 30
         self.kept_within: int | None = None

@@ -17,6 +17,7 @@ from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.engine.kernels.attention import Pair
 from omlx_worker.engine.kernels.contest import Contest
 from omlx_worker.engine.kernels.plain.attention import PlainAttention
+from omlx_worker.engine.loading import loader
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.checkpoints import convert_without_head, write_family, write_llama, write_qwen
 from tests.helpers.families import SLIDING
@@ -128,7 +129,7 @@ def test_the_kernels_are_told_with_their_times(llama: Path) -> None:
     contest = Contest()
     contest.run("doubling", "8 x 1", lambda x: 2 * x, {"kernel": fail}, mx.ones(8))
 
-    with patch.object(Contest, "results", contest.results):
+    with patch.object(loader, "Contest", lambda *_, **__: contest):
         said, [found] = check(llama).stdout, checked(llama)["kernels"]
 
     assert "kernel   doubling, 8 x 1: plain; plain " in said

@@ -2,10 +2,9 @@
 
 A running row waits for the chunk between two of its tokens. With a chunk, tokens may come ``GAP``
 times as far apart as usual, so decoding keeps two fifths of the time however long the prompt is.
-While only bulk rows decode, nobody watches, and a chunk may take a second. Metal kills work of
-about five seconds.
-
-A size is corrected by what the last chunk took, each range of contexts by itself.
+Where a chunk's fixed cost alone takes longer, smaller chunks would only be more of them: there a
+chunk takes `WORTH` times its fixed cost. While only bulk rows decode, nobody watches, and a chunk
+may take a second. Metal kills work of about five seconds.
 """
 
 from __future__ import annotations
@@ -13,10 +12,15 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from omlx_worker.decode.window_cost import WindowCost
+
 GAP = 2.5
+WORTH = 1.5
 UNHURRIED_SECONDS = 1.0
 FEWEST_TOKENS = 16  # a product over fewer takes a GPU about as long
+FIRST_HURRIED_TOKENS = 32
 FIRST_UNHURRIED_TOKENS = 512
+FIRST_PADDING = 32
 REMEMBERED_STEPS = 32
 LAST_PIECE = 1.25
 """The rest before a stop or the end is read at once if it is this many times a chunk, at most."""
@@ -34,7 +38,8 @@ class ChunkSize:
     def __init__(self, most: int, unit: int = 1) -> None:
         self.unit = unit
         self._most = most
-        self._sizes: dict[tuple[bool, int], float] = {}
+        # Told by different clocks: a hurried chunk by the gap that it makes between two steps.
+        self._costs = {True: WindowCost(), False: WindowCost()}
         self._steps: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_STEPS)
         self._between: list[tuple[int, bool, int]] = []
 
@@ -48,12 +53,32 @@ class ChunkSize:
         """
         if self.unit > 1:
             return min(left, self.unit - context % self.unit)
-        size = self._size(context, hurried)
-        return left if left <= min(self._most, LAST_PIECE * size) else int(size)
+        size = self.whole(context, hurried)
+        return left if left <= min(self._most, LAST_PIECE * size) else size
 
     def whole(self, context: int, hurried: bool) -> int:
         """Tokens of a chunk that neither a stop nor the prompt's end cuts short."""
-        return int(self._size(context, hurried))
+        if self.unit > 1:
+            return self.unit
+        first = FIRST_HURRIED_TOKENS if hurried else FIRST_UNHURRIED_TOKENS
+        cost = self._costs[hurried].at(context)
+        if cost is None:
+            return min(first, self._most)
+        seconds = max(self._wait(), WORTH * cost.fixed) if hurried else UNHURRIED_SECONDS
+        size = cost.tokens(seconds)
+        if size == cost.most:
+            size = max(size, first)
+        return min(max(int(size), FEWEST_TOKENS), self._most)
+
+    def padding(self, context: int, hurried: bool) -> int:
+        """Tokens of padding that take as long as a chunk's fixed cost.
+
+        With more, a row had better be read in a chunk of its own.
+        """
+        cost = self._costs[hurried].at(context)
+        if cost is None:
+            return FIRST_PADDING
+        return int(min(self._most, cost.fixed / cost.each)) if cost.each else self._most
 
     def read(self, context: int, hurried: bool, tokens: int, seconds: float) -> None:
         """A chunk of ``tokens``, padding included, was read in ``seconds``.
@@ -62,7 +87,7 @@ class ChunkSize:
         """
         self._between.append((context, hurried, tokens))
         if not hurried:
-            self._correct(context, hurried, tokens, UNHURRIED_SECONDS / max(seconds, 1e-9))
+            self._costs[False].add(context, tokens, seconds)
 
     def stepped(self, seconds: float | None, depth: int = 0) -> None:
         """A decode step has ended.
@@ -79,28 +104,13 @@ class ChunkSize:
             return
         alike = [alone for other, alone in self._steps if other == depth]
         if len(between) == 1 and between[0][1] and alike:
-            step = median(alike)
-            usual = max(step, median(alone for _, alone in self._steps))
-            self._correct(*between[0], (GAP - 1) * usual / max(seconds - step, 1e-9))
+            context, _, tokens = between[0]
+            self._costs[True].add(context, tokens, seconds - median(alike))
 
-    def _correct(self, context: int, hurried: bool, tokens: int, ratio: float) -> None:
-        """Learn that a chunk of ``tokens`` could have taken ``ratio`` times as long as it did."""
-        size, ratio = self._size(context, hurried), min(max(ratio, 0.5), 2.0)
-        # The last chunk of a prompt is short, so its being fast says little about longer ones.
-        size = ratio * size if ratio < 1 else max(size, ratio * tokens)
-        size = min(max(size, FEWEST_TOKENS), self._most)
-        self._sizes[hurried, _span(context)] = size
-
-    def _size(self, context: int, hurried: bool) -> float:
-        """The size in this range of contexts, or in the nearest shorter one that is known."""
-        if self.unit > 1:
-            return self.unit
-        for span in range(_span(context), -1, -1):
-            if (hurried, span) in self._sizes:
-                return self._sizes[hurried, span]
-        return min(FEWEST_TOKENS if hurried else FIRST_UNHURRIED_TOKENS, self._most)
-
-
-def _span(context: int) -> int:
-    """Number of a range of contexts: ranges double in length, and the first holds 511 tokens."""
-    return max(0, context.bit_length() - 9)
+    def _wait(self) -> float:
+        """Seconds that rows may wait for a chunk between two tokens."""
+        if not self._steps:
+            return 0.0
+        last, _ = self._steps[-1]
+        alike = median(seconds for depth, seconds in self._steps if depth == last)
+        return (GAP - 1) * max(alike, median(seconds for _, seconds in self._steps))

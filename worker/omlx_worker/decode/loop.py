@@ -151,9 +151,15 @@ class DecodeLoop:
         self._clock.chunk()
         tokens = {row.row_id: count for row, count in action.tokens.items()}
         keep = [row.row_id for row, count in action.tokens.items() if row.stops_after(count)]
+        contests = self._engine.contests
         left = self._engine.prefill(tokens, keep)
+        seconds = time.monotonic() - began
+        timed = self._engine.contests == contests
+        if not timed:
+            self._clock.interrupt()
+        self.counters.windows += 1
         self.counters.prompt_tokens += sum(tokens.values())
-        self._scheduler.read(action, left, time.monotonic() - began)
+        self._scheduler.read(action, left, seconds if timed else None)
         if all(row.left or row.request.prompt_logprobs is None for row in action.rows):
             return []
         emissions = self._engine.scored()
@@ -179,13 +185,13 @@ class DecodeLoop:
         scheduler, engine = self._scheduler, self._engine
         rows = scheduler.decoding
         depths = self._driver.before(rows, engine.slots, scheduler.coming)
-        changes = engine.changes
+        changes, contests = engine.changes, engine.contests
         try:
             emissions = engine.step(depths)
         except Exception as error:
             log.exception("the engine failed in a step of %s", counted(len(rows), "row"))
             raise EngineFailed([row for row in scheduler.rows if row.in_engine], error) from error
-        if engine.changes != changes:
+        if engine.changes != changes or engine.contests != contests:
             self._clock.traced()
         self._time(emissions)
         self.counters.stepped(len(rows), emissions)

@@ -37,9 +37,6 @@ PATIENCE_SECONDS = 30.0
 AHEAD = 4
 """Chunks of unread tokens up to which rows join, so that prompts of similar length meet."""
 
-MOST_PADDING = 32
-"""Tokens of padding that a row may add to a chunk. A forward of its own would take longer."""
-
 
 class Scheduler:
     """Chooses the next action; the caller reports what came of it.
@@ -207,7 +204,7 @@ class Scheduler:
         chunk = Prefill({first: self._chunk_of(first, first.until_stop)})
         alike = [row for row in others if row.rank[0] == first.rank[0]]
         room = self._chunks.whole(first.context, self._hurried)
-        most = MOST_PADDING if self._pads else 0
+        most = self._chunks.padding(first.context, self._hurried) if self._pads else 0
         for row in sorted(alike, key=lambda row: abs(row.until_stop - chunk.tokens[first])):
             larger = Prefill({**chunk.tokens, row: self._chunk_of(row, row.until_stop)})
             if larger.computed <= room and larger.padding - chunk.padding <= most:

@@ -97,12 +97,12 @@ class DecodingEngine:
         reason, slow: see `Decoder`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
-        forms: of its layers' parts, each a `Result` of the contest of kernels so far.
+        forms: a `Result` for each part and size in the contest of kernels so far.
     """
 
     head: str | None = None
     head_hint: str | None = None
-    forms: Sequence[object] = ()
+    forms: Collection[Any] = ()
 
     def __init__(
         self,
@@ -159,6 +159,10 @@ class DecodingEngine:
     @property
     def changes(self) -> int:
         return self._decoder.changes
+
+    @property
+    def contests(self) -> int:
+        return len(self.forms)
 
     def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)

@@ -107,6 +107,40 @@ def test_short_prompts_that_come_at_once_are_read_together_where_tokens_cost_lit
     assert reads < 5 * 32 / 3
 
 
+@pytest.mark.parametrize("fixed", [0.03, 0.3])
+def test_where_a_chunk_costs_much_however_few_its_tokens_it_holds_many(fixed: float) -> None:
+    chunks = ChunkSize(2048)
+    for _ in range(60):
+        chunks.stepped(0.005)
+        tokens = between_two_steps(chunks, lambda tokens: 0.005 + fixed + 1e-4 * tokens)
+    assert fixed + 1e-4 * tokens > 1.4 * fixed or tokens == 2048
+
+
+def test_a_prompt_that_fills_no_chunk_does_not_shrink_the_next_one() -> None:
+    chunks = ChunkSize(2048)
+    for place in range(60):
+        chunks.stepped(0.005)
+        tokens = 20 if place % 2 else chunks.chunk(0, True, left=10**6)
+        chunks.read(0, True, tokens, 0.0)
+        chunks.stepped(0.035 + 1e-5 * tokens)
+    assert chunks.whole(0, True) > 1000
+
+
+def test_a_larger_chunk_that_was_slow_once_is_tried_again() -> None:
+    chunks = ChunkSize(2048)
+    for place in range(120):
+        tokens = min(224, chunks.chunk(0, False, left=10**6))
+        chunks.read(0, False, tokens, 0.03 + 1e-5 * tokens if place else 5.0)
+    assert tokens == 224
+
+
+def test_a_row_is_padded_as_far_as_a_chunk_of_its_own_would_cost() -> None:
+    chunks = ChunkSize(2048)
+    for tokens in (16, 64, 256):
+        chunks.read(0, False, tokens, 0.03 + 1e-4 * tokens)
+    assert 290 < chunks.padding(0, False) < 310
+
+
 def test_chunks_shrink_as_the_context_grows() -> None:
     chunks = ChunkSize(4096)
     sizes = []

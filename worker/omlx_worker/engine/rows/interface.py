@@ -166,6 +166,11 @@ class Engine(Rows, Protocol):
         """How many of them the model or its draft model makes; the others are looked up."""
         ...
 
+    @property
+    def contests(self) -> int:
+        """How often forms of a kernel were compared so far, each time within a step or a chunk."""
+        ...
+
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
 
