@@ -28,6 +28,8 @@ _UNKNOWN_OPTION = (
     "is not supported)"
 )
 
+_NO_DATABASE = f"got {{!r}} for the database; give a number, as in {DEFAULT_REDIS_URL}"
+
 CONNECT_SECONDS = 5.0
 LONGEST_BLOCK_SECONDS = 4.0
 # Every thread that waits for a result has a connection. redis-py's limit is 100; Redis's own is
@@ -139,6 +141,9 @@ def _checked(url: str) -> Iterator[None]:
         if _has_raw_password(parts):
             raise InvalidRequest(f"connection: {_RAW_PASSWORD}")
         yield
+        # redis-py takes what is none for 0.
+        if parts.scheme != "unix" and not re.fullmatch(r"/?|/[0-9]+/?", parts.path):
+            raise InvalidRequest(f"connection: {_NO_DATABASE.format(parts.path[1:])}")
     except InvalidRequest:
         raise
     except ValueError:

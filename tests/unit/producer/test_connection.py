@@ -146,6 +146,16 @@ def test_a_url_that_is_none_is_an_error_of_this_package(kind: Any, url: str) -> 
     )
 
 
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+@pytest.mark.parametrize("path", ["abc", "1/2", "-1"])
+def test_a_database_that_is_no_number_is_refused(kind: Any, path: str) -> None:
+    with pytest.raises(OmlxQueueError) as caught:
+        kind(f"redis://host/{path}")
+    assert str(caught.value) == (
+        f"connection: got {path!r} for the database; give a number, as in redis://127.0.0.1:6379/0"
+    )
+
+
 def test_a_client_that_decodes_is_an_error_of_this_package() -> None:
     with pytest.raises(OmlxQueueError, match=r"^connection: has decode_responses=True; give "):
         Producer(redis.Redis(decode_responses=True))
