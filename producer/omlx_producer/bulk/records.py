@@ -1,7 +1,7 @@
 """Reads the records of an input: JSONL, plain text, CSV or Parquet, also compressed with gzip.
 
 Lines are counted from 1, blank ones included. A line that cannot be read becomes a record with a
-problem, and reading continues after it.
+problem, and reading continues after it. A whole input of another form is refused at its first line.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import gzip
 import io
 import itertools
 import json
+import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn, cast, get_args
 
 from omlx_producer.errors import InvalidRequest
+from omlx_producer.terminal import counted
 
 Format = Literal["jsonl", "text", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -32,6 +34,26 @@ _SUFFIXES: dict[str, Format] = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
+_SPREADSHEETS = {".xlsx", ".xlsm", ".xls", ".ods", ".numbers"}
+# Of a CSV, those that names of columns rarely hold first.
+_DELIMITERS = "\t;,"
+# The first line that Excel writes, and reads, to name the delimiter.
+_SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)
+_AS_UTF_8 = "save the file as UTF-8, as iconv -f {} -t UTF-8 does"
+_SPREADSHEET = "a spreadsheet or an archive; save it as CSV"
+_UTF_16 = f"text in UTF-16; {_AS_UTF_8.format('UTF-16')}"
+# What inputs that are no text in UTF-8 begin with.
+_FOREIGN = {
+    b"PK\x03\x04": _SPREADSHEET,
+    b"\xd0\xcf\x11\xe0": _SPREADSHEET,
+    b"\x1f\x8b": "compressed; give it a name in .gz, or unzip it",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+}
+# The first line of a JSON array, or of an object over several lines.
+_WHOLE_JSON = re.compile(r"\s*(\[|\{\s*$)")
+# What a byte that is not UTF-8 becomes.
+_STRAY_BYTE = re.compile("[\udc80-\udcff]")
 # The longest prompt of the protocol fits, with each character escaped.
 MAX_LINE_BYTES = 64 * 2**20
 PARQUET_ROWS = 256
@@ -40,7 +62,11 @@ COUNT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The content of one line or row of an input; None with a problem."""
+    """The content of one line or row of an input.
+
+    Attributes:
+        value: with a problem, what could be read; None if nothing.
+    """
 
     line: int
     value: str | dict[str, Any] | None
@@ -56,6 +82,8 @@ def format_of(name: str) -> Format:
     if name == "-":
         return "jsonl"
     suffix = Path(_unzipped(name)).suffix
+    if suffix in _SPREADSHEETS:
+        raise InvalidRequest(f"{name}: is a spreadsheet; save it as CSV")
     if suffix not in _SUFFIXES:
         raise InvalidRequest(
             f"{name}: the suffix does not name a format; give --format {'|'.join(FORMATS)}"
@@ -63,17 +91,20 @@ def format_of(name: str) -> Format:
     return _SUFFIXES[suffix]
 
 
-def delimiter_of(name: str) -> str:
-    """What separates the cells of a CSV of this name."""
-    return "\t" if Path(_unzipped(name)).suffix == ".tsv" else ","
+def delimiter_of(name: str) -> str | None:
+    """What separates the cells of a CSV of this name; None if its first line tells."""
+    return "\t" if Path(_unzipped(name)).suffix == ".tsv" else None
 
 
 def _unzipped(name: str) -> str:
     return name.lower().removesuffix(".gz")
 
 
-def read_records(stream: IO[bytes], kind: Format, delimiter: str = ",") -> Iterator[Record]:
+def read_records(stream: IO[bytes], kind: Format, delimiter: str | None = None) -> Iterator[Record]:
     """The records of an open input.
+
+    Args:
+        delimiter: of the cells of a CSV; by default what its first line has most of.
 
     Raises, while iterating:
         InvalidRequest: if the whole input is not of this format.
@@ -86,7 +117,7 @@ def read_records(stream: IO[bytes], kind: Format, delimiter: str = ",") -> Itera
             yield from readers[kind](stream)
 
 
-def input_columns(stream: IO[bytes], kind: Format, delimiter: str = ",") -> dict[str, Any]:
+def input_columns(stream: IO[bytes], kind: Format, delimiter: str | None = None) -> dict[str, Any]:
     """The columns of an open input, with those types of Arrow that a table can take over.
 
     Plain text has one, ``prompt``. Objects of JSONL have all names that occur.
@@ -108,7 +139,7 @@ def input_columns(stream: IO[bytes], kind: Format, delimiter: str = ",") -> dict
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The values of a record by column; empty for one with a problem."""
+    """The values of a record by column, as far as it could be read."""
     if isinstance(record.value, str):
         return {"prompt": record.value}
     return record.value or {}
@@ -185,12 +216,21 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     number = 0
     while line := stream.readline(MAX_LINE_BYTES):
         number += 1
+        if number == 1:
+            _refuse_foreign(line)
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             while line and not line.endswith(b"\n"):
                 line = stream.readline(MAX_LINE_BYTES)
             yield number, None
         else:
             yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+def _refuse_foreign(start: bytes) -> None:
+    """Refuse an input that begins as no text in UTF-8 does."""
+    for mark, what in _FOREIGN.items():
+        if start.startswith(mark):
+            raise InvalidRequest(f"the input is {what}")
 
 
 def _read_text(stream: IO[bytes]) -> Iterator[Record]:
@@ -203,20 +243,33 @@ def _read_text(stream: IO[bytes]) -> Iterator[Record]:
 def _decoded(number: int, line: bytes | None) -> Record:
     if line is None:
         return Record(number, None, f"longer than {MAX_LINE_BYTES} bytes")
-    try:
-        text = line.decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        return Record(number, None, f"not UTF-8 ({error})")
-    return Record(number, text if text.strip() else None)
+    text = line.decode(errors="surrogateescape").rstrip("\r\n")
+    return Record(number, text if text.strip() else None, _stray_byte(text))
+
+
+def _stray_byte(text: str) -> str:
+    """The problem of a text that was not UTF-8; empty if it was."""
+    found = _STRAY_BYTE.search(text)
+    if found is None:
+        return ""
+    return f"not UTF-8 (byte 0x{ord(found[0]) - 0xDC00:02x}); {_AS_UTF_8.format('WINDOWS-1252')}"
 
 
 def _read_jsonl(stream: IO[bytes]) -> Iterator[Record]:
+    first = True
     for number, line in _lines(stream):
         record = _decoded(number, line)
-        if record.problem:
+        if isinstance(record.value, str):
+            if first and (whole := _WHOLE_JSON.match(record.value)):
+                query = "'.[]'" if whole[1] == "[" else "."
+                raise InvalidRequest(
+                    "the input is JSON over several lines or in a list; write each object on a "
+                    f"line of its own, as jq -c {query} does"
+                )
+            first, parsed = False, _parsed(number, record.value)
+            yield replace(parsed, problem=record.problem) if record.problem else parsed
+        elif record.problem:
             yield record
-        elif isinstance(record.value, str):
-            yield _parsed(number, record.value)
 
 
 def _parsed(number: int, text: str) -> Record:
@@ -225,7 +278,9 @@ def _parsed(number: int, text: str) -> Record:
     except RecursionError:
         return Record(number, None, "nested too deeply")
     except ValueError as error:
-        hint = "" if text.lstrip().startswith("{") else "; for a prompt a line give --format text"
+        hint = "; give --format csv for a CSV, or --format text for a prompt a line"
+        if text.lstrip().startswith("{"):
+            hint = ""
         return Record(number, None, f"not JSON ({error}){hint}")
     if not isinstance(value, dict):
         return Record(number, None, "not a JSON object")
@@ -236,7 +291,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _read_csv(stream: IO[bytes], delimiter: str) -> Iterator[Record]:
+def _read_csv(stream: IO[bytes], delimiter: str | None) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
     # A byte that is not UTF-8 becomes a lone surrogate, so it spoils its own row only.
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
@@ -248,24 +303,30 @@ def _read_csv(stream: IO[bytes], delimiter: str) -> Iterator[Record]:
             text.detach()
 
 
-def _read_csv_text(text: IO[str], delimiter: str) -> Iterator[Record]:
-    reader = csv.reader(text, strict=True, delimiter=delimiter)
+def _read_csv_text(text: IO[str], delimiter: str | None) -> Iterator[Record]:
+    header, before = text.readline(), 0
+    _refuse_foreign(header.encode(errors="surrogateescape"))
+    if separator := _SEPARATOR.fullmatch(header):
+        header, before, delimiter = text.readline(), 1, delimiter or separator[1]
+    lines = itertools.chain([header], text)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter or _delimiter_in(header))
     try:
         columns = next(reader, None)
     except csv.Error as error:
         raise InvalidRequest(
-            f"the CSV input's first line, which must name the columns, is not CSV ({error})"
+            f"the CSV input's first line, which must name the columns, is not CSV ({error}); "
+            "correct it, or name what is between the cells with --delimiter"
         ) from None
     if not columns:
         raise InvalidRequest("the CSV input is empty; its first line must name the columns")
-    if not _is_utf8(columns):
-        raise InvalidRequest("the CSV input's first line is not UTF-8; save the file as UTF-8")
+    if problem := _stray_byte("".join(columns)):
+        raise InvalidRequest(f"the CSV input's first line is {problem}")
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise InvalidRequest(
             f"the CSV input's first line has more than one column {twice[0]!r}; rename one"
         )
     while True:
-        line = reader.line_num + 1
+        line = before + reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:
@@ -273,20 +334,22 @@ def _read_csv_text(text: IO[str], delimiter: str) -> Iterator[Record]:
         except csv.Error as error:
             yield Record(line, None, f"not CSV ({error})")
             continue
+        problem = _stray_byte("".join(cells))
         if len(cells) > len(columns):
-            yield Record(line, None, f"more cells than the {len(columns)} columns")
-        elif not _is_utf8(cells):
-            yield Record(line, None, "not UTF-8")
-        elif cells:
-            yield Record(line, dict(itertools.zip_longest(columns, cells)))
+            known = counted(len(columns), "column")
+            problem = (
+                f"more cells than the {known}; quote each that has {reader.dialect.delimiter!r}"
+            )
+        if cells:
+            values = dict(itertools.zip_longest(columns, cells[: len(columns)]))
+            yield Record(line, values, problem)
 
 
-def _is_utf8(cells: Iterable[str]) -> bool:
-    try:
-        "".join(cells).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _delimiter_in(header: str) -> str:
+    """What the first line of a CSV has most of outside of quotes, by default a comma."""
+    bare = re.sub(r'"[^"]*("|$)', "", header)
+    likely = max(_DELIMITERS, key=bare.count)
+    return likely if likely in bare else ","
 
 
 def _read_parquet(stream: IO[bytes]) -> Iterator[Record]:

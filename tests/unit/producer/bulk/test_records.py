@@ -37,7 +37,7 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("nonsense", "not JSON (Expecting value: line 1 column 1 (char 0)); for a prompt a line "),
+        ("nonsense", "not JSON (Expecting value: line 1 column 1 (char 0)); give --format csv for"),
         ("[1]", "not a JSON object"),
         ('{"a": NaN}', "not JSON (NaN is not JSON)"),
         ("[" * 100_000, "nested too deeply"),
@@ -45,16 +45,64 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
     ],
 )
 def test_a_bad_line_is_told_with_its_number_and_reading_goes_on(line: str, problem: str) -> None:
-    bad, good = read(f'{line}\n{{"a": 1}}\n')
-    assert (bad.line, bad.value) == (1, None)
+    _, bad, good = read(f'{{"a": 0}}\n{line}\n{{"a": 1}}\n')
+    assert (bad.line, bad.value) == (2, None)
     assert problem in bad.problem
-    assert (good.line, good.value) == (2, {"a": 1})
+    assert (good.line, good.value) == (3, {"a": 1})
 
 
-def test_bytes_that_are_not_utf_8_are_a_bad_line() -> None:
-    bad, good = read(b"\xff\xfe\nhello\n", "text")
-    assert "not UTF-8" in bad.problem
-    assert good == Record(2, "hello")
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ('[{"a": 1}, {"a": 2}]', "jq -c '.[]'"),
+        ('\n [\n{"a": 1},\n{"a": 2}\n]\n', "jq -c '.[]'"),
+        ('{\n  "a": 1\n}\n', "jq -c . "),
+    ],
+)
+def test_json_that_is_no_object_a_line_is_refused_once_with_the_remedy(
+    text: str, query: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="write each object on a line of its own") as caught:
+        read(text)
+    assert query in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "text"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04\x14", "a spreadsheet or an archive; save it as CSV"),
+        (b"\xd0\xcf\x11\xe0\xa1", "a spreadsheet or an archive; save it as CSV"),
+        (
+            "id\ttext\n".encode("utf-16"),
+            "text in UTF-16; save the file as UTF-8, as iconv -f UTF-16",
+        ),
+        (gzip.compress(b"id\n"), "compressed; give it a name in .gz, or unzip it"),
+    ],
+)
+def test_what_is_no_text_in_utf_8_is_refused_with_the_remedy(
+    kind: Any, content: bytes, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"the input is {said}"):
+        read(content, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "value"),
+    [
+        ("csv", b"id,text\n1,caf\xe9\n2,plain\n", {"id": "1", "text": "caf\udce9"}),
+        ("jsonl", b'\n{"id": 1, "text": "caf\xe9"}\n{}\n', {"id": 1, "text": "caf\udce9"}),
+        ("text", b"\ncaf\xe9\nplain\n", "caf\udce9"),
+    ],
+)
+def test_a_line_that_is_not_utf_8_is_a_bad_one_that_keeps_what_could_be_read(
+    kind: Any, content: bytes, value: Any
+) -> None:
+    bad, good = read(content, kind)
+    assert (bad.line, bad.value, good.problem) == (2, value, "")
+    assert bad.problem == (
+        "not UTF-8 (byte 0xe9); save the file as UTF-8, as iconv -f WINDOWS-1252 -t UTF-8 does"
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
@@ -78,23 +126,23 @@ def test_csv_rows_may_span_lines_and_lack_or_exceed_cells() -> None:
     assert [record.line for record in records] == [2, 4, 5, 6]
     assert records[0].value == {"id": "1", "text": "two\nlines"}
     assert records[1].value == {"id": "2", "text": None}
-    assert "more cells than the 2 columns" in records[2].problem
+    assert records[2].value == {"id": "3", "text": "a"}
+    assert "more cells than the 2 columns; quote each that has ','" in (records[2].problem)
     assert records[3].value == {"id": "4", "text": "last"}
 
 
 def test_blank_lines_of_csv_count_but_are_no_rows() -> None:
     records = read('text\n\na\n\n\nb,c\n"d\n\ne"\n\n', "csv")
     assert [record.line for record in records] == [3, 6, 7]
-    assert "more cells than the 1 columns" in records[1].problem
+    assert "more cells than the 1 column;" in records[1].problem
     assert [records[0].value, records[2].value] == [{"text": "a"}, {"text": "d\n\ne"}]
 
 
-def test_csv_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
-    bad, good = read("text\ncaf\xe9\nplain\n".encode("latin-1"), "csv")
-    assert (bad.line, bad.problem) == (2, "not UTF-8")
-    assert good.value == {"text": "plain"}
-    with pytest.raises(InvalidRequest, match="first line is not UTF-8; save the file as UTF-8"):
-        read("text\na\n".encode("utf-16"), "csv")
+def test_a_csv_header_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"first line is not UTF-8 \(byte 0xe9\); save the file"
+    ):
+        read("caf\xe9\na\n".encode("latin-1"), "csv")
 
 
 def test_reading_csv_leaves_the_stream_open() -> None:
@@ -196,6 +244,8 @@ def test_the_name_says_the_format(name: str, kind: str) -> None:
 def test_a_name_that_does_not_say_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidRequest, match="give --format"):
         format_of("rows.dat")
+    with pytest.raises(InvalidRequest, match=r"rows\.XLSX: is a spreadsheet; save it as CSV"):
+        format_of("rows.XLSX")
 
 
 @pytest.mark.parametrize(
@@ -236,19 +286,40 @@ def test_a_closed_stdin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("a.tsv", "csv", "\t"),
         ("a.TSV.gz", "csv", "\t"),
-        ("a.csv.gz", "csv", ","),
-        ("a.jsonl.gz", "jsonl", ","),
-        ("a.txt.GZ", "text", ","),
+        ("a.csv.gz", "csv", None),
+        ("a.jsonl.gz", "jsonl", None),
+        ("a.txt.GZ", "text", None),
     ],
 )
-def test_names_tell_the_format_also_of_zipped_files(name: str, kind: str, delimiter: str) -> None:
+def test_names_tell_the_format_also_of_zipped_files(
+    name: str, kind: str, delimiter: str | None
+) -> None:
     assert (format_of(name), delimiter_of(name)) == (kind, delimiter)
 
 
-def test_cells_may_have_another_delimiter() -> None:
-    stream = io.BytesIO(b'a;b\n1,5;"x;y"\n')
-    (record,) = read_records(stream, "csv", ";")
-    assert record.value == {"a": "1,5", "b": "x;y"}
+@pytest.mark.parametrize(
+    ("header", "delimiter", "columns"),
+    [
+        ("a,b\n", None, ["a", "b"]),
+        ("a;b\n", None, ["a", "b"]),
+        ("a\tb\r\n", None, ["a", "b"]),
+        ('\ufeff"a;x;y",b\n', None, ["a;x;y", "b"]),
+        ("net, of tax;b\n", None, ["net, of tax", "b"]),
+        ('b;"two\nlines, x"\n', None, ["b", "two\nlines, x"]),
+        ("a|b\n", "|", ["a", "b"]),
+        ("a;x,b\n", ",", ["a;x", "b"]),
+        ("alone\n", None, ["alone"]),
+        ("\ufeffsep=;\r\na,x;b\r\n", None, ["a,x", "b"]),
+        ('"sep=|"\na|b\n', None, ["a", "b"]),
+        ("sep=;\na,b\n", ",", ["a", "b"]),
+    ],
+)
+def test_the_first_line_of_a_csv_tells_its_delimiter(
+    header: str, delimiter: str | None, columns: list[str]
+) -> None:
+    (record,) = read_records(io.BytesIO(f'{header}"1\n2"\n'.encode()), "csv", delimiter)
+    assert record.value == dict(zip(columns, ["1\n2", None], strict=False))
+    assert record.line == 1 + header.count("\n")
 
 
 def test_a_zipped_file_is_read_as_what_is_in_it(tmp_path: Path) -> None:
