@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from omlx_producer.bulk.collector import DEFAULT_WINDOW
 from omlx_producer.bulk.output import real_path
@@ -18,11 +18,12 @@ from omlx_producer.bulk.runfile import read_settings, run_path
 from omlx_producer.bulk.shape import Shape
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.models import only_model
-from omlx_producer.errors import InvalidRequest
+from omlx_producer.errors import InvalidRequest, shown
 from omlx_producer.wire import ModelInfo, Priority, When
 from omlx_producer.wire.hours import DAY
 
 MAX_SHOWN = 60
+Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RunOptions:
         with_body: add the whole response to a table.
         keep: add the columns of the input to a table.
         csv_safe: see `omlx_producer.bulk.table.TableForm`.
-        delimiter: of the cells of a CSV; by default what the name of the input says.
+        delimiter: of the cells of a CSV; by default what its name or its first line says.
         limit: take only so many rows from the start of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
         at, until: times of day, see `When`.
@@ -47,14 +48,14 @@ class RunOptions:
     kind: Format
     shape: Shape
     priority: Priority = "bulk"
-    window: int = DEFAULT_WINDOW
-    job_timeout: int = JOB_SECONDS
+    window: Count = DEFAULT_WINDOW
+    job_timeout: Count = JOB_SECONDS
     require_known_model: bool = True
     with_body: bool = False
     keep: bool = False
     csv_safe: bool = True
     delimiter: str | None = None
-    limit: int | None = None
+    limit: Count | None = None
     default_model: str | None = None
     at: str | None = None
     until: str | None = None
@@ -65,14 +66,18 @@ class RunOptions:
         """Options for an input. Without ``kind``, its name says which format it has.
 
         Raises:
-            InvalidRequest: if there is no such input or no such format.
+            InvalidRequest: if there is no such input or format, or an option has a wrong value.
         """
         kind = kind or format_of(name)
-        require_input(name, kind)
-        delimiter = options.get("delimiter")
-        if delimiter is not None:
-            options["delimiter"] = _delimiter(delimiter, kind)
-        made = cls(name, kind, shape, **options)
+        try:
+            made = _OPTIONS.validate_python(
+                {"input": name, "kind": kind, "shape": vars(shape), **options}
+            )
+        except ValidationError as error:
+            raise InvalidRequest(_first_problem(error)) from None
+        require_input(name, made.kind)
+        if made.delimiter is not None:
+            made = replace(made, delimiter=_delimiter(made.delimiter, made.kind))
         _ = made.when  # raises
         return made
 
@@ -171,6 +176,15 @@ def _delimiter(given: str, kind: Format) -> str:
 
 
 _OPTIONS = TypeAdapter(RunOptions)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first wrong option: its name, its value and what it must be."""
+    problem = error.errors(include_url=False)[0]
+    name = str(problem["loc"][-1]).replace("kind", "format")
+    remedy = problem["msg"].replace("Input should be", "give")
+    remedy = remedy.replace("greater than or equal to", "at least")
+    return f"{name}: got {shown(problem['input'])}; {remedy}"
 
 
 def require_input(name: str, kind: Format) -> None:
