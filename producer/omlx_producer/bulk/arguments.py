@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 from omlx_producer.bulk.given import Given
 from omlx_producer.bulk.options import RunOptions
 from omlx_producer.bulk.records import Format
-from omlx_producer.bulk.shape import Shape
+from omlx_producer.bulk.shape import Empty, Shape
 from omlx_producer.client.fields import RequestFields
 from omlx_producer.wire import Priority
 
@@ -26,8 +26,9 @@ class BulkArguments(RequestFields, total=False):
         id_field: the field with the custom_id; by default ``custom_id``, else ``id``.
         raw: send texts as bare prompts, not as user messages.
         system: a system message before each text.
+        empty: ``skip``, ``fail`` or ``run`` rows with nothing for a field of the template.
         format: of a file; by default its name says it.
-        delimiter: of the cells of a CSV file.
+        delimiter: of the cells of a CSV file; by default its first line says it.
         limit: take the first rows only, this many.
         priority: the queue of the rows, by default ``bulk``.
         window: rows in Redis at once, at most.
@@ -47,6 +48,7 @@ class BulkArguments(RequestFields, total=False):
     id_field: str | None
     raw: bool
     system: str | None
+    empty: Empty | None
     format: Format | None
     delimiter: str | None
     limit: int | None

@@ -19,13 +19,18 @@ class Given:
 
     Attributes:
         kind: the format whose rules they follow. A text is a prompt in any.
-        records: numbered from 1, to be read once.
-        count: how many; None if that is not known.
+        rows: texts, dictionaries or a frame.
+        count: how many; None if they can be read only once.
     """
 
     kind: Format
-    records: Iterator[Record]
+    rows: Any
     count: int | None
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """The rows as records, numbered from 1."""
+        return _numbered(_values(self.rows) if is_frame(self.rows) else self.rows)
 
     @classmethod
     def of(cls, rows: Any) -> Given:
@@ -35,12 +40,12 @@ class Given:
             InvalidRequest: if they are something else.
         """
         if is_frame(rows):
-            return cls("csv", _numbered(_values(rows)), len(rows))
+            return cls("csv", rows, len(rows))
         if not isinstance(rows, Iterable) or isinstance(rows, Mapping | bytes):
             raise InvalidRequest(
                 f"rows: got {type(rows).__name__}; give a path, a frame, or texts or dictionaries"
             )
-        return cls("jsonl", _numbered(rows), len(rows) if isinstance(rows, Sized) else None)
+        return cls("jsonl", rows, len(rows) if isinstance(rows, Sized) else None)
 
 
 def is_frame(rows: Any) -> bool:

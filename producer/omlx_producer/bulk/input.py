@@ -26,7 +26,8 @@ from omlx_producer.bulk.records import (
 from omlx_producer.bulk.row import REFUSED, TOKEN_CHARACTERS, BadRow, Row, prompt_text
 from omlx_producer.bulk.shape import RowMaker
 from omlx_producer.bulk.table import TableForm, properties_of
-from omlx_producer.terminal import write
+from omlx_producer.errors import InvalidRequest
+from omlx_producer.terminal import counted, write
 from omlx_producer.wire import Constraint, ModelInfo
 
 
@@ -59,30 +60,36 @@ class Input:
         self._options = options
         self._models = models
         self._maker = maker
-        self._records = maker.checked(itertools.islice(records, options.limit))
+        self._records = records
         self._count = count
         self.seen = Seen()
 
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, options: RunOptions, models: Mapping[str, ModelInfo], given: Given | None = None
+        cls,
+        options: RunOptions,
+        models: Mapping[str, ModelInfo],
+        given: Given | None = None,
+        *,
+        only_failures: bool = False,
     ) -> Iterator[Input]:
         """Open the input of these options.
 
         Args:
             models: the known models, by alias.
             given: rows in memory, which take the place of the input.
+            only_failures: rows with empty fields fail, as they have before.
 
         Raises:
-            InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read.
+            InvalidRequest: see `RowMaker` and `RowMaker.checked`; also if it cannot be read, or is
+                a file without rows.
         """
         maker = _row_maker(options, models)
-        if given is not None:
-            yield cls(options, models, maker, given.records, given.count)
-            return
-        with open_input(options.input) as stream:
-            yield cls(options, models, maker, _read(options, stream), None)
+        with _records(options, given) as records, _again(options, given) as again:
+            checked = maker.checked(records, () if only_failures else again)
+            count = None if given is None else given.count
+            yield cls(options, models, maker, checked, count)
 
     @property
     def whole(self) -> bool:
@@ -155,16 +162,41 @@ class Input:
         with open_input(self._options.input) as stream:
             yield _read(self._options, stream)
 
-    def say_if_empty(self) -> None:
-        if not self.seen.rows:
-            write(f"{self._options.input}: holds no rows\n", err=True)
+    def say_skipped(self) -> None:
+        if rows := self._maker.skipped:
+            write(f"{counted(rows, 'row')} with empty fields left out\n", err=True)
+
+
+@contextlib.contextmanager
+def _records(options: RunOptions, given: Given | None) -> Iterator[Iterator[Record]]:
+    """The records of a run, up to its limit."""
+    if given is not None:
+        yield itertools.islice(given.records, options.limit)
+        return
+    with open_input(options.input) as stream:
+        yield itertools.islice(_read(options, stream), options.limit)
+
+
+def _again(
+    options: RunOptions, given: Given | None
+) -> contextlib.AbstractContextManager[Iterator[Record] | None]:
+    """The same records once more; None if they can be read only once, or are whole requests."""
+    once = given.count is None if given is not None else options.input == "-"
+    requests = options.kind == "jsonl" and options.shape.template is None
+    return contextlib.nullcontext() if once or requests else _records(options, given)
 
 
 def _read(options: RunOptions, stream: IO[bytes]) -> Iterator[Record]:
-    return read_records(stream, options.kind, _delimiter(options))
+    """The records of an input that has some."""
+    records = read_records(stream, options.kind, _delimiter(options))
+    first = next(records, None)
+    if first is None:
+        raise InvalidRequest(f"{options.input}: holds no rows; give an input that has some")
+    yield first
+    yield from records
 
 
-def _delimiter(options: RunOptions) -> str:
+def _delimiter(options: RunOptions) -> str | None:
     return options.delimiter or delimiter_of(options.input)
 
 
@@ -265,4 +297,5 @@ def look_through(options: RunOptions, models: Mapping[str, ModelInfo]) -> Findin
             findings.prompt_tokens += counter.count(row)
             findings.most_completion_tokens += row.most_tokens
         findings.exact, findings.ignored = counter.exact, source.ignored
+        source.say_skipped()
     return findings

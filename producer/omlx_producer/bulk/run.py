@@ -78,7 +78,10 @@ def run_here(
     options = options.with_default_model(models, earlier).begun_as(earlier)
     if isinstance(progress, str):
         say_rest(options.when)
-    with Input.open(options, models, given) as source, Output.open(path) as target:
+    with (
+        Input.open(options, models, given, only_failures=only_failures) as source,
+        Output.open(path) as target,
+    ):
         if not only_failures:
             if earlier is not None:
                 _require_agreement(options, earlier, target, replace_results)
@@ -161,7 +164,7 @@ class Run:
             target.files.finish(ordered=ordered, whole=source.whole, form=form, source=records)
         if source.whole and not self._only_failures:
             self._collector.sweep()
-        source.say_if_empty()
+        source.say_skipped()
 
     def _show(self) -> None:
         """Show the current state, and note how long the run has taken."""
@@ -213,7 +216,7 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
             when=options.when,
         )
         batch.upload(source.rows(index))
-        source.say_if_empty()
+        source.say_skipped()
         say_ignored(source.ignored)
     return batch
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Any
+from typing import Any, Literal, get_args
 
 from omlx_producer.bulk.records import Format, Record
 from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
@@ -22,6 +24,7 @@ from omlx_producer.client.models import (
     takes_chats,
 )
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
+from omlx_producer.terminal import counted
 from omlx_producer.wire import GenerationRequest, ModelInfo, text_fields
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
 from omlx_producer.wire.responses import chat_fields
@@ -36,6 +39,8 @@ MAX_ID_CHARACTERS = 512
 MESSAGES, PROMPT = "messages", "prompt"
 # Fields that count in a row with messages of its own, or that are refused there by name.
 REQUEST_FIELDS = frozenset(GenerationRequest.model_fields) | REFUSED.keys() | {"max_tokens"}
+Empty = Literal["skip", "fail", "run"]
+EMPTY: tuple[Empty, ...] = get_args(Empty)
 # A column that none of the first rows has is a mistake in the options.
 FIRST_ROWS = 100
 
@@ -53,6 +58,8 @@ class Shape:
         raw: send texts as bare prompts, also to a model with a chat template.
         system: a system message before each text.
         sampling: fields of the request, for rows that do not set them.
+        empty: leave out, fail or run the rows that have nothing for a field of the template. By
+            default the run is refused; rows that can be read only once fail.
     """
 
     template: str | None = None
@@ -61,6 +68,7 @@ class Shape:
     raw: bool = False
     system: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    empty: Empty | None = None
 
 
 class Template:
@@ -97,28 +105,51 @@ class Template:
                 '"Summarise: {text}"'
             )
 
-    def render(self, values: Mapping[str, Any]) -> str:
+    def empty(self, values: Mapping[str, Any]) -> list[str]:
+        """Its fields for which a row has nothing but blanks."""
+        return [name for name in dict.fromkeys(self.columns) if _is_blank(values.get(name))]
+
+    def render(self, values: Mapping[str, Any], *, with_empty: bool = False) -> str:
         """The prompt of one row.
 
+        Args:
+            with_empty: also if fields are empty.
+
         Raises:
-            InvalidRequest: if the row lacks a field.
+            InvalidRequest: if a field is empty.
         """
+        if not with_empty:
+            self._require_filled(values)
         return "".join(
-            literal + (self._value(values, name) if name is not None else "")
+            literal + (_as_text(values.get(name)) if name is not None else "")
             for literal, name in self._parts
         )
 
-    def _value(self, values: Mapping[str, Any], name: str) -> str:
-        value = values.get(name)
-        if value is None:
+    def _require_filled(self, values: Mapping[str, Any]) -> None:
+        for name in self.empty(values):
+            if values.get(name) is not None:
+                raise InvalidRequest(f"{name}: empty; the template needs it, so fill it in")
             present = [other for other, value in values.items() if value is not None]
             raise InvalidRequest(
                 f"{name}: the template needs it and the row has none; the row has "
                 f"{', '.join(present) or 'nothing'}"
             )
-        if isinstance(value, str | datetime.date | datetime.time):
-            return str(value)
-        return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether a value is none, as pandas' NaN, or has blanks alone."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _as_text(value: Any) -> str:
+    """A value as a prompt has it."""
+    if _is_blank(value):
+        return value if isinstance(value, str) else ""
+    if isinstance(value, str | datetime.date | datetime.time):
+        return str(value)
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 class RowMaker:
@@ -132,6 +163,7 @@ class RowMaker:
     Attributes:
         ignored: how many rows had a field of OpenAI that has no effect, by field.
         used: the models of the rows.
+        skipped: how many rows were left out.
         constraint: of the options, for rows without one of their own.
 
     Raises:
@@ -162,7 +194,9 @@ class RowMaker:
         self._require_known = require_known_model
         if kind == "text" and (shape.template, shape.id_field) != (None, None):
             option = "id_field" if shape.template is None else "template"
-            raise InvalidRequest(f"{option}: a text input has no columns; leave it out")
+            raise InvalidRequest(
+                f"{option}: a text input has no columns; leave it out, or give --format csv"
+            )
         self._batch_lines = kind == "jsonl" and shape.template is None
         self._template = Template(DEFAULT_TEMPLATE if shape.template is None else shape.template)
         fields = text_fields("x", chat=not shape.raw, system=None)
@@ -173,19 +207,68 @@ class RowMaker:
         self.constraint = asked.constraint
         self.ignored: Counter[str] = Counter()
         self.used: set[str] = set()
+        self.skipped = 0
 
-    def checked(self, records: Iterable[Record]) -> Iterator[Record]:
-        """All records, after a look at the first for the columns that the options name.
+    def checked(
+        self, records: Iterable[Record], again: Iterable[Record] | None = None
+    ) -> Iterator[Record]:
+        """The records to run, after a look at the first for what would fail all rows alike.
+
+        Args:
+            again: all records once more, to count those with empty fields of a template; without
+                them the first are counted.
 
         Raises:
-            InvalidRequest: at once, if none of the first rows has such a column.
+            InvalidRequest: at once, if none of the first rows can be read, has a column that the
+                options name, or a model; or if a field is empty and nothing says what to do then.
         """
         records = iter(records)
         first = list(itertools.islice(records, FIRST_ROWS))
+        if first and all(record.problem for record in first):
+            raise InvalidRequest(f"line {first[0].line}: {first[0].problem}")
         values = [record.value for record in first if isinstance(record.value, dict)]
         if values:
             self._require_columns({column: None for value in values for column in value})
-        return itertools.chain(first, records)
+        if first and self._shape.model is None and not any(map(self._names_model, first)):
+            self._only_model()
+        if self._shape.empty is None:
+            self._refuse_empty(first if again is None else again)
+        return filter(self._keeps, itertools.chain(first, records))
+
+    def _names_model(self, record: Record) -> bool:
+        value = record.value
+        if not self._batch_lines or not isinstance(value, dict):
+            return False
+        body = value.get("body", value)
+        return isinstance(body, dict) and body.get("model") is not None
+
+    def _refuse_empty(self, records: Iterable[Record]) -> None:
+        empty, line = Counter[str](), 0
+        for record in records:
+            names = self._empty_fields(record)
+            empty.update(names)
+            line = line or (record.line if names else 0)
+        if empty:
+            found = " and ".join(
+                f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} an empty {{{name}}}"
+                for name, rows in empty.items()
+            )
+            raise InvalidRequest(
+                f"empty: missing, and {found}, first in line {line}; give {', '.join(EMPTY[:-1])} "
+                f"or {EMPTY[-1]}"
+            )
+
+    def _keeps(self, record: Record) -> bool:
+        skip = self._shape.empty == "skip" and bool(self._empty_fields(record))
+        self.skipped += skip
+        return not skip
+
+    def _empty_fields(self, record: Record) -> list[str]:
+        """The fields of the template that a record leaves empty, if it goes by the template."""
+        values = record.value
+        if record.problem or not isinstance(values, dict) or self._has_messages(values):
+            return []
+        return [] if self._is_batch_line(values) else self._template.empty(values)
 
     def _require_columns(self, columns: Mapping[str, None]) -> None:
         shape, known = self._shape, ", ".join(columns)
@@ -227,8 +310,8 @@ class RowMaker:
             return _bad(empty, None, "unparsable", "nested too deeply", own_id=False)
 
     def _make(self, record: Record) -> Row | BadRow:
-        if record.value is None:
-            return _bad(record, None, "unparsable", record.problem, own_id=False)
+        if record.problem:
+            return self._unread(record)
         custom_id = None
         try:
             custom_id = self._custom_id(record)
@@ -241,6 +324,14 @@ class RowMaker:
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
         return Row(custom_id, record.line, request, digest)
+
+    def _unread(self, record: Record) -> BadRow:
+        """The row of a record with a problem, under its id if that could be read."""
+        custom_id = None
+        if record.value is not None:
+            with contextlib.suppress(InvalidRequest):
+                custom_id = self._custom_id(record)
+        return _bad(record, custom_id, "unparsable", record.problem, own_id=custom_id is not None)
 
     def _custom_id(self, record: Record) -> str:
         default = f"row-{record.line}"
@@ -284,7 +375,7 @@ class RowMaker:
                 fields = own
             else:
                 own.pop(PROMPT, None)
-                text = values if isinstance(values, str) else self._template.render(values or {})
+                text = values if isinstance(values, str) else self._prompt(values or {})
                 fields = own | text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
@@ -297,6 +388,9 @@ class RowMaker:
         elif fields.get("model") is None:
             fields["model"] = self._only_model()
         return fields
+
+    def _prompt(self, values: Mapping[str, Any]) -> str:
+        return self._template.render(values, with_empty=self._shape.empty == "run")
 
     def _has_messages(self, values: Mapping[str, Any]) -> bool:
         """Whether a row has messages of its own to run."""

@@ -16,7 +16,7 @@ from omlx_producer.bulk.options import RunOptions, require_input
 from omlx_producer.bulk.progress import STYLES, Style, failure_text, say_rest
 from omlx_producer.bulk.records import FORMATS, Format
 from omlx_producer.bulk.run import Ended, detach, run_here
-from omlx_producer.bulk.shape import Shape
+from omlx_producer.bulk.shape import EMPTY, Empty, Shape
 from omlx_producer.cli.common import (
     INTERRUPTED,
     INVALID,
@@ -64,8 +64,9 @@ ordered_option = option(
     type=click.Choice(FORMATS),
     help="The format of INPUT; by default its suffix.",
 )
-@_input("--delimiter", metavar="TEXT", help="Between cells of a CSV, as in ; or tab.")
+@_input("--delimiter", metavar="TEXT", help="Between a CSV's cells; its first line tells ; , tab.")
 @_input("--id-field", metavar="NAME", help="Holds the custom_id; else custom_id or id does.")
+@_input("--empty", type=click.Choice(EMPTY), help="What becomes of rows with empty fields.")
 @model_option("Run all rows on this model, whatever they name.")
 @_request("--raw", is_flag=True, help="Send texts as bare prompts, not as user messages.")
 @_request("--system", metavar="TEXT", help="A system message before each.")
@@ -103,6 +104,7 @@ def run(
     template: str | None,
     kind: Format | None,
     id_field: str | None,
+    empty: Empty | None,
     model: str | None,
     raw: bool,
     system: str | None,
@@ -149,7 +151,7 @@ def run(
         options = RunOptions.of(
             input,
             kind,
-            Shape(template, id_field, model, raw, system, given(sampling)),
+            Shape(template, id_field, model, raw, system, given(sampling), empty),
             priority=priority,
             window=window,
             job_timeout=job_timeout,

@@ -20,4 +20,6 @@ def run(redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
     """omlx-submit on the session's server, where one model is known."""
     monkeypatch.setenv("OMLX_QUEUE_REDIS_URL", redis_url)
     announce(connection, ALIAS)
-    return lambda *args: CliRunner().invoke(cli, args, prog_name="omlx-submit")
+    return lambda *args, **options: CliRunner().invoke(
+        cli, args, prog_name="omlx-submit", **options
+    )

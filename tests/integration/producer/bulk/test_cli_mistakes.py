@@ -13,6 +13,8 @@ from omlx_producer.cli import batch as batch_commands
 from omlx_producer.cli.session import command_line
 from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
+from tests.helpers.fake_worker import announce
+from tests.helpers.workers import ALIAS
 from tests.integration.producer.bulk.conftest import Run
 from tests.integration.producer.bulk.test_batch import batch_of
 
@@ -45,17 +47,44 @@ def test_a_parquet_that_is_none_is_told(run: Run, tmp_path: Path, how: list[str]
 
 
 @pytest.mark.parametrize("how", [["--dry-run"], ["--detach"], ["-o", "{folder}/out.jsonl"]])
-def test_a_template_for_another_input_is_told_before_anything_runs(
-    run: Run, connection: redis.Redis, tmp_path: Path, how: list[str]
+@pytest.mark.parametrize(
+    ("content", "models", "said"),
+    [
+        (
+            "id,txt\n1,a\n",
+            [],
+            "--template: got '{{text}}', but the input lacks the column text; it has id, txt",
+        ),
+        (
+            "text;id\na;1\n;2\n  ;3\n",
+            [],
+            "--empty: missing, and 2 rows have an empty {{text}}, first in line 3; give skip, fail "
+            "or run",
+        ),
+        (
+            "text\na\n",
+            ["big"],
+            f"--model: missing, but workers have announced several; give one of big, {ALIAS}",
+        ),
+        ("text\n\n", [], "{source}: holds no rows; give an input that has some"),
+    ],
+)
+def test_what_would_fail_all_rows_is_told_before_anything_runs(
+    run: Run,
+    connection: redis.Redis,
+    tmp_path: Path,
+    how: list[str],
+    content: str,
+    models: list[str],
+    said: str,
 ) -> None:
     source = tmp_path / "rows.csv"
-    source.write_text("id,text\n1,a\n")
+    source.write_text(content)
+    for model in models:
+        announce(connection, model)
     options = [option.format(folder=tmp_path) for option in how]
-    code, said = told(run, "run", str(source), "--template", "{txt}", *options)
-    assert code == 2
-    assert said == (
-        "omlx-submit: --template: got '{txt}', but the input lacks the column txt; it has id, text"
-    )
+    code, sentence = told(run, "run", str(source), "--template", "{text}", *options)
+    assert (code, sentence) == (2, "omlx-submit: " + said.format(source=source))
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
     assert not list(connection.scan_iter("omlx:batch:*"))
 

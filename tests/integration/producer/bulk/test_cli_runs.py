@@ -131,12 +131,43 @@ def test_a_retry_has_no_limit_and_keeps_the_body_in_the_table(run: Run, tmp_path
 
 
 @pytest.mark.usefixtures("worker")
-def test_an_input_without_rows_is_pointed_out(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("text\n")
-    options = ("rows.csv", "-o", "out.jsonl", "--template", "Say {text}", "--progress", "none")
-    done = run("run", *options)
-    assert done.exit_code == 0
-    assert done.stderr == "rows.csv: holds no rows\n"
+def test_rows_with_empty_fields_run_as_asked_and_a_later_command_must_ask_alike(
+    run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "rows.csv").write_text("id;call\na;hello\nb;\n")
+    command = ("run", "rows.csv", "-o", "out.jsonl", "--progress", "none", "--template", "{call}!")
+    skipped = run(*command, "--empty", "skip")
+    assert (skipped.exit_code, skipped.stderr, ids(out)) == (
+        0,
+        "1 row with empty fields left out\n",
+        ["a"],
+    )
+    refused = run(*command, "--empty", "fail")
+    assert refused.exit_code == 2
+    assert "has results of other options (empty was 'skip')" in refused.stderr
+    failed = run(*command, "--empty", "fail", "--replace")
+    assert (failed.exit_code, ids(out)) == (1, ["a"])
+    [error] = errors(out)
+    assert error["custom_id"] == "b"
+    assert "call: empty; the template needs it" in error["error"]["message"]
+    again = run("retry", "out.jsonl", "--progress", "none")
+    assert (again.exit_code, errors(out)) == (1, [error])
+    assert run(*command, "--empty", "run", "--replace").exit_code == 0
+    assert ids(out) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("worker")
+def test_rows_of_stdin_with_empty_fields_fail_behind_those_that_were_looked_at(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.shape.FIRST_ROWS", 1)
+    command = ("-o", "out.jsonl", "--format", "csv", "--template", "{call}!", "--progress", "none")
+    rows = "id,call\na,hello\nb,\n"
+    assert run("run", "-", *command, input=rows).exit_code == 1
+    assert [line["custom_id"] for line in errors(tmp_path / "out.jsonl")] == ["b"]
+    (tmp_path / "rows.csv").write_text(rows)
+    assert run("retry", "out.jsonl", "--input", "rows.csv", "--progress", "none").exit_code == 1
 
 
 def test_how_to_continue_is_told_after_the_reason(run: Run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_dry_run_counts_rows_without_a_limit_as_workers_do(run: Run, tmp_path:
 
 def test_an_output_that_has_rows_of_another_input_is_pointed_out(run: Run, tmp_path: Path) -> None:
     for name in ("one", "other"):
-        write_jsonl(tmp_path / f"{name}.jsonl", ["no JSON"])
+        write_jsonl(tmp_path / f"{name}.jsonl", [batch_line("a", n=0)])
     alone = run("run", "one.jsonl", "-o", "out.jsonl")
     assert "keeps its rows" not in alone.stderr + run("run", "one.jsonl", "-o", "out.jsonl").stderr
     mixed = run("run", "other.jsonl", "-o", "out.jsonl")

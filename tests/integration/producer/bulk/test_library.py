@@ -155,6 +155,43 @@ def test_an_option_is_refused_by_its_name(producer: Producer) -> None:
         next(producer.run([{"text": "x"}], template="x"))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"window": 0}, "window: got 0; give at least 1"),
+        ({"window": "many"}, "window: got 'many'; give a valid integer"),
+        ({"job_timeout": -1}, "job_timeout: got -1; give at least 1"),
+        ({"limit": 0}, "limit: got 0; give at least 1"),
+        ({"priority": "urgent"}, "priority: got 'urgent'; give 'high', 'default' or 'bulk'"),
+        ({"format": "xml"}, "format: got 'xml'; give 'jsonl', 'text', 'csv' or 'parquet'"),
+        ({"empty": "no"}, "empty: got 'no'; give 'skip', 'fail' or 'run'"),
+        ({"template": 5}, "template: got 5; give a valid string"),
+    ],
+)
+def test_options_are_refused_as_those_of_the_command_line_are(
+    producer: Producer, tmp_path: Path, options: Any, said: str
+) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", 1)
+    for call in (producer.batch, producer.run):
+        with pytest.raises(InvalidRequest, match=f"^{said}"):
+            call(source, **options)
+
+
+def test_rows_with_empty_fields_are_counted_unless_they_can_be_read_only_once(
+    served: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.shape.FIRST_ROWS", 1)
+    rows, template = [{"call": "a"}, {"call": ""}, {"call": None}], "Call: {call}"
+    for each in (rows, Frame({"call": ["a", "", None]})):
+        with pytest.raises(InvalidRequest, match=r"^empty: missing, and 2 rows have an empty"):
+            next(served.run(each, template=template))
+    results = list(served.run(iter(rows), template=template, ordered=True, **FIELDS))
+    assert [result.code for result in results] == ["", "invalid_request", "invalid_request"]
+    results = list(served.run(rows, template=template, empty="skip", **FIELDS))
+    assert [result.custom_id for result in results] == ["row-1"]
+    assert list(served.run([], template=template)) == []
+
+
 # Results in files
 
 
@@ -221,7 +258,7 @@ def test_fields_may_be_of_their_own_types(served: Producer, tmp_path: Path) -> N
 
 def test_a_frame_comes_back_with_its_answers(served: Producer) -> None:
     frame = Frame({"id": [4, 5, 6], "title": ["Rust", None, "Iron"], "error": [1, 2, 3]})
-    answered = served.run(frame, template="# {title}", **FIELDS).frame()
+    answered = served.run(frame, template="# {title}", empty="fail", **FIELDS).frame()
     assert isinstance(answered, Frame)
     cells = answered.cells
     assert list(cells)[:5] == ["id", "title", "input.error", "custom_id", "text"]
@@ -247,7 +284,7 @@ def test_a_frame_of_pandas_comes_back_as_one(served: Producer) -> None:
     frame = pandas.DataFrame(
         {"title": ["Rust", None, "Iron"], "year": [1, 2, 3]}, index=[30, 10, 10]
     )
-    answered = served.run(frame, template="# {title}, {year}", **FIELDS).frame()
+    answered = served.run(frame, template="# {title}, {year}", empty="fail", **FIELDS).frame()
     assert list(answered.index) == [30, 10, 10]
     assert answered["year"].dtype == frame["year"].dtype
     assert list(answered["custom_id"]) == ["row-1", "row-2", "row-3"]
@@ -258,7 +295,7 @@ def test_a_frame_of_pandas_comes_back_as_one(served: Producer) -> None:
 def test_a_frame_of_polars_comes_back_as_one(served: Producer) -> None:
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({"title": ["Rust", None, "Iron"], "year": [1, 2, 3]})
-    answered = served.run(frame, template="# {title}, {year}", **FIELDS).frame()
+    answered = served.run(frame, template="# {title}, {year}", empty="fail", **FIELDS).frame()
     assert isinstance(answered, polars.DataFrame)
     assert answered["year"].dtype == frame["year"].dtype
     assert answered["text"].is_not_null().to_list() == [True, False, True]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+import re
 from typing import Any
 
 import pytest
@@ -138,7 +140,8 @@ def test_objects_without_a_template_are_told_of_it_before_anything_runs() -> Non
 
 def test_a_column_that_some_of_the_first_rows_have_is_none_that_the_input_lacks() -> None:
     values = [None, {"b": 1}, {"a": 1}]
-    assert [record.value for record in checked(*values, template="{a}")] == values
+    shape: Any = {"template": "{a}", "empty": "fail"}
+    assert [record.value for record in checked(*values, **shape)] == values
     assert checked(None, template="{a}")
     assert checked("hello", kind="text")
 
@@ -216,6 +219,108 @@ def test_a_missing_column_is_a_bad_row_that_says_which_there_are() -> None:
     bad = make({"a": "1", "b": "2"}, "csv", template="{text}")
     assert isinstance(bad, BadRow)
     assert "text: the template needs it and the row has none; the row has a, b" in bad.reason
+
+
+CALLS = [{"id": 1, "call": "a"}, {"id": 2, "call": " "}, {"id": 3, "call": None, "by": math.nan}]
+
+
+@pytest.mark.parametrize(
+    ("values", "template", "said"),
+    [
+        (CALLS, "{id}: {call}", "2 rows have an empty {call}, first in line 2"),
+        (CALLS[:2], "{call}{call}", "1 row has an empty {call}, first in line 2"),
+        (
+            CALLS,
+            "{call}{by}",
+            "3 rows have an empty {by} and 2 rows have an empty {call}, first in",
+        ),
+        ([{"prompt": ""}], None, "1 row has an empty {prompt}, first in line 1"),
+    ],
+)
+def test_rows_with_empty_fields_are_counted_before_anything_runs(
+    values: list[Any], template: str | None, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^empty: missing, and {re.escape(said)}") as caught:
+        checked(*values, template=template)
+    assert str(caught.value).endswith("; give skip, fail or run")
+
+
+def test_all_rows_are_counted_if_they_can_be_read_twice() -> None:
+    records = [Record(line, {"a": "" if line > 200 else "x"}) for line in range(1, 301)]
+    maker = RowMaker("csv", Shape("{a}"), MODELS)
+    assert len(list(maker.checked(records))) == 300
+    with pytest.raises(InvalidRequest, match=r"100 rows have an empty \{a\}, first in line 201"):
+        maker.checked(records, records)
+
+
+def test_rows_with_empty_fields_are_left_out_or_fail_or_run_as_asked() -> None:
+    def made(empty: Any) -> list[Row | BadRow]:
+        records = [Record(line, value) for line, value in enumerate(CALLS, 1)]
+        maker = RowMaker("csv", Shape("Call: {call}", empty=empty), MODELS)
+        found = [maker.make(record) for record in maker.checked(records)]
+        assert maker.skipped == len(CALLS) - len(found)
+        return found
+
+    assert [each.custom_id for each in made("skip")] == ["1"]
+    good, *bad = made("fail")
+    assert isinstance(good, Row)
+    for each, reason in zip(bad, ("call: empty; ", "call: the template needs it"), strict=True):
+        assert isinstance(each, BadRow)
+        assert (each.code, each.own_id) == ("invalid_request", True)
+        assert reason in each.reason
+    texts = [user_text(each) for each in made("run") if isinstance(each, Row)]
+    assert texts == ["Call: a", "Call:  ", "Call: "]
+
+
+def test_rows_that_do_not_go_by_the_template_have_no_empty_fields() -> None:
+    values = [batch_line("a"), {"id": "b", "messages": MESSAGES}, {"id": "c", "prompt": [1]}]
+    assert len(checked(*values)) == 3
+    assert len(checked("", "x")) == 2
+
+
+def test_a_row_of_which_only_a_part_could_be_read_keeps_its_id() -> None:
+    maker = RowMaker("csv", Shape("{a}"), MODELS)
+    bad = maker.make(Record(3, {"id": 7, "a": "caf\udce9"}, "not UTF-8"))
+    assert isinstance(bad, BadRow)
+    assert (bad.custom_id, bad.own_id, bad.code) == ("7", True, "unparsable")
+    assert bad.reason == "line 3: not UTF-8"
+    nameless = maker.make(Record(3, {"id": "\udce9", "a": "x"}, "not UTF-8"))
+    assert isinstance(nameless, BadRow)
+    assert (nameless.custom_id, nameless.reason) == (None, "line 3: not UTF-8")
+
+
+def test_an_input_of_which_nothing_can_be_read_is_refused_once() -> None:
+    bad = [Record(line, None, "not JSON") for line in (2, 3)]
+    maker = RowMaker("jsonl", Shape(), MODELS)
+    with pytest.raises(InvalidRequest, match=r"^line 2: not JSON$"):
+        maker.checked(bad)
+    assert len(list(maker.checked([*bad, Record(4, batch_line("a"))]))) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "named"),
+    [
+        ("text", "hello", False),
+        ("csv", {"prompt": "x", "model": "fake"}, False),
+        ("jsonl", {"prompt": "x"}, False),
+        ("jsonl", {"prompt": "x", "model": "fake"}, True),
+        ("jsonl", {**batch_line("a"), "body": {"prompt": "x"}}, False),
+        ("jsonl", batch_line("a"), True),
+    ],
+)
+def test_rows_that_name_none_of_several_models_are_refused_before_anything_runs(
+    kind: Any, value: Any, named: bool
+) -> None:
+    models, records = {**MODELS, "other": MODELS["fake"]}, [Record(1, value)]
+    for maker in (
+        RowMaker(kind, Shape(model="other"), models),
+        RowMaker(kind, Shape(), models, default_model="other"),
+        *([RowMaker(kind, Shape(), models)] if named else []),
+    ):
+        assert len(list(maker.checked(records))) == 1
+    if not named:
+        with pytest.raises(InvalidRequest, match=r"model: missing, .* give one of fake, other$"):
+            RowMaker(kind, Shape(), models).checked(records)
 
 
 @pytest.mark.parametrize(("row", "has"), [({"a": 1, "b": None}, "a"), ({"b": None}, "nothing")])
