@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from pydantic import ValidationError
+from redis.exceptions import RedisError
 
 from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
 from omlx_gateway.limits import (
@@ -19,7 +20,9 @@ from omlx_gateway.limits import (
     Limits,
 )
 from omlx_producer import connection
-from omlx_producer.errors import OmlxQueueError
+from omlx_producer.cli.common import INVALID, UNREACHABLE, fail, port_error, say
+from omlx_producer.cli.session import redis_error
+from omlx_producer.errors import OmlxQueueError, UnsuitableRedis
 from omlx_producer.wire import PRIORITIES
 
 USAGE = 2
@@ -117,7 +120,7 @@ def main(
     try:
         from omlx_gateway.app import create_app
         from omlx_gateway.metrics import MeasuredApp, serve_metrics
-        from omlx_gateway.server import make_server
+        from omlx_gateway.server import listen, make_server
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"{error.name} is missing; install it with pip install 'omlx-queue[gateway]'"
@@ -136,16 +139,22 @@ def main(
         raise click.UsageError(str(error)) from None
     except KeyFileError as error:
         raise click.UsageError(f"--api-keys: {error}") from None
+    _reach(url)
     with contextlib.ExitStack() as stack:
         if metrics_port is not None:
             try:
                 served = stack.enter_context(serve_metrics(metrics_host, metrics_port, app, url))
             except OmlxQueueError as error:
-                raise click.UsageError(str(error)) from None
+                fail(INVALID, str(error))
             click.echo(f"metrics are at http://{metrics_host}:{served}/metrics", err=True)
-        server = make_server(app, limits, host=host, port=port)
+        try:
+            sockets = [stack.enter_context(each) for each in listen(host, port)]
+        except OSError as error:
+            fail(INVALID, port_error(f"--host {host} --port {port}", error))
+        page = f"http://{_in_url(host)}:{sockets[0].getsockname()[1]}/"
+        say(f"ready at {page}v1, with a page at {page}")
         with contextlib.suppress(KeyboardInterrupt):
-            server.run()
+            make_server(app, limits).run(sockets)
 
 
 @main.group()
@@ -196,6 +205,18 @@ def list_keys(file: Path) -> None:
             click.echo(f"{key.name}  {key.level}  {rate}  {models}{admin}")
     except KeyFileError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _reach(url: str) -> None:
+    """Look whether jobs can be left with a server, or end the program with a sentence."""
+    try:
+        with connection.connect(url, socket_timeout=5) as client:
+            client.ping()
+            connection.require_suitable(client, allow_eviction=None)
+    except UnsuitableRedis as error:
+        fail(UNREACHABLE, str(error))
+    except RedisError as error:
+        fail(UNREACHABLE, redis_error(error, url))
 
 
 def _in_url(host: str) -> str:

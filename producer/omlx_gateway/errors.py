@@ -25,7 +25,7 @@ from omlx_producer.errors import (
     one_line,
     unquoted,
 )
-from omlx_producer.outage import passes
+from omlx_producer.outage import Outage, passes
 
 RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
@@ -100,6 +100,11 @@ def api_error(error: Exception) -> ApiError:
 def log_failure(told: str, error: Exception) -> None:
     """Log what no request should meet."""
     log.error(told, exc_info=unquoted(error))
+
+
+def logged_outage() -> Outage:
+    """For a thread that repeats its calls to Redis: the gateway's log tells when they fail."""
+    return Outage(log=log)
 
 
 class ErrorAnswers:

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
 from omlx_gateway.batches import UNFINISHED_KEY, BatchRecords, drop_upload
-from omlx_gateway.errors import ApiError, log_failure
+from omlx_gateway.errors import ApiError, log_failure, logged_outage
 from omlx_gateway.files import FileStore
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
@@ -64,6 +64,7 @@ class Intake:
         self._files = files
         self._records = BatchRecords(connection)
         self._broken = set[str]()
+        self._outage = logged_outage()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="intake")
 
@@ -88,8 +89,9 @@ class Intake:
                 batch_id = str_if_bytes(found)
                 if not self._over.is_set() and batch_id not in self._broken:
                     self._tend(batch_id)
+            self._outage.answered()
         except RedisError as error:
-            log.warning("batches wait for Redis: %s", error)
+            self._outage.note(error)
 
     def _tend(self, batch_id: str) -> None:
         """Advance a batch. One that cannot be read holds up no others."""

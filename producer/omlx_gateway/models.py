@@ -12,6 +12,7 @@ from omlx_gateway.access import key_of, require_model
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer import ModelInfo
+from omlx_producer.connection import require_suitable
 
 
 async def models(request: Request) -> JSONResponse:
@@ -34,8 +35,10 @@ async def model(request: Request) -> JSONResponse:
     return JSONResponse(_model(alias, known[alias]))
 
 
-async def health(request: Request) -> JSONResponse:
-    await Gateway.of(request).redis.ping()
+def health(request: Request) -> JSONResponse:
+    connection = Gateway.of(request).blocking
+    connection.ping()
+    require_suitable(connection, allow_eviction=None)
     return JSONResponse({"status": "ok"})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import h11
@@ -26,7 +28,7 @@ def make_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
         options: of `uvicorn.Config`.
     """
     config: dict[str, Any] = {
-        "log_level": "info",
+        "log_level": "warning",
         "access_log": False,
         "server_header": False,
         "ws": "none",
@@ -37,6 +39,16 @@ def make_server(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Server:
     # It quotes bytes of uploads that it cannot read.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     return uvicorn.Server(uvicorn.Config(app, **(config | options)))
+
+
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket for each address of a host, which listens there.
+
+    Raises, while iterating:
+        OSError: if one is taken or not this machine's, or the host has none.
+    """
+    for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        yield socket.create_server(address, family=family)
 
 
 def _protocol(limits: Limits) -> type[H11Protocol]:

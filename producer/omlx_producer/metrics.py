@@ -22,6 +22,7 @@ from redis.retry import Retry
 from redis.utils import str_if_bytes
 
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch, BatchState
+from omlx_producer.cli.common import port_error
 from omlx_producer.client.models import read_models
 from omlx_producer.client.waiting import date_seconds, queued_models, read_waiting
 from omlx_producer.client.workers import living, server_time, workers_key
@@ -68,10 +69,8 @@ def metrics_server(host: str, port: int, *collectors: Collector) -> Iterator[int
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise OmlxQueueError(
-            f"--metrics-host {host} --metrics-port {port}: nothing can be served there "
-            f"({error.strerror or error}); give another"
-        ) from None
+        options = f"--metrics-host {host} --metrics-port {port}"
+        raise OmlxQueueError(port_error(options, error)) from None
     try:
         yield server.server_port
     finally:

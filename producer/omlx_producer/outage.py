@@ -117,6 +117,10 @@ class Outage:
         """
         if not passes(error):
             raise error
+        return self.note(error)
+
+    def note(self, error: Exception) -> float:
+        """As `failed`, for a call that is repeated whatever its error is."""
         now = self._clock()
         begins = self._since is None
         if begins:

@@ -117,3 +117,10 @@ def check_variables() -> None:
 def file_error(error: OSError) -> str:
     """A sentence that names the file and its error."""
     return f"{error.filename or 'the output'}: {error.strerror or error}"
+
+
+def port_error(options: str, error: OSError) -> str:
+    """A sentence that names the options of a port that cannot be listened at, and the error."""
+    # Python adds the address behind the reason.
+    reason = (error.strerror or str(error)).partition(" (")[0]
+    return f"{options}: nothing can be served there ({reason}); give another"

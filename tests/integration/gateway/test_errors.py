@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from click.testing import CliRunner
+from redis import Redis
 from starlette.requests import Request
 
 from omlx_gateway import files, models
@@ -145,6 +146,44 @@ def test_with_keys_a_gateway_has_any_name(redis_url: str, tmp_path: Path) -> Non
     with running_gateway(redis_url, keys=KeyFile(path)) as url:
         told = {"Host": "mac.example", "Authorization": f"Bearer {key}"}
         assert httpx2.get(f"{url}/v1/models", headers=told).status_code == 200
+
+
+def refusal(*arguments: str) -> tuple[int, str]:
+    """The exit code and the only line of a gateway that does not start."""
+    result = CliRunner().invoke(main, arguments)
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.exit_code, result.stderr
+
+
+def test_a_redis_that_does_not_answer_is_one_sentence_with_the_remedy() -> None:
+    code, told = refusal("--redis-url", "redis://u:secret@127.0.0.1:1/0")
+    assert code == 3
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in told
+    assert "start a server there, or name another with --redis-url" in told
+
+
+def test_a_redis_that_is_too_old_is_refused_and_health_tells(
+    gateway: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Redis.info
+    monkeypatch.setattr(Redis, "info", lambda self: told(self) | {"redis_version": "7.0.15"})
+    code, said = refusal("--redis-url", redis_url)
+    assert code == 3
+    assert "is of version 7.0.15, and jobs need Redis 7.2 or newer, or Valkey; upgrade it" in said
+    answer = httpx2.get(f"{gateway}/health")
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "unsuitable_redis"
+    assert error_of(answer)["message"] in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_one_sentence(redis_url: str, host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, told = refusal("--redis-url", redis_url, "--host", host, "--port", port)
+    assert code == 2
+    assert f"--host {host} --port {port}: nothing can be served there (Address already" in told
+    assert told.endswith("(Address already in use); give another\n")
 
 
 def test_a_wrong_url_of_redis_is_one_sentence() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import httpx2
 import pytest
 from redis import Redis
 
-from omlx_gateway.intake import BatchInput
+from omlx_gateway.contents import RedisContents
+from omlx_gateway.files import FileStore
+from omlx_gateway.intake import BatchInput, Intake
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.errors import UnknownJob
@@ -145,3 +148,12 @@ def test_cancelling_during_an_upload_drops_it(stuck: Stuck, connection: Redis) -
     with stuck.rows() as rows, pytest.raises(UnknownJob):
         mine.upload(cancelled(rows))
     assert opened(connection) == []
+
+
+def test_an_outage_is_told_once_not_at_every_look(caplog: pytest.LogCaptureFixture) -> None:
+    with Redis(port=1, retry=None) as away:
+        intake = Intake(away, FileStore(away, RedisContents(away)))
+        for _ in range(3):
+            intake.look()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(r"Redis is unavailable \(.*localhost:1\..*\); waiting for it", told)

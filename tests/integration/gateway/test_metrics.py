@@ -89,7 +89,7 @@ def test_the_command_serves_metrics_beside_the_interface(
 ) -> None:
     seen: list[str] = []
 
-    def serve(server: uvicorn.Server) -> None:
+    def serve(server: uvicorn.Server, _: list[socket.socket]) -> None:
         monkeypatch.undo()
         (port,) = re.findall(r"metrics are at http://127.0.0.1:(\d+)/", capfd.readouterr().err)
         with running_gateway(redis_url, app=cast(ASGIApp, server.config.app)) as url:
@@ -99,7 +99,8 @@ def test_the_command_serves_metrics_beside_the_interface(
             seen.append(url)
 
     monkeypatch.setattr("uvicorn.Server.run", serve)
-    main(["--redis-url", redis_url, "--metrics-port", "0"], standalone_mode=False)
+    arguments = ["--redis-url", redis_url, "--port", "0", "--metrics-port", "0"]
+    main(arguments, standalone_mode=False)
     assert seen
 
 
