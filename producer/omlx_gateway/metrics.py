@@ -26,7 +26,13 @@ class MeasuredApp(Collector):
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._open = Gauge("omlx_http_requests_in_progress", "Open requests.", registry=None)
+        # A worker reads these from the files of its gateway, where gauges need a mode.
+        self._open = Gauge(
+            "omlx_http_requests_in_progress",
+            "Open requests.",
+            registry=None,
+            multiprocess_mode="livesum",
+        )
         self._done = Counter(
             "omlx_http_requests",
             "Requests that are over.",

@@ -16,7 +16,7 @@ from tests.helpers.workers import ALIAS, running_worker
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def scrape(port: int) -> Scrape:
+def scrape(port: int | str) -> Scrape:
     """All samples by name and labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text = answer.read().decode()

@@ -37,4 +37,4 @@ if __name__ == "__main__":
         WorkerSettings(model_alias="fake", name=name or None, lease_seconds=1.0),
         lambda: DeadlyEngine(max_rows=8, step_seconds=0.005),
         connection=Redis.from_url(url),
-    ).work(logging_level="WARNING")
+    ).work()

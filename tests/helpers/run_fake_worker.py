@@ -41,7 +41,7 @@ def main() -> None:
         lambda: FakeEngine(options.max_rows, options.step_seconds),
         connection=Redis.from_url(options.url),
     )
-    worker.work(logging_level=options.log_level.upper())
+    worker.work()
     sys.exit(worker.exit_code)
 
 

@@ -154,7 +154,7 @@ def running_worker(
 
     def work() -> None:
         try:
-            worker.work(burst=burst, logging_level=options.get("log_level", "warning").upper())
+            worker.work(burst=burst)
         except BaseException as error:  # noqa: BLE001 (raised again by `run_burst`)
             errors.append(error)
 

@@ -86,7 +86,7 @@ def worker(program: Path, empty: Path, environment: Mapping[str, str]) -> Iterat
         command = [program, "run", *options]
         process = subprocess.Popen(command, cwd=empty, env=environment, stderr=stderr)
     try:
-        while "Listening on " not in log.read_text():
+        while "is ready: worker" not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         yield log.read_text().partition("Redis is at ")[2].split()[0]

@@ -24,8 +24,7 @@ class Report:
             decodes a row at a time.
         reason: why it is mlx-lm's.
         slow: what the ragged batch runs without its fast form.
-        drafts_by: ``MTP head``, ``draft model`` with its name, ``lookup``, or None; a comma between
-            two.
+        drafts_by: see `Engine.drafters`.
         draft_depth: drafts a step, at most.
         head: where the MTP head came from; None if none drafts.
         head_hint: how to get the head that the model's files lack.
@@ -102,7 +101,7 @@ def examine(settings: WorkerSettings) -> Report:
         engine=engine.decoder,
         reason=engine.reason,
         slow=list(engine.slow),
-        drafts_by=_drafter(engine),
+        drafts_by=engine.drafters,
         draft_depth=engine.max_depth,
         no_drafts_because=_objection(settings, engine),
         head=engine.head,
@@ -116,12 +115,6 @@ def examine(settings: WorkerSettings) -> Report:
         rows=min(_rows(engine, limit), settings.max_batch if settings.fixed_shapes else MOST_ROWS),
         kernels=list(engine.forms),
     )
-
-
-def _drafter(engine: DecodingEngine) -> str | None:
-    own = f"draft model {engine.draft_model}" if engine.draft_model else "MTP head"
-    by = [own] if engine.own_depth else []
-    return ", ".join([*by, "lookup"] if engine.looks_up else by) or None
 
 
 def _objection(settings: WorkerSettings, engine: DecodingEngine) -> str | None:

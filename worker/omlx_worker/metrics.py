@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from omlx_producer.cli.common import INVALID, fail
@@ -36,20 +37,31 @@ _WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7
 
 @contextlib.contextmanager
 def serve_metrics(
-    host: str, port: int, worker: GenerationWorker, alias: str, url: str
+    host: str,
+    port: int,
+    worker: GenerationWorker,
+    alias: str,
+    url: str,
+    gateway: str | None = None,
 ) -> Iterator[int]:
-    """Serve the metrics of a worker and of its Redis until the block ends; yields the port.
+    """Serve the metrics of a worker, its gateway and its Redis until the block ends.
+
+    Yields the port.
 
     Ends the program with a sentence if nothing can be served there.
 
     Args:
         url: of Redis.
+        gateway: the folder that a gateway shares its metrics in; see `serve_http`.
     """
     metrics = WorkerMetrics(worker, alias)
     worker.observers.add(metrics)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(scraping_client(url))
-        server = metrics_server(host, port, metrics, QueueCollector(client))
+        collectors: list[Collector] = [metrics, QueueCollector(client)]
+        if gateway is not None:
+            collectors.append(MultiProcessCollector(None, gateway))  # type: ignore[no-untyped-call]
+        server = metrics_server(host, port, *collectors)
         try:
             served = stack.enter_context(server)
         except OmlxQueueError as error:

@@ -11,19 +11,19 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from omlx_producer.cli.common import fail
+from omlx_producer.cli.common import fail, port_error
 from omlx_producer.environment import PREFIX
 from omlx_worker.options import USAGE
-from omlx_worker.settings import WorkerSettings
+from omlx_worker.settings import HTTP_HOST, WorkerSettings
 
 if TYPE_CHECKING:
     from omlx_worker.control.worker import GenerationWorker
 
-HOST = "127.0.0.1"
 STOP_SECONDS = 5
 """For answers that are still being written when the worker ends."""
 
@@ -53,42 +53,49 @@ def serve_ports(settings: WorkerSettings, worker: GenerationWorker, url: str) ->
         url: of Redis.
     """
     with contextlib.ExitStack() as stack:
+        shared = None
         if settings.metrics_port is not None:
             from omlx_worker.metrics import serve_metrics
 
+            if settings.http is not None:
+                shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="omlx-metrics-"))
             where = settings.metrics_host, settings.metrics_port
-            stack.enter_context(serve_metrics(*where, worker, settings.alias, url))
+            stack.enter_context(serve_metrics(*where, worker, settings.alias, url, shared))
         if settings.http is not None:
-            stack.enter_context(serve_http(settings.http, settings, url))
+            stack.enter_context(serve_http(settings.http, settings, url, shared))
         yield
 
 
 @contextlib.contextmanager
-def serve_http(port: int, settings: WorkerSettings, url: str) -> Iterator[subprocess.Popen[bytes]]:
+def serve_http(
+    port: int, settings: WorkerSettings, url: str, metrics: str | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a gateway until the block ends; yields its process.
 
     Ends the program with a sentence if nothing can be served there.
 
     Args:
         url: of Redis.
+        metrics: a folder that it shares its metrics in.
     """
     try:
-        socket.create_server((HOST, port)).close()
+        socket.create_server((HTTP_HOST, port)).close()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        fail(USAGE, f"--http {port}: nothing can be served there ({reason}); give another")
+        fail(USAGE, port_error(f"--http {port}", error))
     # The URL may hold a password, which other users would see among the arguments.
     environment = {**os.environ, f"{PREFIX}REDIS_URL": url}
     if settings.allow_eviction:
         environment[f"{PREFIX}ALLOW_EVICTION"] = "true"
+    if metrics is not None:
+        # prometheus_client's own variable.
+        environment["PROMETHEUS_MULTIPROC_DIR"] = metrics
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM, "--host", HOST, "--port", str(port)],
+        [sys.executable, "-P", "-c", _PROGRAM, "--host", HTTP_HOST, "--port", str(port)],
         stdin=subprocess.PIPE,
         env=environment,
         # Ctrl-C in the terminal is for the worker: streams go on while it drains.
         start_new_session=True,
     )
-    log.info("OpenAI's interface is at http://%s:%d/v1", HOST, port)
     ending = threading.Event()
     watch = threading.Thread(target=_tell_of_end, args=(process, ending), daemon=True)
     watch.start()

@@ -55,16 +55,12 @@ def run(**options: Any) -> None:
 
 def serve(settings: WorkerSettings, url: str) -> int:
     """Run a worker to its end; returns the exit code."""
-    from rq.logutils import colorizer
-
     from omlx_producer.outage import passes
     from omlx_worker.build import make_worker
     from omlx_worker.connection import reach, unreachable
     from omlx_worker.control.rq_record import NameTaken
     from omlx_worker.ports import serve_ports
 
-    # The log escapes control characters, RQ's colours too.
-    colorizer.notty = True
     with reach(url, allow_eviction=settings.allow_eviction) as connection:
         log.info("omlx-queue %s loads %s", version("omlx-queue"), settings.model)
         try:
@@ -72,7 +68,7 @@ def serve(settings: WorkerSettings, url: str) -> int:
             worker = make_worker(settings, connection)
             worker.require_free_name()
             with serve_ports(settings, worker, url):
-                worker.work(burst=settings.burst, logging_level=settings.log_level.upper())
+                worker.work(burst=settings.burst)
         except (ModelError, NameTaken) as error:
             fail(USAGE, str(error))
         except Exception as error:

@@ -29,6 +29,8 @@ MOST_ROWS = 1024
 MOST_OWN_DRAFTS = 4
 """Drafts per step that are not looked up, at most."""
 
+HTTP_HOST = "127.0.0.1"
+
 REMEDY = "remedy"
 """The type of an error whose message says what to do."""
 
@@ -229,6 +231,11 @@ class WorkerSettings(BaseSettings):
         if self.model_alias is not None:
             return self.model_alias
         return _last_part(self.model)
+
+    @property
+    def page(self) -> str | None:
+        """The URL of the gateway's page; None without ``http``."""
+        return f"http://{HTTP_HOST}:{self.http}/" if self.http else None
 
     def rests_until(self, at: float) -> float | None:
         """When its hours begin next; None during them, and without any."""

@@ -133,12 +133,20 @@ def test_the_log_has_the_level_and_the_format_that_the_user_chose(
     assert invoke("run", "-m", "fake", "--burst", "--log-level", "warning").stderr == ""
 
 
-@pytest.mark.usefixtures("fake")
-def test_the_lines_of_rq_have_no_colours(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rq.logutils.colorizer.notty", False)
+@pytest.mark.parametrize(
+    ("drafters", "drafts"),
+    [(None, "no drafts"), ("MTP head, lookup", "drafts up to 4 a step by MTP head, lookup")],
+)
+def test_the_log_says_once_that_the_worker_is_ready_and_how_it_drafts(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, drafters: str | None, drafts: str
+) -> None:
+    engine = FakeEngine()
+    engine.drafters, engine.max_depth = drafters, 4
+    monkeypatch.setattr(build, "load_engine", lambda _: engine)
     monkeypatch.setattr(logging.root, "handlers", [])
-    log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst").stderr
-    assert "Listening on omlx:fake:high, omlx:fake:default, omlx:fake:bulk" in log
+    log = invoke("run", "-m", "fake", "--redis-url", redis_url, "--burst", "--name=mac-1").stderr
+    assert log.count(f"I fake is ready: worker mac-1, {drafts} (--mode auto)\n") == 1
+    assert re.findall(r"version|\x1b", log) == [], "the version of RQ is not this worker's"
 
 
 def test_a_name_that_a_living_worker_has_is_refused_before_the_model_is_loaded(

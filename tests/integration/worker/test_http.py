@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from omlx_worker.ports import serve_http
 from omlx_worker.queue.embedded import free_port
 from omlx_worker.settings import WorkerSettings
 from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.metrics import scrape, value
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
 
@@ -74,19 +76,25 @@ def test_a_gateway_that_ends_by_itself_is_told(
 
 
 def test_the_command_serves_http_while_the_model_is_loaded(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     port, seen = free_port(), list[Any]()
 
     def load(_: WorkerSettings) -> FakeEngine:
+        (metrics,) = re.findall(r"metrics are at http://127.0.0.1:(\d+)/", caplog.text)
+        scrape(metrics)
         seen.append(wait_for(lambda: answers(port)))
+        found = scrape(metrics)
+        seen.append(value(found, "http_requests_total", handler="health", status="200"))
+        seen.append(value(found, "http_requests_in_progress"))
         return FakeEngine()
 
     monkeypatch.setattr(build, "load_engine", load)
     arguments = ["run", "-m", "fake", "--redis-url", redis_url, f"--http={port}", "--burst"]
-    result = CliRunner().invoke(cli.main, arguments)
+    result = CliRunner().invoke(cli.main, [*arguments, "--metrics-port=0"])
     assert result.exit_code == 0, result.output
-    assert seen == [True]
+    assert seen == [True, 1, 0]
+    assert f"(--mode auto); the page is at http://127.0.0.1:{port}/\n" in caplog.text
     assert not answers(port)
 
 

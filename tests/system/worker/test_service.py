@@ -60,7 +60,7 @@ def test_a_service_runs_starts_again_when_it_is_killed_and_ends(
 ) -> None:
     def listening(times: int) -> None:
         for _ in range(600):
-            if service("logs", "-n", "1000").stdout.count("Listening on") == times:
+            if service("logs", "-n", "1000").stdout.count("is ready: worker") == times:
                 return
             time.sleep(0.2)
         raise AssertionError(service("logs").stdout)

@@ -140,8 +140,7 @@ class GenerationWorker(RecordedWorker):
         self._jobs_end_by = 0.0
         self._error: BaseException | None = None
         self._outage = Outage(log=log)
-        self._logging_level: str | None = None
-        self._recorded = False
+        self._recorded = self._ready = False
         # Whether a message has come since the last look at the queues.
         self._rung = True
         # Rows up to which jobs are claimed.
@@ -149,7 +148,7 @@ class GenerationWorker(RecordedWorker):
 
     # The loop
 
-    def work(self, burst: bool = False, logging_level: str | None = None, **_: Any) -> bool:  # type: ignore[override]
+    def work(self, burst: bool = False, **_: Any) -> bool:  # type: ignore[override]
         """Serve until told to stop or, in a burst, until the queues are empty.
 
         Returns:
@@ -190,7 +189,6 @@ class GenerationWorker(RecordedWorker):
             conditions=self._machine.conditions,
         )
         self._publisher.start()
-        self._logging_level = logging_level
         with self._signals.caught():
             try:
                 while self._turn(burst):
@@ -236,7 +234,7 @@ class GenerationWorker(RecordedWorker):
             self.connection.ping()
         if not self._recorded:
             with self.extras.attempt("the worker's record"):
-                self.bootstrap(self._logging_level)
+                self.register_birth()
             with self.extras.attempt("the subscription to RQ's commands"):
                 self.subscribe()
             self._recorded = True
@@ -247,7 +245,19 @@ class GenerationWorker(RecordedWorker):
             if self.beat():
                 self._board.announce(self._engine.info)
         self._board.show(self._condition, self._rests_until)
+        if not self._ready:
+            self._ready = True
+            self._tell_ready()
         return goes_on
+
+    def _tell_ready(self) -> None:
+        by, depth = self._engine.drafters, self._engine.max_depth
+        drafts = f"drafts up to {depth} a step by {by}" if by else "no drafts"
+        page = f"; the page is at {self._settings.page}" if self._settings.page else ""
+        log.info(
+            "%s is ready: worker %s, %s (--mode %s)%s",
+            *(self._settings.alias, self.name, drafts, self._settings.mode, page),
+        )
 
     def _serve(self, burst: bool) -> bool:
         """Take jobs; returns whether to go on."""

@@ -95,6 +95,7 @@ class DecodingEngine:
     Attributes:
         decoder: see `Decoder.name`.
         reason, slow: see `Decoder`.
+        drafters: see `Engine`.
         head: where the MTP head that drafts came from; None if none does.
         head_hint: how to get the one that the model's files lack; None if they lack none.
         forms: a `Result` for each part and size in the contest of kernels so far.
@@ -118,7 +119,6 @@ class DecodingEngine:
     ) -> None:
         decode_faithfully(tokenizer)
         self.family = family
-        self.draft_model = draft_model
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._bytes_of = bytes_of_tokens(tokenizer)
@@ -129,7 +129,10 @@ class DecodingEngine:
         self.max_rows = max_rows
         self.decoder, self.reason = decoder.name, decoder.reason
         self.max_depth, self.own_depth = decoder.max_depth, decoder.own_depth
-        self.looks_up, self.shares = decoder.looks_up, decoder.shares
+        own = f"draft model {draft_model}" if draft_model else "MTP head"
+        by = [own] if decoder.own_depth else []
+        self.drafters = ", ".join([*by, "lookup"] if decoder.looks_up else by) or None
+        self.shares = decoder.shares
         self.pads, self.slow = decoder.pads, decoder.slow
         self.weight_bytes, self.row_bytes = decoder.weight_bytes, decoder.row_bytes
         self.memory_budget = budget()

@@ -171,6 +171,11 @@ class Engine(Rows, Protocol):
         """How often forms of a kernel were compared so far, each time within a step or a chunk."""
         ...
 
+    @property
+    def drafters(self) -> str | None:
+        """``MTP head``, ``draft model`` with its name, ``lookup``, a comma between two, or None."""
+        ...
+
     def prepare(self, request: GenerationRequest, job_id: str) -> list[Row]:
         """Turn a request into ``request.n`` rows, named ``<job id>:<choice>``. From any thread.
 
