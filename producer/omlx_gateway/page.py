@@ -20,7 +20,8 @@ from omlx_gateway.access import require_admin
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
-from omlx_producer.client.workers import server_time
+from omlx_producer.client.models import read_models
+from omlx_producer.client.workers import read_rates, server_time
 from omlx_producer.errors import UnknownJob
 from omlx_producer.operate import pause_model, read_overview, resume_model
 
@@ -50,6 +51,14 @@ def status(request: Request) -> JSONResponse:
     return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
 
+def history(request: Request) -> JSONResponse:
+    """Tokens a second of each model in the last minutes; see `read_rates`."""
+    require_admin(request)
+    connection = Gateway.of(request).blocking
+    found = {model: read_rates(connection, model) for model in read_models(connection)}
+    return JSONResponse(found, headers={"Cache-Control": "no-store"})
+
+
 def pause(request: Request) -> JSONResponse:
     _require_page(request)
     changed = pause_model(Gateway.of(request).blocking, request.path_params["model"])
@@ -71,6 +80,7 @@ def cancel_batch(request: Request) -> JSONResponse:
 routes = [
     Route("/", page),
     Route("/status", status),
+    Route("/status/history", history),
     Route("/status/pause/{model:path}", pause, methods=["POST"]),
     Route("/status/resume/{model:path}", resume, methods=["POST"]),
     Route("/status/cancel/{batch}", cancel_batch, methods=["POST"]),

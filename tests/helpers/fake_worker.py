@@ -10,7 +10,7 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from omlx_producer.client.workers import WorkerFigures, server_time, workers_key
+from omlx_producer.client.workers import WorkerFigures, server_time, write_figures
 from omlx_producer.wire import (
     GROUP_FIELD,
     MODELS_KEY,
@@ -82,8 +82,7 @@ def sign_on(
         "weight_bytes": used,
         "memory_limit": 8 * 2**30,
     }
-    figures = WorkerFigures.model_validate(known | fields)
-    connection.hset(workers_key(model), name, figures.model_dump_json())
+    write_figures(connection, model, WorkerFigures.model_validate(known | fields))
 
 
 class FakeWorker:

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omlx_gateway.app import create_app
 from omlx_gateway.errors import ApiError
-from omlx_producer.operate import paused_models
+from omlx_producer.client.workers import workers_key
+from omlx_producer.operate import pause_model, paused_models
 from tests.helpers.browser import CHROMIUM, Page, browser_page
 from tests.helpers.bulk_runs import upload
 from tests.helpers.fake_worker import FakeWorker, announce, sign_on
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
 ]
+LONG = "a-name-without-a-space-" * 8
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 
 
@@ -87,6 +89,8 @@ def test_a_prompt_streams_and_is_stopped(page: Page, redis_url: str, connection:
         page.evaluate("document.querySelector('#run').click()")
         wait_for(lambda: " tokens in " in page.text("#figures"))
         assert page.text("#answer").strip()
+        font = page.evaluate("getComputedStyle(document.querySelector('#answer')).fontFamily")
+        assert "monospace" in font, "answers may hold code"
         page.evaluate("document.querySelector('#limit').value = 9000")
         page.evaluate("document.querySelector('#run').click()")
         wait_for(lambda: len(page.text("#answer")) > 20)
@@ -113,6 +117,64 @@ def test_drafted_text_is_marked(page: Page, redis_url: str, connection: Redis) -
         assert page.evaluate(marks) == ["def", "<b>"]
         assert page.text("#answer") == "\U0001f40d def <b>x"
         assert "drafted" in page.text("#figures")
+
+
+def test_a_prompt_to_a_model_that_takes_none_says_why(
+    page: Page, redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    sign_on(connection, "mac-1")
+    pause_model(connection, "demo")
+    with running_gateway(redis_url) as url:
+        page.open(url)
+        wait_for(lambda: page.evaluate("document.querySelector('#model').value") == "demo")
+        page.evaluate("document.querySelector('#prompt').value = 'Reverse a list.'")
+        page.evaluate("document.querySelector('#run').click()")
+        assert page.text("#figures") == "demo is paused; the prompt waits until it is resumed."
+        click(page, "Resume demo")
+        wait_for(lambda: page.text("#figures") == "")
+        connection.delete(workers_key("demo"))
+        wait_for(
+            lambda: page.text("#figures") == "No worker serves demo; the prompt waits for one."
+        )
+        page.evaluate("document.querySelector('#stop').click()")
+        wait_for(lambda: page.text("#figures") == "")
+    assert page.said == []
+
+
+def test_a_narrow_screen_shows_all_without_scrolling_sideways(
+    page: Page, redis_url: str, connection: Redis
+) -> None:
+    announce(connection, LONG)
+    sign_on(connection, LONG, LONG)
+    batch = upload(connection, 3, LONG)
+    page.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=390,
+        height=844,
+        deviceScaleFactor=1,
+        mobile=True,
+    )
+    with running_gateway(redis_url) as url:
+        page.open(url)
+        wait_for(lambda: batch.id in page.text("#batches"))
+        each, right = "[...document.querySelectorAll('*')]", "e.getBoundingClientRect().right"
+        assert page.evaluate(f"{each}.filter((e) => {right} > 390).map((e) => e.outerHTML)") == []
+        cell = "document.querySelector('#models td[data-column=rows]')"
+        assert page.evaluate(f"getComputedStyle({cell}, '::before').content").startswith('"rows')
+
+
+def test_the_chart_begins_with_what_was_before_the_page_was_opened(
+    page: Page, redis_url: str, connection: Redis
+) -> None:
+    announce(connection)
+    for _ in range(5):
+        sign_on(connection, "mac-1")
+    with running_gateway(redis_url) as url:
+        page.open(url)
+        wait_for(lambda: "demo" in page.text("#legend"))
+        points = "document.querySelector('#plot polyline').getAttribute('points').split(' ').length"
+        assert page.evaluate(points) >= 6
 
 
 def test_foreign_names_are_text(page: Page, redis_url: str, connection: Redis) -> None:

@@ -20,6 +20,9 @@ GONE_SECONDS = 60.0
 
 KEPT_SECONDS = 86_400
 
+RATES_SECONDS = 300
+"""How long what a worker has written of its tokens a second is kept."""
+
 
 class WorkerFigures(BaseModel):
     """A worker at one moment. Rates are those of the last few seconds.
@@ -77,6 +80,11 @@ def workers_key(model: str) -> str:
     return f"omlx:workers:{model}"
 
 
+def rates_key(model: str) -> str:
+    """The stream of what a model's workers have written of their tokens a second."""
+    return f"omlx:rates:{model}"
+
+
 def server_time(connection: redis.Redis) -> float:
     """Seconds since 1970, on the server's clock."""
     seconds, micros = connection.time()
@@ -85,10 +93,14 @@ def server_time(connection: redis.Redis) -> float:
 
 def write_figures(connection: redis.Redis, model: str, figures: WorkerFigures) -> None:
     """Write the figures of a worker."""
-    key = workers_key(model)
+    key, rates = workers_key(model), rates_key(model)
+    rate = {"worker": figures.name, "rate": f"{figures.tokens_per_second:.1f}"}
+    oldest = int(1000 * (figures.at - RATES_SECONDS))
     with connection.pipeline() as pipeline:
         pipeline.hset(key, figures.name, figures.model_dump_json())
         pipeline.expire(key, KEPT_SECONDS)
+        pipeline.xadd(rates, rate, minid=oldest, approximate=False)  # type: ignore[arg-type]
+        pipeline.expire(rates, RATES_SECONDS)
         pipeline.execute()
 
 
@@ -104,6 +116,23 @@ def read_workers(connection: redis.Redis, model: str) -> list[WorkerFigures]:
     """The living workers of a model alias, sorted by name."""
     entries = connection.hgetall(workers_key(model))
     return living(entries, server_time(connection) if entries else 0.0)
+
+
+def read_rates(connection: redis.Redis, model: str) -> list[tuple[float, float]]:
+    """Tokens a second of all workers of a model in the last `RATES_SECONDS`.
+
+    Returns:
+        Seconds since 1970, on the server's clock, and the rate then, for each figures of a worker.
+    """
+    latest = dict[bytes, tuple[float, float]]()
+    found = []
+    entries: Any = connection.xrange(rates_key(model))
+    for entry, fields in entries:
+        at = int(str_if_bytes(entry).partition("-")[0]) / 1000
+        latest[fields[b"worker"]] = at, float(fields[b"rate"])
+        rate = sum(rate for seen, rate in latest.values() if at - seen <= SILENT_SECONDS)
+        found.append((at, rate))
+    return found
 
 
 def living(entries: dict[Any, Any], now: float) -> list[WorkerFigures]:

@@ -51,6 +51,17 @@ def test_a_snapshot_has_models_workers_queues_and_batches(
     assert client.get("/status").json()["batches"][0]["rests_until"] == 4_000_000_000
 
 
+def test_the_history_has_the_rates_of_all_workers_together(
+    client: httpx2.Client, connection: Redis
+) -> None:
+    announce(connection)
+    for name, rate in (("mac-1", 10), ("mac-2", 5), ("mac-1", 20)):
+        sign_on(connection, name, tokens_per_second=rate)
+    found = client.get("/status/history").json()
+    assert [rate for _, rate in found.pop("demo")] == [10, 15, 25]
+    assert found == {}
+
+
 def test_the_buttons_pause_resume_and_cancel(client: httpx2.Client, connection: Redis) -> None:
     announce(connection)
     batch = upload(connection)

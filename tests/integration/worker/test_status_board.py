@@ -15,6 +15,7 @@ from omlx_producer.client.workers import (
     GONE_SECONDS,
     SILENT_SECONDS,
     gone,
+    read_rates,
     read_workers,
     server_time,
     workers_key,
@@ -91,6 +92,7 @@ def test_rates_are_those_since_the_last_look(
     board.show("idle")
     [figures] = read_workers(board._connection, ALIAS)
     assert (figures.tokens_per_second, figures.acceptance) == (0.0, None)
+    assert [rate for _, rate in read_rates(board._connection, ALIAS)] == [0.0, 12.0, 0.0]
 
 
 def test_the_cached_share_is_that_of_the_latest_prompts(
