@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Self
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import (
@@ -32,6 +33,8 @@ _PASSING = (
 _PASSING_CODES = ("MISCONF ", "BUSY ", "NOREPLICAS ", "OOM ", "READONLY ", "UNBLOCKED ")
 # redis-py puts it behind the command of a pipeline, and before the error. The command is free text.
 _PIPELINE = "of pipeline caused error: "
+# Of a call that is shorter no server complains: Redis's limits cannot be lower.
+_LONG_BYTES = 2**20
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.
 _MAX_DOUBLINGS = 32
 REMINDER_SECONDS = 30.0
@@ -49,6 +52,20 @@ def passes(error: BaseException) -> bool:
         return False
     message = str(error).rpartition(_PIPELINE)[2]
     return any(code in message for code in _PASSING_CODES)
+
+
+class LongCall(ConnectionError):
+    """A call failed that is so long that its length may be the cause.
+
+    Redis closes the connection of a call that is too long for it, as in an outage.
+    """
+
+    @classmethod
+    def of(cls, error: Exception, size: int) -> Self | None:
+        """What the error of a call of ``size`` bytes is; None if it says nothing of its length."""
+        if size > _LONG_BYTES and (passes(error) or "Protocol error" in str(error)):
+            return cls(f"{size} bytes in one call: {error}")
+        return None
 
 
 def broken(*replies: object) -> bool:

@@ -23,6 +23,18 @@ def cut_readers(connection: redis.Redis) -> int:
     return sum(connection.client_kill_filter(_id=each) for each in reading)
 
 
+@contextlib.contextmanager
+def values_up_to_1_mib(connection: redis.Redis) -> Iterator[None]:
+    """Let the server take no longer values. It closes the connection of a call that has one."""
+    name = "proto-max-bulk-len"
+    usual = connection.config_get(name)[name]
+    connection.config_set(name, 2**20)
+    try:
+        yield
+    finally:
+        connection.config_set(name, usual)
+
+
 @dataclass
 class RedisServer:
     """A server that can be taken down and brought back on the same port and folder.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -48,13 +49,20 @@ class Traffic:
         self.mailbox.put(Stop())
         assert self.publisher.join(20)
 
-    def step(self, reason: Any = None, *, tokens: int = 1) -> None:
-        """Report tokens of every row, and wait until they are written."""
+    def step(self, reason: Any = None, *, tokens: int = 1, texts: Sequence[str] = ()) -> None:
+        """Report tokens of every row, and wait until they are written.
+
+        Args:
+            texts: of the first rows; others have a letter a token.
+        """
         rows = [row for job in self.jobs for row in job.rows]
         new = [7] * tokens
         for row in rows:
             row.tokens += new
-        emissions = [Emission(row.row_id, new, "x" * tokens, finish_reason=reason) for row in rows]
+        emissions = [
+            Emission(row.row_id, new, text or "x" * tokens, finish_reason=reason)
+            for row, text in zip_longest(rows, texts)
+        ]
         self.outbox.add(emissions)
         self.mailbox.put(Stepped(emissions))
         self.wait()

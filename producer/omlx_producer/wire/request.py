@@ -104,7 +104,7 @@ class GenerationRequest(RequestPart):
     and into ``turns``, and puts the job back for the next.
 
     ``prompt_logprobs`` scores the prompt, as ``echo`` with ``logprobs`` does; then
-    ``max_completion_tokens`` may be 0.
+    ``max_completion_tokens`` may be 0, and ``n`` must be 1.
 
     >>> request = GenerationRequest(model="fake", prompt="def f(x):", temperature=0)
     >>> producer.submit(request).queue
@@ -305,8 +305,12 @@ class GenerationRequest(RequestPart):
         if self.stream and (self.echo or self.prompt_logprobs is not None):
             name = "echo" if self.echo else "prompt_logprobs"
             raise ValueError(f"{name}: comes with the whole result; give stream: false")
-        if self.max_completion_tokens == 0 and self.n > 1:
-            raise ValueError(f"n: got {self.n} for no tokens at all; give 1")
+        if self.scored_alternatives is not None and self.n > 1:
+            name = "echo" if self.prompt_logprobs is None else "prompt_logprobs"
+            raise ValueError(
+                f"n: got {self.n} beside {name}, which scores the prompt once; give 1, and ask for "
+                "choices in a request of their own"
+            )
         return self
 
     @model_validator(mode="after")

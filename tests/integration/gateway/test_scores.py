@@ -63,8 +63,8 @@ def test_prompts_alone_are_scored_without_a_token(gateway: str, connection: Redi
 
 
 def test_vllms_field_is_answered_in_vllms_form(gateway: str) -> None:
-    [choice, other] = ask(gateway, "completions", prompt="yz", n=2, prompt_logprobs=1)["choices"]
-    assert choice["prompt_logprobs"] == other["prompt_logprobs"] == [None, OF_Z]
+    [choice] = ask(gateway, "completions", prompt="yz", prompt_logprobs=1)["choices"]
+    assert choice["prompt_logprobs"] == [None, OF_Z]
     assert choice["logprobs"] is None
     [alone] = ask(gateway, "completions", prompt="yz", prompt_logprobs=0, max_tokens=0)["choices"]
     assert alone["prompt_logprobs"] == [None, {"122": OF_Z["122"]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import Commit, Ending
 from omlx_worker.queue.lease import LeaseTable
 from tests.helpers.leases import claim, expire, roll_back, sweep, table, tokens
+from tests.helpers.redis_server import values_up_to_1_mib
 from tests.helpers.traffic import Traffic
 from tests.helpers.workers import enqueue, events, queue, run_burst, status, streamed_text
 
@@ -134,6 +136,40 @@ def test_tokens_that_redis_has_lost_are_there_when_a_job_with_dependents_ends(
     assert lost == [job.id]
     assert streamed_text(connection, job.id) == job.return_value()["choices"][0]["text"]
     assert status(dependent) == "finished"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_is_too_long_for_redis_fails_its_job_and_no_other(
+    connection: Redis, streams: bool
+) -> None:
+    """Redis closes the connection, as in an outage."""
+    long, other = enqueue(connection), enqueue(connection)
+    leases = table(connection)
+    with (
+        values_up_to_1_mib(connection),
+        Traffic(leases, claim(leases, 2), streams=streams) as traffic,
+    ):
+        traffic.step("length", texts=["x" * 2**20])
+        assert len(leases) == 0
+        assert traffic.publisher.outage.failures == 0
+    assert [status(job) for job in (long, other)] == ["failed", "finished"]
+    assert re.match(
+        r"Redis does not take what the job writes \(\d{7} bytes in one call: .+\); ask for fewer "
+        "tokens, choices or log-probabilities$",
+        events(connection, long.id)[-1].error,
+    )
+
+
+def test_a_result_longer_than_any_may_be_fails_its_job(
+    connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_worker.delivery.response.MAX_RESULT_BYTES", 2**10)
+    long, other = enqueue(connection), enqueue(connection)
+    leases = table(connection)
+    with Traffic(leases, claim(leases, 2)) as traffic:
+        traffic.step("length", texts=["x" * 2**10])
+    assert [status(job) for job in (long, other)] == ["failed", "finished"]
+    assert "the answers of the job come to" in events(connection, long.id)[-1].error
 
 
 @pytest.mark.parametrize("first", [0, 2])

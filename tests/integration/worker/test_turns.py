@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from omlx_producer.bulk.row import Row, digest_of
 from omlx_producer.wire import GenerationRequest, events_key, row_job_id
 from omlx_worker.control.intake import decode_request
 from tests.helpers.leases import claim, kill, table
+from tests.helpers.redis_server import values_up_to_1_mib
 from tests.helpers.workers import (
     ALIAS,
     run_burst,
@@ -200,6 +202,19 @@ def test_a_turn_that_does_not_fit_fails_the_conversation_with_its_reason(
     run_burst(redis_url)
     with pytest.raises(JobFailed, match="tokens; at most"):
         producer.result(job)
+
+
+def test_a_turn_that_makes_a_conversation_too_long_for_redis_fails_it_alone(
+    redis_url: str, connection: Redis, producer: Producer
+) -> None:
+    noise = random.Random(0).randbytes(1_100_000).hex()
+    long = submit(producer, THREE, chat_template_kwargs={"noise": noise})
+    other = submit(producer, THREE)
+    with values_up_to_1_mib(connection):
+        run_burst(redis_url)
+    with pytest.raises(JobFailed, match="Redis does not take what the job writes"):
+        producer.result(long)
+    assert len(producer.result(other)["turns"]) == 3
 
 
 def test_rows_of_a_batch_hold_all_answers(

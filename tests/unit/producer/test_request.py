@@ -243,9 +243,17 @@ BAD += [
         "echo: comes with the whole result; give stream: false",
     ),
     (CHAT | {"echo": True}, "echo: given with messages; give a prompt instead"),
-    (
-        OK | {"prompt_logprobs": 0, "max_tokens": 0, "n": 2},
-        "n: got 2 for no tokens at all; give 1",
+    *(
+        (
+            OK | scores | {"n": 2},
+            f"n: got 2 beside {field}, which scores the prompt once; give 1, and ask for choices "
+            "in a request of their own",
+        )
+        for field, scores in (
+            ("prompt_logprobs", {"prompt_logprobs": 0, "max_tokens": 0}),
+            ("prompt_logprobs", {"prompt_logprobs": 20}),
+            ("echo", {"echo": True, "logprobs": 3}),
+        )
     ),
     (
         OK | {"seed": 10**5000},

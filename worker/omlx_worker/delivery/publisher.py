@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
-from omlx_producer.outage import Outage, passes
+from omlx_producer.outage import LongCall, Outage, passes
 from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
@@ -47,6 +47,12 @@ log = logging.getLogger("omlx_worker.delivery.publisher")
 
 OTHER_TOKENS = "the job's stream holds other tokens than this run's"
 UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
+TOO_LONG = (
+    "Redis does not take what the job writes ({}); "
+    "ask for fewer tokens, choices or log-probabilities"
+)
+MOST_REFUSALS = 2
+"""Of a long call in a row, with short ones between that Redis has taken."""
 
 T = TypeVar("T")
 
@@ -183,13 +189,15 @@ class Publisher:
         entries = [(job.claim, event) for job, event in events]
         try:
             refused = self._insist(lambda: self._leases.append(entries))
-        except ResponseError as error:
+        except (ResponseError, LongCall) as error:
             if len(events) > 1:
-                # The keys of one of them are at fault; publish the others.
+                # One of them is at fault, by its keys or its length; publish the others.
                 for entry in events:
                     self._append([entry])
-                return
-            self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
+            elif isinstance(error, LongCall):
+                self._fail_long(events[0][0].claim, error)
+            else:
+                self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
             return
         for job in dict.fromkeys(job for job, _ in events):
             match refused.get(job.id):
@@ -211,10 +219,13 @@ class Publisher:
         log.warning("Redis has lost tokens of job %s; writing them again", job.id)
         self._append([(job, event) for event in lost])
 
-    def _fail(self, claim: Claim, sentence: str) -> None:
+    def _fail(self, claim: Claim, sentence: str, *, retry: bool = True) -> None:
         """Fail a job. The decode thread may be done with it, so the ending starts here."""
         self._drop_rows(Drop(claim, Lost()))
-        self._end([Drop(claim, Failed(sentence))])
+        self._end([Drop(claim, Failed(sentence, retry))])
+
+    def _fail_long(self, claim: Claim, error: LongCall) -> None:
+        self._fail(claim, TOO_LONG.format(error), retry=False)
 
     def _renew(self) -> None:
         self._renewed_at = time.monotonic()
@@ -266,8 +277,16 @@ class Publisher:
         made = [(job.claim, self._make(job, partial(next_turn, job))) for job in jobs]
         payloads = {claim: payload for claim, payload in made if payload}
         held = [claim for claim in payloads if self._leases.holds(claim)]
-        if held:
-            self._insist(lambda: self._leases.give_back(held, payloads))
+        try:
+            if held:
+                self._insist(lambda: self._leases.give_back(held, payloads))
+        except LongCall as error:
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._go_on([job])
+            else:
+                self._fail_long(held[0], error)
+            return
         for claim in payloads:
             self._leave(claim, "answered" if claim in held else "lost")
 
@@ -279,7 +298,15 @@ class Publisher:
 
     def _finish(self, endings: Sequence[tuple[Claim, Ending]]) -> None:
         held = [(claim, ending) for claim, ending in endings if self._leases.holds(claim)]
-        verdicts = self._insist(lambda: self._leases.commit(held)) if held else []
+        try:
+            verdicts = self._insist(lambda: self._leases.commit(held)) if held else []
+        except LongCall as error:
+            if len(held) > 1:
+                for each in held:
+                    self._finish([each])
+            else:
+                self._fail_long(held[0][0], error)
+            held, verdicts = [], []
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.BEHIND:
                 self._finish_again(claim, ending)
@@ -311,10 +338,21 @@ class Publisher:
         self._observers.ended(claim, job, outcome, error)
 
     def _insist(self, call: Callable[[], T]) -> T:
-        """Repeat a call until Redis answers it."""
+        """Repeat a call until Redis answers it.
+
+        Raises:
+            LongCall: if Redis refuses this call and takes shorter ones, so that it is no outage.
+        """
+        refusals = 0
         while True:
             try:
                 answer = call()
+            except LongCall:
+                # An outage ends before this does.
+                self._insist(self._leases.renew)
+                refusals += 1
+                if refusals == MOST_REFUSALS:
+                    raise
             except RedisError as error:
                 if not passes(error):
                     log.exception("Redis refuses a call")

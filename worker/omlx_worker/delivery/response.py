@@ -9,6 +9,7 @@ from typing import Any
 
 from omlx_producer.wire import (
     DoneEvent,
+    FailedEvent,
     GenerationRequest,
     Message,
     PromptLogprob,
@@ -20,8 +21,11 @@ from omlx_producer.wire.events import TextLogprobs
 from omlx_producer.wire.markup import read
 from omlx_producer.wire.responses import response_of
 from omlx_worker.engine.rows.reply import ReplyForm
+from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending
+
+TOO_LONG = "the answers of the job {}; ask for fewer choices or fewer tokens"
 
 
 def finished(job: ActiveJob) -> Ending:
@@ -40,7 +44,12 @@ def finished(job: ActiveJob) -> Ending:
         usage=completion.streamed,
     )
     row_body = response_of(job.request, body) if job.request.responses is not None else None
-    return Ending("finished", event, body, published=job.sent, row_body=row_body)
+    ending = Ending("finished", event, body, published=job.sent, row_body=row_body)
+    # Base64 writes 4 characters for 3 bytes.
+    if (size := len(ending.payload) // 4 * 3) > MAX_RESULT_BYTES:
+        failed = FailedEvent(job_id=job.id, n=event.n, error=TOO_LONG.format(too_long(size)))
+        return Ending("failed", failed, retry=False)
+    return ending
 
 
 def next_turn(job: ActiveJob) -> bytes:

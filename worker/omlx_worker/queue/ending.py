@@ -8,6 +8,7 @@ import zlib
 from base64 import b64encode
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Self
 
 from rq.defaults import DEFAULT_FAILURE_TTL, DEFAULT_RESULT_TTL
@@ -23,7 +24,7 @@ log = logging.getLogger("omlx_worker.queue.lease")
 CANCELLED_WHILE_IT_RAN = "the job was cancelled while it ran"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ending:
     """The ending of a job.
 
@@ -47,7 +48,7 @@ class Ending:
     def sentence(self) -> str:
         return getattr(self.event, "error", "")
 
-    @property
+    @cached_property
     def payload(self) -> str:
         """The result as `rq.results.Result` stores it."""
         if self.status == "finished":

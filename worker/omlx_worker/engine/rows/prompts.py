@@ -20,6 +20,7 @@ from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.chat import Chat
 from omlx_worker.engine.rows.constraints import TOO_SLOW, BadConstraint, Grammar, Grammars, TooSlow
 from omlx_worker.engine.rows.encoding import Encoder
+from omlx_worker.engine.rows.result import require_short
 from omlx_worker.engine.rows.row import Row, Sampling
 from omlx_worker.engine.rows.thinking import Thinking
 from omlx_worker.engine.rows.tools.grammar import field_of
@@ -114,7 +115,7 @@ class Prompter:
         most = request.max_completion_tokens
         scored = self._scored(request)
         echo = self._text_of(request, prompt) if request.echo else None
-        return [
+        rows = [
             Row(
                 row_id=f"{job_id}:{choice}",
                 prompt=prompt,
@@ -136,6 +137,8 @@ class Prompter:
             )
             for choice in range(request.n)
         ]
+        require_short(request, rows)
+        return rows
 
     def _grammar(
         self, request: GenerationRequest, constraint: Constraint | None, field: str

@@ -14,8 +14,10 @@ from importlib import resources
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 from rq.defaults import RQ_KEY_PREFIX
+
+from omlx_producer.outage import LongCall
 
 log = logging.getLogger("omlx_worker.queue.lua")
 
@@ -51,15 +53,20 @@ class Script:
 
     def __call__(self, keys: Sequence[str] = (), args: Iterable[Any] = ()) -> Any:
         call = (len(keys), *keys, *args)
-        answer: Any
         try:
-            answer = self._connection.evalsha(self._digest, *call)
-        except NoScriptError:
-            answer = self._connection.eval(self._text, *call)
-        reply, problems = answer
+            reply, problems = self._answer(call)
+        except RedisError as error:
+            size = sum(len(part) for part in call if isinstance(part, str | bytes))
+            raise LongCall.of(error, size) or error from None
         for problem in problems:
             report(problem.decode(errors="backslashreplace"))
         return reply
+
+    def _answer(self, call: Sequence[Any]) -> Any:
+        try:
+            return self._connection.evalsha(self._digest, *call)
+        except NoScriptError:
+            return self._connection.eval(self._text, *call)
 
 
 @lru_cache(maxsize=1024)

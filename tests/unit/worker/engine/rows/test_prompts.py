@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omlx_producer.wire import DEFAULT_MAX_TOKENS, GenerationRequest, InvalidRequest, ModelInfo
+from omlx_worker.engine.rows.constraints import Grammars
 from omlx_worker.engine.rows.prompts import Prompter, sampling_defaults
 from omlx_worker.engine.rows.row import Sampling
 from tests.helpers.decoding import Loaded
@@ -72,6 +73,29 @@ def test_a_chat_without_a_limit_gets_the_rest_of_the_context_up_to_the_workers_l
     assert most(100_000) == 4096
     assert most(100_000, chat_tokens=50) == 50
     assert most(1000, chat_tokens=5000) == 1000 - length
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": "x" * 17_000, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [7] * 17_000, "echo": True, "logprobs": 20}, "logprobs"),
+        ({"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 130}, "logprobs"),
+        ({"prompt": "x" * 300_000, "n": 128, "echo": True, "max_tokens": 1}, "echo"),
+    ],
+)
+def test_a_result_that_would_be_too_long_is_refused_before_it_is_made(
+    qwen: Loaded, fields: dict[str, Any], field: str
+) -> None:
+    info = ModelInfo(model="tiny", context_length=400_000, longest_token=1)
+    prompter = Prompter(
+        qwen.tokenizer, info, 257, Sampling(), grammars=Grammars(qwen.tokenizer, 257)
+    )
+    fields = {"prompt": "x", **fields}
+    with pytest.raises(InvalidRequest, match=rf"^{field}: .* MiB; a result has at most 32 MiB; "):
+        prompter.rows(ask(**fields), "job")
+    shorter = {"prompt": fields["prompt"][:14_000], "max_tokens": 100}
+    assert prompter.rows(ask(**fields | shorter), "job")
 
 
 def test_choices_differ_in_seed_and_repeat_with_the_request_or_the_job(prompter: Prompter) -> None:

@@ -1,0 +1,58 @@
+"""How long a result may be, and what of that is known before it has a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from omlx_producer.wire import GenerationRequest, InvalidRequest
+from omlx_worker.engine.rows.row import Row
+
+MAX_RESULT_BYTES = 32 * 2**20
+"""Of a result as JSON. A worker takes about ten times as much memory to make one."""
+
+SCORE_BYTES = 100
+"""Of a token with its log-probability, about, in each of the forms."""
+
+
+def too_long(size: int) -> str:
+    """A clause that says how long a result of ``size`` bytes is, and how long it may be."""
+    return f"come to {size / 2**20:.0f} MiB; a result has at most {MAX_RESULT_BYTES // 2**20} MiB"
+
+
+def require_short(request: GenerationRequest, rows: Sequence[Row]) -> None:
+    """Refuse log-probabilities and repeated prompts that make a result too long.
+
+    Args:
+        rows: those of the request.
+
+    Raises:
+        InvalidRequest: with the largest part of the result.
+    """
+    first, n = rows[0], len(rows)
+    prompt, most, top = len(first.prompt), first.max_tokens, first.sampling.top_logprobs
+    parts = [
+        (
+            n * len(json.dumps(first.echo or "")),
+            f"echo: {n} copies of the prompt {{}}; give a smaller n",
+        )
+    ]
+    if top is not None:
+        parts.append(
+            (
+                n * most * (1 + top) * SCORE_BYTES,
+                f"logprobs: {top} alternatives for {n} x {most} tokens {{}}; give a smaller number "
+                "of them, a smaller n or a lower max_completion_tokens",
+            )
+        )
+    if (scored := first.prompt_logprobs) is not None:
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        parts.append(
+            (
+                prompt * (1 + scored) * SCORE_BYTES,
+                f"{field}: {scored} alternatives for the {prompt} tokens of the prompt {{}}; "
+                "give a smaller number or a shorter prompt",
+            )
+        )
+    if (size := sum(part for part, _ in parts)) > MAX_RESULT_BYTES:
+        raise InvalidRequest(max(parts)[1].format(too_long(size)))
