@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
@@ -24,6 +25,8 @@ from omlx_producer.wire.responses import chat_fields, response_of
 
 RESULT_SECONDS = 3600
 MAX_PROMPTS = 128
+MAX_ANSWER_BYTES = 32 * 2**20
+"""Of an answer to several prompts."""
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,255}):(\d{1,18})")
 
 
@@ -107,7 +110,27 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
 
 
 async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:
-    return await asyncio.gather(*(job.result(RESULT_SECONDS) for job in jobs))
+    """The results of all prompts of a request.
+
+    Raises:
+        ApiError: if they are too long for one answer. A worker bounds each of them.
+    """
+    left = MAX_ANSWER_BYTES
+
+    async def result(job: AsyncJobHandle) -> Completion:
+        nonlocal left
+        made = await job.result(RESULT_SECONDS)
+        left -= len(json.dumps(made)) if len(jobs) > 1 else 0
+        if left < 0:
+            raise ApiError(
+                400,
+                f"prompt: the answers to {len(jobs)} prompts take more than "
+                f"{MAX_ANSWER_BYTES // 2**20} MiB; give fewer prompts, or upload a batch",
+                param="prompt",
+            )
+        return made
+
+    return await asyncio.gather(*map(result, jobs))
 
 
 def _each_prompt(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -62,6 +62,21 @@ def test_prompts_alone_are_scored_without_a_token(gateway: str, connection: Redi
         assert fetch(connection, job_id).get_status() == "finished"
 
 
+def test_answers_to_several_prompts_that_are_too_long_together_are_refused(
+    gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_gateway.completions.MAX_ANSWER_BYTES", 2**20)
+    prompts = ["y" * 5_000] * 3
+    fields = {"model": ALIAS, "prompt": prompts, "prompt_logprobs": 1, "max_tokens": 0}
+    answer = httpx2.post(f"{gateway}/v1/completions", json=fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "prompt: the answers to 3 prompts take more than 1 MiB; "
+        "give fewer prompts, or upload a batch"
+    )
+    assert ask(gateway, "completions", **fields | {"prompt": prompts[:1]})["choices"]
+
+
 def test_vllms_field_is_answered_in_vllms_form(gateway: str) -> None:
     [choice] = ask(gateway, "completions", prompt="yz", prompt_logprobs=1)["choices"]
     assert choice["prompt_logprobs"] == [None, OF_Z]

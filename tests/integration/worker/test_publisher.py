@@ -154,8 +154,8 @@ def test_what_is_too_long_for_redis_fails_its_job_and_no_other(
         assert traffic.publisher.outage.failures == 0
     assert [status(job) for job in (long, other)] == ["failed", "finished"]
     assert re.match(
-        r"Redis does not take what the job writes \(\d{7} bytes in one call: .+\); ask for fewer "
-        "tokens, choices or log-probabilities$",
+        r"request: Redis does not take what its job writes \(\d{7} bytes in one call: .+\); "
+        "ask for fewer tokens, choices or log-probabilities$",
         events(connection, long.id)[-1].error,
     )
 
@@ -169,7 +169,7 @@ def test_a_result_longer_than_any_may_be_fails_its_job(
     with Traffic(leases, claim(leases, 2)) as traffic:
         traffic.step("length", texts=["x" * 2**10])
     assert [status(job) for job in (long, other)] == ["failed", "finished"]
-    assert "the answers of the job come to" in events(connection, long.id)[-1].error
+    assert "request: its answers come to" in events(connection, long.id)[-1].error
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -212,7 +212,7 @@ def test_a_turn_that_makes_a_conversation_too_long_for_redis_fails_it_alone(
     other = submit(producer, THREE)
     with values_up_to_1_mib(connection):
         run_burst(redis_url)
-    with pytest.raises(JobFailed, match="Redis does not take what the job writes"):
+    with pytest.raises(JobFailed, match="request: Redis does not take what its job writes"):
         producer.result(long)
     assert len(producer.result(other)["turns"]) == 3
 

@@ -48,7 +48,7 @@ log = logging.getLogger("omlx_worker.delivery.publisher")
 OTHER_TOKENS = "the job's stream holds other tokens than this run's"
 UNMADE = "the worker failed to make the job's result ({}); its log says where, please report it"
 TOO_LONG = (
-    "Redis does not take what the job writes ({}); "
+    "request: Redis does not take what its job writes ({}); "
     "ask for fewer tokens, choices or log-probabilities"
 )
 MOST_REFUSALS = 2

@@ -25,7 +25,7 @@ from omlx_worker.engine.rows.result import MAX_RESULT_BYTES, too_long
 from omlx_worker.job import ActiveJob, Choice
 from omlx_worker.queue.ending import Ending
 
-TOO_LONG = "the answers of the job {}; ask for fewer choices or fewer tokens"
+TOO_LONG = "request: its answers {}; ask for fewer choices or fewer tokens"
 
 
 def finished(job: ActiveJob) -> Ending:
