@@ -66,6 +66,22 @@ def test_a_job_of_more_choices_than_the_batch_has_places_asks_for_no_more_memory
     assert len(many.return_value()["choices"]) == 128
 
 
+@pytest.mark.parametrize(("places", "memory"), [(1, 2**30), (4, 2**30), (4, 150 * BYTES_A_TOKEN)])
+def test_a_job_of_many_choices_holds_back_no_other_job(
+    redis_url: str, connection: Redis, places: int, memory: int
+) -> None:
+    many = enqueue(connection, priority="high", n=128, max_completion_tokens=50)
+    options = {"memory_limit": memory, "patience": 0.2}
+    with running_worker(redis_url, max_rows=places, step_seconds=0.002, **options):
+        wait_for(lambda: events(connection, many.id))
+        others = [
+            enqueue(connection, priority=each, max_completion_tokens=4)
+            for each in ("high", "default", "high")
+        ]
+        wait_for(lambda: all(map(is_over, others)))
+        assert not is_over(many)
+
+
 @pytest.mark.parametrize(
     "trouble",
     [ResponseError("BUSY Redis is busy running a script."), ConnectionError("reset by peer")],

@@ -133,7 +133,8 @@ class Admission:
         held = self._leases.jobs()
         room = most_rows - sum(claim.rows for claim in held)
         bulk = sum(claim.rows for claim in held if self._may_pause(claim))
-        planned = self._order.plan(room, bulk + min(room, 0), held)
+        turn = self._turn(held) if len(held) <= most_rows else None
+        planned = self._order.plan(room, bulk + min(room, 0), held, turn)
         if planned is not None:
             planned = self._within_bounds(planned)
         if planned is None:
@@ -149,6 +150,15 @@ class Admission:
             self._coming[claim] = None
             self._preparers.submit(claim, self._order.rank(claim))
         return bool(claims)
+
+    def _turn(self, held: Sequence[Claim]) -> int | None:
+        """The rank up to which one more job may wait here, before further choices of held jobs.
+
+        None while one that was claimed so has produced nothing: another worker may have a place.
+        """
+        if any(claim.produced_at is None for claim in held):
+            return None
+        return min((self._order.rank(claim) for claim in held if claim.choices > 1), default=None)
 
     def _within_bounds(self, planned: ClaimPlan) -> ClaimPlan | None:
         """Claim no more than wait to be prepared anyway; jobs of the best queue do not wait."""
@@ -191,14 +201,16 @@ class Admission:
         others = [other for other in self._leases.jobs() if other.sizes and other is not claim]
         preempts = claim.queue == self._order.best
         staying = [other for other in others if not (preempts and self._may_pause(other))]
-        # The others have read their prompts, or will before this job does.
-        beside = [(0, longest) for other in staying for _, longest, *_ in other.sizes]
+        # The others have read their prompts, or will before this job does. This job goes before all
+        # choices but one of each.
+        rows = [size for other in staying for size in other.sizes[-1 if other.choices > 1 else 0 :]]
+        beside = [(0, longest) for _, longest, *_ in rows]
         # Rows beyond those of a full batch wait in the scheduler for the places of others.
         sizes = tuple(sorted(row.size for row in job.rows)[-self._most :])
         if others and not self._budget.fits([*beside, *sizes]):
             self._order.blocked(claim, claim.urgent, others)
             return False
-        claim.sizes = sizes
+        claim.sizes, claim.choices = sizes, len(job.rows)
         return True
 
     def _drop(self, claim: Claim, reason: Reason) -> None:

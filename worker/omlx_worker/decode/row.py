@@ -38,7 +38,7 @@ class DecodeRow:
         cached: tokens of its prompt that were not read, because the prefix cache held them.
         kin: rows whose prompts begin alike, and the tokens in common, until it decodes.
         stops: contexts at which reading stops, because other rows may go on from there.
-        arrival: smaller for rows that came earlier.
+        arrival: smaller for rows that queued up earlier.
         join_order: smaller for rows that joined the batch earlier.
         since: when it began to wait, in seconds of the scheduler's clock.
         aged: it has waited so long that it goes first and is not paused again.
@@ -63,6 +63,11 @@ class DecodeRow:
     @property
     def row_id(self) -> str:
         return self.request.row_id
+
+    @property
+    def job_id(self) -> str:
+        """The job of which it is a choice."""
+        return self.request.row_id.partition(":")[0]
 
     @property
     def rank(self) -> tuple[int, int]:

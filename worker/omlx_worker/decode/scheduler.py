@@ -3,7 +3,8 @@
 Rows wait until a place in the batch is free, the best level first and the oldest first among
 equals. A row that has waited for ``patience`` seconds goes before all others and is not paused
 again, so no row waits for ever. When the batch is full and a row of the best level waits, the
-youngest row of the lowest level is paused and takes its turn again later.
+youngest row of the lowest level is paused and takes its turn again later. When a choice of a job
+joins, its other choices queue up again, behind the rows that came in the meantime.
 
 Prompts are read in chunks with a decode step between any two, so running rows never wait for more
 than one chunk. Rows of one level join until their prompts fill `AHEAD` chunks, and are read
@@ -109,8 +110,8 @@ class Scheduler:
 
     def add(self, row: DecodeRow) -> None:
         """Let a row wait for its turn."""
-        row.arrival, row.left, row.since = self._arrivals, row.length, self._clock()
-        self._arrivals += 1
+        row.left = row.length
+        self._queue_up(row)
         if self._shares:
             note(row, self._rows.values(), self._chunks.unit)
         self._rows[row.row_id] = row
@@ -235,6 +236,9 @@ class Scheduler:
     def _bring_in(self, row: DecodeRow) -> Join | Resume:
         self._joins += 1
         row.join_order = self._joins
+        for other in self._in(Stage.WAITING):
+            if other.job_id == row.job_id and not other.join_order:
+                self._queue_up(other)
         kept = sum(other.kept_bytes for other in self._in(Stage.PAUSED) if other is not row)
         room = self._budget.room([each.size for each in [*self._batch(), row]], kept)
         if row.stage is Stage.PAUSED:
@@ -256,6 +260,11 @@ class Scheduler:
         """A row without a cache waits to be read again."""
         row.stage, row.left = Stage.WAITING, row.length
         row.context = row.kept_bytes = 0
+
+    def _queue_up(self, row: DecodeRow) -> None:
+        """A row that has not joined yet waits behind all others of its level."""
+        row.arrival, row.since, row.aged = self._arrivals, self._clock(), False
+        self._arrivals += 1
 
     def _age(self) -> None:
         now = self._clock()

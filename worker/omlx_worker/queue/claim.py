@@ -38,6 +38,7 @@ class Claim:
         sizes: of its rows, once it is ready to run; see `omlx_worker.decode.budget`.
         claimed_at: monotonic seconds.
         produced_at: when its first tokens since then were published; None before.
+        choices: that its request asks for, once it is ready to run.
         expires_in: seconds from the claim to the end of the completion window, None without one.
         enqueued_at: seconds since 1970, on the producer's clock; None if unknown.
         row: the row of a batch that it runs; None for other jobs.
@@ -57,6 +58,7 @@ class Claim:
     treatment: Treatment = "run"
     urgent: bool = False
     sizes: tuple[Size, ...] = ()
+    choices: int = 1
     expires_in: float | None = None
     enqueued_at: float | None = None
     row: BatchRow | None = None

@@ -62,20 +62,23 @@ class ClaimOrder:
         """Whose turn a held job's is: 0 is the first."""
         return 0 if job.urgent else self._queues.index(job.queue)
 
-    def plan(self, room: int, pausable: int, held: Sequence[Claim]) -> ClaimPlan | None:
+    def plan(
+        self, room: int, pausable: int, held: Sequence[Claim], turn: int | None = None
+    ) -> ClaimPlan | None:
         """What to claim now, or None.
 
         Args:
             room: free rows.
             pausable: rows that may be paused for a job of the best queue.
             held: the jobs of this worker.
+            turn: the rank up to which a job may be claimed though no row is free; None for none.
         """
         blocked = self._still_blocked(held)
         open_queues = self._queues
         if blocked is not None:
             queue, overdue, _ = blocked
             open_queues = () if overdue else self._queues[: self._queues.index(queue)]
-        if room <= 0:
+        if room <= 0 and turn is None:
             best = self._queues[:1]
             return ClaimPlan(best, pausable) if pausable > 0 and open_queues else None
         if not open_queues:
@@ -84,6 +87,8 @@ class ClaimOrder:
         if late is not None:
             others = tuple(queue for queue in open_queues if queue != late)
             return ClaimPlan((late, *others), 1, overdue=True)
+        if room <= 0 and turn is not None:
+            return ClaimPlan(open_queues[: turn + 1], 1)
         return ClaimPlan(open_queues, room)
 
     def claimed(self, plan: ClaimPlan, jobs: Sequence[Claim]) -> None:

@@ -188,6 +188,33 @@ def test_a_steady_stream_of_better_rows_holds_a_bulk_row_up_no_longer_than_its_p
     assert rows.clock.now == 30
 
 
+def test_the_choices_of_a_job_take_turns_with_other_jobs_of_their_level() -> None:
+    rows = Rows(2, patience=30)
+    for choice in range(5):
+        rows.add(f"many:{choice}", 1, HIGH)
+    joined = rows.told(2)
+    rows.add("one:0", 1, HIGH)
+    rows.clock.now = 29
+    for running in ("many:0", "many:1", "one:0", "many:2"):
+        rows.remove(running)
+        rows.clock.now += 10
+        joined += [told for told in rows.told(4) if told.startswith("join")]
+    order = ["many:0", "many:1", "many:2", "one:0", "many:3", "many:4"]
+    assert joined == [f"join {name}" for name in order]
+
+
+def test_patience_with_a_job_counts_from_its_latest_turn() -> None:
+    rows = Rows.filled(HIGH, patience=30)
+    rows.add("many:0", 1, BULK)
+    rows.add("many:1", 1, BULK)
+    rows.clock.now = 30
+    rows.add("high", 1, HIGH)
+    rows.remove("row-0")
+    assert rows.told() == ["join many:0"]
+    rows.remove("many:0")
+    assert rows.told() == ["join high"]
+
+
 def test_rows_that_do_not_fit_together_wait_however_many_places_are_free() -> None:
     rows = Rows(8, memory=2)
     for name in "abc":
