@@ -84,11 +84,11 @@ class ClaimOrder:
         if not open_queues:
             return None
         late = self._overdue(open_queues)
+        if room <= 0 and turn is not None:
+            open_queues, room = open_queues[: turn + 1], 1
         if late is not None:
             others = tuple(queue for queue in open_queues if queue != late)
             return ClaimPlan((late, *others), 1, overdue=True)
-        if room <= 0 and turn is not None:
-            return ClaimPlan(open_queues[: turn + 1], 1)
         return ClaimPlan(open_queues, room)
 
     def claimed(self, plan: ClaimPlan, jobs: Sequence[Claim]) -> None:

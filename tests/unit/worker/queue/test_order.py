@@ -36,6 +36,15 @@ def test_a_full_batch_claims_nothing_unless_bulk_rows_can_make_place() -> None:
     assert order.plan(0, 3, []) == ClaimPlan(("high",), 3)
 
 
+def test_a_full_batch_takes_turns_with_its_own_queue_better_ones_and_overdue_ones() -> None:
+    clock = Clock()
+    order = ClaimOrder(QUEUES, 30, clock)
+    assert order.plan(-3, 0, [], 0) == ClaimPlan(("high",), 1)
+    assert order.plan(0, 8, [], 1) == ClaimPlan(("high", "default"), 1)
+    clock.now = 30
+    assert order.plan(0, 0, [], 0) == ClaimPlan(("default", "high"), 1, overdue=True)
+
+
 def test_a_queue_that_never_had_a_chance_is_served_once_its_patience_is_over() -> None:
     clock = Clock()
     order = ClaimOrder(QUEUES, 30, clock)
