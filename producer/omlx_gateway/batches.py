@@ -265,8 +265,8 @@ def _document(batch_id: str, record: dict[str, str], state: BatchState | None) -
 
 
 async def create(request: Request) -> JSONResponse:
-    body = await Gateway.of(request).read_body(request)
-    return JSONResponse(await run_in_threadpool(_create, request, body))
+    async with Gateway.of(request).body_of(request) as body:
+        return JSONResponse(await run_in_threadpool(_create, request, body))
 
 
 def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:

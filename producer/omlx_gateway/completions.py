@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -58,36 +59,47 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     """
     gateway = Gateway.of(request)
     priority = allowed_priority(request, read_priority(request))
-    body = await gateway.read_body(request)
-    if body.get(foreign) is not None:
-        raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
-    if body.get(own) is None:
-        raise ApiError(400, f"{own}: missing; give {own}", param=own)
-    model = body.get("model")
-    require_model(request, model if isinstance(model, str) else None)
-    if own == "input":
-        if body.get("stream"):
-            raise ApiError(
-                400,
-                "stream: a response comes whole; remove it, or ask /v1/chat/completions",
-                param="stream",
-            )
-        body = chat_fields(body)
-    streams = body.get("stream") is True
-    form = JobStream(own == "messages", str(body.get("model") or ""), _stream_options(body))
-    if streams and (last := request.headers.get("last-event-id")):
-        return await _go_on(request, last, form)
-    await gateway.require_room(body.get("model"))
     key = request.headers.get("idempotency-key")
     if key and (caller := key_of(request)):
         key = caller.own(key)
-    bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
-    keys = [key and f"{key}:{number}" for number in range(len(bodies))] if bodies[1:] else [key]
-    jobs = await gateway.producer.submit_many(bodies, priority=priority, idempotency_keys=keys)
+    jobs = list[AsyncJobHandle]()
+    echoed: GenerationRequest | None = None
+    async with gateway.body_of(request) as body:
+        if body.get(foreign) is not None:
+            raise ApiError(400, f"{foreign}: unknown here; give {own}", param=foreign)
+        if body.get(own) is None:
+            raise ApiError(400, f"{own}: missing; give {own}", param=own)
+        model = body.get("model")
+        require_model(request, model if isinstance(model, str) else None)
+        if own == "input":
+            if body.get("stream"):
+                raise ApiError(
+                    400,
+                    "stream: a response comes whole; remove it, or ask /v1/chat/completions",
+                    param="stream",
+                )
+            body = await run_in_threadpool(chat_fields, body)
+        streams = body.get("stream") is True
+        form = JobStream(own == "messages", str(model or ""), _stream_options(body))
+        last = request.headers.get("last-event-id") if streams else None
+        if not last:
+            await gateway.require_room(model)
+            bodies = [{**body, "stream": True}] if streams else _each_prompt(body)
+            keys = [key and f"{key}:{n}" for n in range(len(bodies))] if bodies[1:] else [key]
+            jobs = await gateway.producer.submit_many(
+                bodies, priority=priority, idempotency_keys=keys
+            )
+            form.model = form.model or jobs[0].queue.split(":")[1]
+            del bodies
+        if own == "input":
+            echoed = await run_in_threadpool(_echoed, body, form.model)
+    # The answer may take an hour.
+    del body
+    if last:
+        return await _go_on(request, last, form)
     # A client with a key comes again.
     detached = key is not None or request.headers.get("x-omlx-detach", "").lower() == "true"
     if streams:
-        form.model = form.model or jobs[0].queue.split(":")[1]
         return await _stream(request, jobs[0], form, 0, keep=detached)
     over = False
     try:
@@ -103,10 +115,15 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     if not over:
         return Response(status_code=499)
     headers = {"X-Omlx-Job": ",".join(job.id for job in jobs)}
-    if own == "input":
-        asked = GenerationRequest.parse({**body, "model": results[0]["model"]})
-        return JSONResponse(response_of(asked, results[0]), headers=headers)
+    if echoed is not None:
+        return JSONResponse(response_of(echoed, results[0]), headers=headers)
     return JSONResponse(results[0] if len(results) == 1 else _joined(results), headers=headers)
+
+
+def _echoed(body: dict[str, Any], model: str) -> GenerationRequest:
+    """What a response repeats of its request: no message but its instructions."""
+    asked = GenerationRequest.parse({**body, "model": model})
+    return asked.model_copy(update={"messages": (asked.messages or [])[:1]})
 
 
 async def _results(jobs: list[AsyncJobHandle]) -> list[Completion]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio
 from redis import Redis
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from omlx_gateway.contents import Contents, FolderContents, RedisContents
-from omlx_gateway.errors import ApiError
-from omlx_gateway.limits import Limits
+from omlx_gateway.errors import RETRY_SECONDS, ApiError
+from omlx_gateway.limits import SMALL_BODY_BYTES, Limits
 from omlx_producer import AsyncJobHandle, AsyncProducer
 from omlx_producer.client.waiting import queue_key
 from omlx_producer.connection import connect, connect_async
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.wire import PRIORITIES, Priority
+from omlx_producer.wire.json_limits import read_json, require_few_values
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Gateway:
     contents: Contents
     limits: Limits = field(default_factory=Limits)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _held_bytes: int = 0
 
     @classmethod
     def connect(cls, url: str, files_dir: Path | None, limits: Limits) -> Gateway:
@@ -88,32 +90,67 @@ class Gateway:
                 headers={"Retry-After": "10"},
             )
 
-    async def read_body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request's body.
+    @contextlib.asynccontextmanager
+    async def body_of(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The JSON object of a request's body. Its bytes count as held until the block ends.
 
         Raises:
             ApiError: 413 if it is too long, 400 if it is no JSON object, 415 if it is not called
-                one: browsers let pages of other sites send what is not.
+                one: browsers let pages of other sites send what is not; 503 if too much is held.
+            InvalidRequest: if it holds too many values.
         """
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, f"Content-Type: got {kind!r:.80}; give application/json")
-        found = bytearray()
-        async for part in request.stream():
-            found += part
-            if len(found) > self.limits.body_bytes:
-                raise ApiError(
-                    413,
-                    f"the body is longer than {self.limits.body_bytes} bytes; shorten it",
-                    headers={"Connection": "close"},
-                )
+        found, held = bytearray(), 0
         try:
-            body = json.loads(found)
-        except (ValueError, RecursionError):
-            raise ApiError(400, "the body is not JSON; give a JSON object") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, "the body is not a JSON object; give one")
-        return body
+            async for part in request.stream():
+                found += part
+                if len(found) > self.limits.body_bytes:
+                    raise ApiError(
+                        413,
+                        f"the body is longer than {self.limits.body_bytes} bytes; shorten it",
+                        headers={"Connection": "close"},
+                    )
+                more = max(0, len(found) - SMALL_BODY_BYTES) - held
+                self._hold(more)
+                held += more
+            yield await run_in_threadpool(_parse, found) if held else _parse(found)
+        finally:
+            self._held_bytes -= held
+
+    def _hold(self, more: int) -> None:
+        """Count more bytes of a body.
+
+        Raises:
+            ApiError: 503.
+        """
+        if more and self._held_bytes + more > self.limits.held_bytes:
+            raise ApiError(
+                503,
+                f"this gateway holds {self._held_bytes} bytes of long requests; "
+                f"try again in {RETRY_SECONDS} s",
+                "server_error",
+                "too_many_bodies",
+                headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"},
+            )
+        self._held_bytes += more
+
+
+def _parse(found: bytearray) -> dict[str, Any]:
+    """The object of a body, which is emptied."""
+    try:
+        text = found.decode("utf-8-sig")
+        found.clear()
+        body = read_json(text)
+    except InvalidRequest:
+        raise
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not JSON; give a JSON object") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body is not a JSON object; give one")
+    require_few_values(body)
+    return body
 
 
 async def cancel(job: AsyncJobHandle) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_BODY_BYTES = 64 * 2**20
+SMALL_BODY_BYTES = 64 * 2**10
+"""Of a body, which the server holds for each connection anyway. The rest of it counts as held."""
 MAX_QUEUED = 10_000
 MAX_FILE_BYTES = 200 * 2**20
 MAX_REDIS_FILE_BYTES = 64 * 2**20
@@ -31,3 +33,8 @@ class Limits:
     file_bytes: int = MAX_FILE_BYTES
     connections: int = MAX_CONNECTIONS
     patience: float = PATIENCE_SECONDS
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all bodies that are not jobs yet, beside `SMALL_BODY_BYTES` of each."""
+        return 2 * self.body_bytes

@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import re
 import sys
 import zlib
@@ -22,6 +21,7 @@ from typing import IO, Any, Literal, NoReturn, cast, get_args
 
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted
+from omlx_producer.wire.json_limits import read_json
 
 Format = Literal["jsonl", "text", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -274,7 +274,9 @@ def _read_jsonl(stream: IO[bytes]) -> Iterator[Record]:
 
 def _parsed(number: int, text: str) -> Record:
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = read_json(text, _refuse_constant)
+    except InvalidRequest as error:
+        return Record(number, None, str(error))
     except RecursionError:
         return Record(number, None, "nested too deeply")
     except ValueError as error:

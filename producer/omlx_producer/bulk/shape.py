@@ -26,6 +26,7 @@ from omlx_producer.client.models import (
 from omlx_producer.errors import InvalidRequest, ModelNotFound, one_line
 from omlx_producer.terminal import counted
 from omlx_producer.wire import GenerationRequest, ModelInfo, text_fields
+from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.openai_fields import REFUSED, ignored_fields
 from omlx_producer.wire.responses import chat_fields
 
@@ -413,7 +414,9 @@ class RowMaker:
         fields = {MESSAGES: values[MESSAGES]} | self._own_fields(values)
         if self._kind != "jsonl" and isinstance(fields[MESSAGES], str):
             try:
-                fields[MESSAGES] = json.loads(fields[MESSAGES])
+                fields[MESSAGES] = read_json(fields[MESSAGES])
+            except InvalidRequest:
+                raise
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(
                     f"{MESSAGES}: not JSON ({error}); give a list of messages"

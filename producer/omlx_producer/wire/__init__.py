@@ -94,12 +94,12 @@ from omlx_producer.wire.request import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
-    MAX_PROMPT_CHARACTERS,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
     ReasoningEffort,
     text_fields,
 )
+from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS
 from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 

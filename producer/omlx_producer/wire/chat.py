@@ -37,7 +37,7 @@ class Message(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="one of system, developer, user, assistant and tool"
     )
-    content: Text | list[TextPart] = Field(
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] = Field(
         description='text or a list of parts such as {"type": "text", "text": "Hello"}'
     )
     name: Text | None = Field(default=None, description="text or leave it out")

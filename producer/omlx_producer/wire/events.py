@@ -6,7 +6,6 @@ See `omlx_producer.wire` for the keys and the order of events.
 from __future__ import annotations
 
 import codecs
-import json
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.markup import Markup
 
 FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
@@ -161,7 +161,7 @@ class FunctionCall(Wire):
     def parsed(self) -> Any:
         """The arguments; {} for none, None if they are not JSON."""
         try:
-            return json.loads(self.arguments or "{}")
+            return read_json(self.arguments or "{}")
         except (ValueError, RecursionError):
             return None
 

@@ -12,10 +12,11 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from omlx_producer.errors import InvalidRequest, describe
 from omlx_producer.wire.chat import Message
 from omlx_producer.wire.events import FinishReason, Usage
+from omlx_producer.wire.json_limits import require_few_values
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
 from omlx_producer.wire.repetition import RepetitionDetection
-from omlx_producer.wire.request_part import MAX_LEVELS, RequestPart, json_text, levels
+from omlx_producer.wire.request_part import MAX_PROMPT_CHARACTERS, RequestPart, json_text
 from omlx_producer.wire.structure import Constraint, ResponseFormat, StructuredOutputs
 from omlx_producer.wire.tools import (
     MAX_TOOLS,
@@ -32,7 +33,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
 MAX_SALT_CHARACTERS = 256
-MAX_PROMPT_CHARACTERS = 8_000_000
 DEFAULT_MAX_TOKENS = 256
 """Of a prompt that sets no limit."""
 DEFAULT_CHAT_TOKENS = 4096
@@ -230,7 +230,9 @@ class GenerationRequest(RequestPart):
     responses: ResponseEcho | None = Field(
         default=None, description="what a request to /v1/responses leaves in its chat"
     )
-    turns: list[Turn] = Field(default=[], description="a list; workers write it")
+    turns: Annotated[list[Turn], Field(fail_fast=True)] = Field(
+        default=[], description="a list; workers write it"
+    )
     completion_window: (
         Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
     ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')
@@ -240,11 +242,8 @@ class GenerationRequest(RequestPart):
     def _fold_openai(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        require_few_values(data)
         if isinstance(kwargs := data.get("chat_template_kwargs"), dict):
-            if (depth := levels(kwargs)) > MAX_LEVELS:
-                raise ValueError(
-                    f"chat_template_kwargs: got {depth} levels; give at most {MAX_LEVELS}"
-                )
             json_text("chat_template_kwargs", kwargs)
         return fold_request(data)
 

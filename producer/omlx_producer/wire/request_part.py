@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_LEVELS = 100
 """Lists and objects inside each other in one field of a request, and in a result."""
+MAX_PROMPT_CHARACTERS = 8_000_000
 
 
 class RequestPart(BaseModel):

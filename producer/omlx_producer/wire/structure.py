@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from omlx_producer.wire.json_limits import read_json
 from omlx_producer.wire.json_schema import MAX_CONSTRAINT_CHARACTERS, require_schema
 from omlx_producer.wire.request_part import RequestPart, Text, json_text
 
@@ -99,7 +99,7 @@ class StructuredOutputs(RequestPart):
         """vLLM takes a schema as JSON text, too."""
         if isinstance(data, dict) and isinstance(data.get("json"), str):
             try:
-                return data | {"json": json.loads(data["json"])}
+                return data | {"json": read_json(data["json"])}
             except (ValueError, RecursionError):
                 return data
         return data

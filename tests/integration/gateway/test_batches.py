@@ -114,14 +114,15 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
         line("d", body={"model": "nobody"}),
         {"messages": [{"role": "user", "content": "x"}], "url": ENDPOINT},
         {**line("e"), "custom_id": None},
+        line("f", body={"messages": [{"role": "user", "content": [1] * 200_000}]}),
     ]
     batch = begin(client, *wrong)
     failed = until(client, batch, "failed", "in_progress", "completed")
     assert failed.failed_at
     assert failed.errors
     assert failed.errors.data
-    assert [error.line for error in failed.errors.data] == [2, 3, 4, 5, 6, 7]
-    words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id")
+    assert [error.line for error in failed.errors.data] == [2, 3, 4, 5, 6, 7, 8]
+    words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id", "values")
     for error, word in zip(failed.errors.data, words, strict=True):
         assert word in (error.message or "")
     assert not connection.keys("omlx:batch:*")

@@ -145,6 +145,7 @@ def test_tools_are_called(client: OpenAI) -> None:
     [
         ({"temperature": 9}, 400, "temperature"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [1] * 200_000}]}, 400, "request"),
         ({"unheard_of": 1}, 400, "unheard_of"),
         ({"prompt": "x"}, 400, "prompt"),
         ({"messages": None}, 400, "messages"),
@@ -165,7 +166,11 @@ def test_a_wrong_request_is_refused_by_the_name_of_its_field(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": NaN, "messages": NaN}']
+    "body",
+    [
+        *(b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": NaN, "messages": NaN}'),
+        b'{"messages": [%b1]}' % (b"[]," * 500_000),
+    ],
 )
 def test_a_body_that_is_no_request_is_refused(gateway: str, body: bytes) -> None:
     header = {"Content-Type": "application/json; charset=utf-8"}

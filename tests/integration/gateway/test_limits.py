@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -13,8 +15,18 @@ import pytest
 from redis import Redis
 
 from omlx_gateway.limits import Limits
+from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import error_of, running_gateway
-from tests.helpers.workers import ALIAS, fetch, is_over, running_worker, started, status, wait_for
+from tests.helpers.workers import (
+    ALIAS,
+    fetch,
+    is_over,
+    queue,
+    running_worker,
+    started,
+    status,
+    wait_for,
+)
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -114,6 +126,39 @@ def test_more_connections_than_the_limit_are_told_to_come_again(redis_url: str) 
             one.close()
             two.close()
         wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
+
+
+def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(
+    redis_url: str, connection: Redis
+) -> None:
+    announce(connection, ALIAS, context=10**6)
+    jobs = queue(connection, "high")
+    body = json.dumps({"model": ALIAS, "prompt": "x" * 199_000}).encode()
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(running_gateway(redis_url, Limits(body_bytes=200_000)))
+        where = ("127.0.0.1", int(url.rpartition(":")[2]))
+
+        def asking(body: bytes, sent: int) -> socket.socket:
+            client = stack.enter_context(socket.create_connection(where, timeout=20))
+            client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body[:sent])
+            return client
+
+        for count in range(1, 4):
+            asking(body, len(body))
+            wait_for(lambda count=count: jobs.count == count)
+        clients = [asking(body, len(body) - 1) for _ in range(3)]
+        [refused], _, _ = select.select(clients, [], [], 20)
+        head, _, answer = read_to_end(refused).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in head
+        assert json.loads(answer)["error"]["code"] == "too_many_bodies"
+        clients.remove(refused)
+        short = body[:40] + b'"}'
+        asking(short, len(short))
+        wait_for(lambda: jobs.count == 4)
+        for client in clients:
+            client.sendall(body[-1:])
+        wait_for(lambda: jobs.count == 6)
 
 
 def test_without_its_extra_the_command_says_what_to_install() -> None:

@@ -310,11 +310,11 @@ def test_a_request_nested_too_deeply_is_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(5000):
         deep = {"a": deep}
-    said = "chat_template_kwargs: got {} levels; give at most 100"
-    assert refusal(OK | {"chat_template_kwargs": deep}) == said.format(5001)
+    said = "chat_template_kwargs: got more than 100 levels; give at most 100"
+    assert refusal(OK | {"chat_template_kwargs": deep}) == said
     for _ in range(4900):
         deep = deep["a"]
-    assert refusal(OK | {"chat_template_kwargs": deep}) == said.format(101)
+    assert refusal(OK | {"chat_template_kwargs": deep}) == said
     assert GenerationRequest.parse(OK | {"chat_template_kwargs": deep["a"]})
 
 

@@ -8,8 +8,6 @@ called or unpickled.
 from __future__ import annotations
 
 import ctypes
-import gc
-import json
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,7 @@ from omlx_producer.wire import (
     events_key,
     parse_event,
 )
-from omlx_producer.wire.request_part import MAX_LEVELS
+from omlx_producer.wire.json_limits import read_json
 from omlx_worker.engine.rows.interface import Engine
 from omlx_worker.engine.rows.row import Row
 from omlx_worker.job import ActiveJob, OtherModel
@@ -55,8 +53,6 @@ CONVICTED = (
     f"the job's worker died {{}} times while it ran, {LONE_DEATHS} times with no other job; "
     "the job is taken for the cause and does not run again"
 )
-MAX_VALUES = 100_000
-_DEEP = "request: nested too deeply; flatten it"
 TOO_LONG = f"the job's payload is {{}} bytes long; at most {MAX_BODY_BYTES} are read"
 
 
@@ -188,11 +184,7 @@ def decode_request(data: bytes, model_alias: str) -> GenerationRequest:
         raise InvalidRequest("the job has positional arguments; give the keyword request only")
     if not isinstance(kwargs, dict) or set(kwargs) != {"request"}:
         raise InvalidRequest("the job's only keyword argument must be request")
-    _require_few_values(kwargs["request"])
-    try:
-        request = GenerationRequest.parse(kwargs["request"])
-    except RecursionError:
-        raise InvalidRequest(_DEEP) from None
+    request = GenerationRequest.parse(kwargs["request"])
     if request.model != model_alias:
         raise InvalidRequest(
             f"model: got {shown(request.model)}; this worker serves {model_alias!r}"
@@ -229,11 +221,8 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
             "the job's payload is a pickle, which this worker never opens; "
             "enqueue with RQ's JSONSerializer"
         )
-    # Parsing millions of values triggers the collector again and again, which would stall every
-    # thread for seconds.
-    gc.disable()
     try:
-        call = json.loads(body, parse_constant=_refuse_constant)
+        call = read_json(body.decode(), _refuse_constant)
     except InvalidRequest:
         raise
     except RecursionError:
@@ -242,36 +231,9 @@ def _decode_call(body: bytes) -> tuple[Any, Any, Any, Any]:
         raise InvalidRequest(
             "the job's payload is not JSON; enqueue with RQ's JSONSerializer"
         ) from None
-    finally:
-        gc.enable()
     if not isinstance(call, list) or len(call) != 4:
         raise InvalidRequest("the job's payload is not a function call as RQ writes one")
     return (call[0], call[1], call[2], call[3])
-
-
-def _require_few_values(request: Any) -> None:
-    """Refuse requests of very many values or levels.
-
-    Validation makes an error of each wrong value and names all levels above it. A prompt of token
-    ids is not counted; its validation ends at the first error.
-    """
-    left = MAX_VALUES
-    waiting = [(request, 0)]
-    while waiting:
-        value, level = waiting.pop()
-        # The innermost may be a number or a text.
-        if level > MAX_LEVELS + 1:
-            raise InvalidRequest(_DEEP)
-        if isinstance(value, dict):
-            found: list[Any] = [item for key, item in value.items() if key != "prompt"]
-        else:
-            found = value if isinstance(value, list) else []
-        left -= len(found)
-        if left < 0:
-            raise InvalidRequest(
-                f"request: holds more than {MAX_VALUES} values beside its prompt; shorten it"
-            )
-        waiting += [(item, level + 1) for item in found]
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -41,6 +41,7 @@ def test_jsonl_has_an_object_a_line_and_blank_lines_count_but_are_no_rows() -> N
         ("[1]", "not a JSON object"),
         ('{"a": NaN}', "not JSON (NaN is not JSON)"),
         ("[" * 100_000, "nested too deeply"),
+        (f"[{'[],' * 500_000}1]", "request: holds more than 100000 values beside its prompt"),
         ('{"a": 1} {"b": 2}', "not JSON"),
     ],
 )
