@@ -120,6 +120,7 @@ def main(
     try:
         from omlx_gateway.app import create_app
         from omlx_gateway.metrics import MeasuredApp, serve_metrics
+        from omlx_gateway.open_files import FILES_PER_CONNECTION, allow_files, backlog_of
         from omlx_gateway.server import listen, make_server
     except ModuleNotFoundError as error:
         raise click.UsageError(
@@ -130,7 +131,16 @@ def main(
             f"--host: got {host!r}, which other machines reach, and there are no keys; "
             "give --api-keys FILE, or 127.0.0.1"
         )
-    limits = Limits(max_body, max_queued, connections=max_connections, patience=patience)
+    files = allow_files(max_connections)
+    if (allowed := files // FILES_PER_CONNECTION) < max_connections:
+        click.echo(
+            f"--max-connections: got {max_connections}, and this system allows {files} open files, "
+            f"enough for {allowed}; raise its hard limit (ulimit -Hn) for more",
+            err=True,
+        )
+    limits = Limits(
+        max_body, max_queued, connections=min(allowed, max_connections), patience=patience
+    )
     try:
         url = connection.redis_url(redis_url)
         keys = KeyFile(api_keys) if api_keys else None
@@ -153,8 +163,9 @@ def main(
             fail(INVALID, port_error(f"--host {host} --port {port}", error))
         page = f"http://{_in_url(host)}:{sockets[0].getsockname()[1]}/"
         say(f"ready at {page}v1, with a page at {page}")
+        server = make_server(app, limits, backlog=backlog_of(files))
         with contextlib.suppress(KeyboardInterrupt):
-            make_server(app, limits).run(sockets)
+            server.run(sockets)
 
 
 @main.group()

@@ -25,7 +25,7 @@ class Limits:
         queued: jobs that wait for a model, at most; further requests are told to come again.
         file_bytes: of an upload, at most.
         connections: that are open at the same time.
-        patience: seconds for a client that sends or reads nothing.
+        patience: seconds for a client that sends nothing of a body, or reads nothing.
     """
 
     body_bytes: int = MAX_BODY_BYTES

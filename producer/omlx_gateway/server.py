@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with h11, and an end for clients that neither send nor read."""
+"""The HTTP server: uvicorn with h11. It makes room for new connections, and ends unread ones."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _protocol(limits: Limits) -> type[H11Protocol]:
-    """The protocol of a connection, which has a time for headers and for a reader who is away.
+    """The protocol of a connection, which has a time for a reader who is away.
 
-    Its own errors have OpenAI's form: too many connections, and what is no HTTP.
+    A new connection beyond the limit closes the one that is idle for the longest time. If none is
+    idle, its request is refused. Own errors have OpenAI's form: this one, and what is no HTTP.
     """
     patience = limits.patience
 
@@ -69,18 +70,32 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
         await error.response(scope, receive, send)
 
     class PatientProtocol(H11Protocol):
-        _headers_due: asyncio.TimerHandle | None = None
+        _idle_since = 0.0
         _reader_due: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._await_headers()
+            self._idle_since = self.loop.time()
+            if len(self.connections) > limits.connections:
+                others = [each for each in self.connections if isinstance(each, PatientProtocol)]
+                idle = [each for each in others if each is not self and each._idle]
+                if idle:
+                    min(idle, key=lambda each: each._idle_since).transport.abort()
 
         def data_received(self, data: bytes) -> None:
-            full = len(self.connections) >= limits.connections
+            full = len(self.connections) > limits.connections
             self.app = refuse if full else self.config.loaded_app
             super().data_received(data)
-            self._await_headers()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._idle_since = self.loop.time()
+
+        @property
+        def _idle(self) -> bool:
+            """Whether no request waits for its answer."""
+            answered = self.cycle is None or self.cycle.response_complete
+            return answered and not self.transport.is_closing()
 
         def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's)
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -103,7 +118,6 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
             self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_awaiting_headers()
             self.resume_writing()
             super().connection_lost(exc)
 
@@ -116,21 +130,5 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
             if self._reader_due is not None:
                 self._reader_due.cancel()
                 self._reader_due = None
-
-        def _await_headers(self) -> None:
-            if self.conn.their_state is not h11.IDLE:
-                self._stop_awaiting_headers()
-            elif self._headers_due is None:
-                self._headers_due = self.loop.call_later(patience, self._hang_up)
-
-        def _stop_awaiting_headers(self) -> None:
-            if self._headers_due is not None:
-                self._headers_due.cancel()
-                self._headers_due = None
-
-        def _hang_up(self) -> None:
-            self._headers_due = None
-            if self.conn.their_state is h11.IDLE:
-                self.transport.abort()
 
     return PatientProtocol

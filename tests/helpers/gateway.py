@@ -64,10 +64,17 @@ def running_gateway(
 
 @contextlib.contextmanager
 def gateway_process(
-    url: str, port: int, *options: str, stderr: IO[bytes] | None = None
+    url: str, port: int, *options: str, stderr: IO[bytes] | None = None, files: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A gateway as a process of its own, killed when the block ends."""
+    """A gateway as a process of its own, killed when the block ends.
+
+    Args:
+        files: that it may open, at most.
+    """
     code = "from omlx_gateway.cli import main; main()"
+    if files is not None:
+        limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files // 2}, {files}))"
+        code = f"import resource; {limit}; {code}"
     arguments = ["--port", str(port), "--redis-url", url, *options]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],

@@ -9,14 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import httpx2
 import pytest
 from redis import Redis
 
 from omlx_gateway.limits import Limits
+from omlx_worker.queue.embedded import free_port
 from tests.helpers.fake_worker import announce
-from tests.helpers.gateway import error_of, running_gateway
+from tests.helpers.gateway import error_of, gateway_process, running_gateway
 from tests.helpers.workers import (
     ALIAS,
     fetch,
@@ -46,33 +49,6 @@ def read_to_end(client: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return answer
-
-
-def can_send(client: socket.socket, data: bytes) -> bool:
-    try:
-        client.sendall(data)
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
-def test_headers_that_do_not_come_end_the_connection(
-    impatient: tuple[str, int], begun: bytes
-) -> None:
-    with socket.create_connection(impatient, timeout=20) as client:
-        client.sendall(begun)
-        assert read_to_end(client) == b""
-
-
-def test_headers_that_drip_end_the_connection_also_after_an_answer(
-    impatient: tuple[str, int],
-) -> None:
-    with socket.create_connection(impatient, timeout=20) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
-        client.sendall(b"GET /health HTTP/1.1\r\n")
-        wait_for(lambda: not can_send(client, b"X: y\r\n"))
 
 
 @pytest.mark.parametrize("body", [b"", b"{"])
@@ -112,20 +88,69 @@ def test_a_client_that_does_not_read_loses_its_connection_and_its_job(
         assert status(fetch(connection, job_id)) == "stopped"
 
 
-def test_more_connections_than_the_limit_are_told_to_come_again(redis_url: str) -> None:
-    with running_gateway(redis_url, Limits(connections=3)) as url:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nX-Slow: ",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\n",
+        b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half of the headers", "half of the second headers", "half of a refused body"],
+)
+def test_a_new_connection_beyond_the_limit_closes_the_one_that_is_idle_longest(
+    redis_url: str, sent: bytes
+) -> None:
+    with (
+        running_gateway(redis_url, Limits(connections=3)) as url,
+        contextlib.ExitStack() as stack,
+    ):
         where = ("127.0.0.1", int(url.rpartition(":")[2]))
-        with (
-            socket.create_connection(where, timeout=20) as one,
-            socket.create_connection(where, timeout=20) as two,
-        ):
-            answer = wait_for(lambda: found if (found := httpx2.get(url)).is_error else None)
-            assert answer.status_code == 503
-            assert error_of(answer)["code"] == "too_many_connections"
-            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "5")
-            one.close()
-            two.close()
+        connect = partial(socket.create_connection, where, timeout=20)
+        busy = stack.enter_context(connect())
+        busy.sendall(POST + b"Content-Length: 1000\r\n\r\n")
+        clients = []
+        for _ in range(3):
+            clients.append(stack.enter_context(connect()))
+            clients[-1].sendall(sent)
+            assert httpx2.get(f"{url}/health").status_code == 200
+        read_to_end(clients[0])
+        busy.sendall(b"x" * 1000)
+        assert busy.recv(65_536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_request_beyond_connections_that_are_all_at_work_is_told_to_come_again(
+    redis_url: str,
+) -> None:
+    with running_gateway(redis_url, Limits(connections=2)) as url, contextlib.ExitStack() as stack:
+        where = ("127.0.0.1", int(url.rpartition(":")[2]))
+        busy = [stack.enter_context(socket.create_connection(where, timeout=20)) for _ in range(2)]
+        for client in busy:
+            client.sendall(POST + b"Content-Length: 1000\r\n\r\n")
+        answer = wait_for(lambda: found if (found := httpx2.get(url)).is_error else None)
+        assert answer.status_code == 503
+        assert error_of(answer)["code"] == "too_many_connections"
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "5")
+        busy[0].close()
         wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
+
+
+def test_more_idle_connections_than_files_leave_the_gateway_at_work(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        gateway_process(redis_url, port := free_port(), stderr=log, files=128),
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(180):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        assert httpx2.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code == 200
+    logged = (tmp_path / "log").read_text()
+    assert "--max-connections: got 1024, and this system allows 128 open files" in logged
+    assert "Traceback" not in logged
 
 
 def test_long_bodies_are_held_together_up_to_a_limit_until_they_are_jobs(

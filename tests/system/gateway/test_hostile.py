@@ -99,6 +99,9 @@ class Attacker:
             if manner in (Manner.LEAVE, Manner.DEAF):
                 time.sleep(0.5 if manner is Manner.DEAF else 0.05)
                 return b""
+            if b"\r\n\r\n" not in b"".join(pieces):
+                # Half of the headers is no request, and waits until others need its connection.
+                return b""
             until = time.monotonic() + ANSWER_SECONDS
             while part := client.recv(65_536):
                 received += part
