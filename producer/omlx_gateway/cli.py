@@ -21,6 +21,7 @@ from omlx_gateway.limits import (
 )
 from omlx_producer import connection
 from omlx_producer.cli.common import INVALID, UNREACHABLE, fail, port_error, say
+from omlx_producer.cli.program import Program
 from omlx_producer.cli.session import redis_error
 from omlx_producer.errors import OmlxQueueError, UnsuitableRedis
 from omlx_producer.wire import PRIORITIES
@@ -36,7 +37,7 @@ _file_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Program, invoke_without_command=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65_535))
 @click.option("--redis-url", help="Redis; else OMLX_QUEUE_REDIS_URL or REDIS_URL.")

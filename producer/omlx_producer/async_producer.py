@@ -92,8 +92,8 @@ class AsyncProducer:
 
     def __init__(self, url: str | None = None, *, allow_eviction: bool | None = None) -> None:
         url = redis_url(url)
-        self._producer = Producer(url, allow_eviction=allow_eviction)
         self._connection = connect_async(url)
+        self._producer = Producer(url, allow_eviction=allow_eviction)
         self.group = self._producer.group
 
     async def __aenter__(self) -> Self:

@@ -134,6 +134,8 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 
 @contextlib.contextmanager
 def _checked(url: str) -> Iterator[None]:
+    if not isinstance(url, str):
+        raise InvalidRequest(_no_url(url))
     try:
         parts = urlsplit(url)
         if "sentinel" in parts.scheme:
@@ -152,6 +154,10 @@ def _checked(url: str) -> Iterator[None]:
         raise InvalidRequest(f"connection: {_UNKNOWN_OPTION}") from None
 
 
+def _no_url(given: object) -> str:
+    return f"connection: got {type(given).__name__}; give a URL such as {DEFAULT_REDIS_URL}"
+
+
 def _require_connectable(client: redis.Redis | redis.asyncio.Redis) -> None:
     """Raise now what else only the first command would: TypeError or ValueError."""
     options = client.get_connection_kwargs()
@@ -166,12 +172,17 @@ def block_seconds(connection: redis.Redis | redis.asyncio.Redis) -> float:
     return min(LONGEST_BLOCK_SECONDS, (socket_timeout or float("inf")) / 2)
 
 
-def require_bytes(connection: redis.Redis | redis.asyncio.Redis) -> None:
-    """Refuse a client that decodes responses; RQ cannot work with it.
+def require_client(
+    connection: object, kind: type[redis.Redis | redis.asyncio.Redis] = redis.Redis
+) -> None:
+    """Refuse another object than a client, and one that decodes responses; RQ cannot work with it.
 
     Raises:
         InvalidRequest: with the remedy.
     """
+    if not isinstance(connection, kind):
+        package = kind.__module__.removesuffix(".client")
+        raise InvalidRequest(f"{_no_url(connection)}, or a {package}.Redis")
     if connection.get_encoder().decode_responses:
         raise InvalidRequest("connection: has decode_responses=True; give a client without it")
 

@@ -35,7 +35,7 @@ from omlx_producer.client.stream import RECONNECT_SECONDS, FirstText, TokenStrea
 from omlx_producer.connection import (
     connect,
     redis_url,
-    require_bytes,
+    require_client,
     require_suitable,
 )
 from omlx_producer.wire import PRIORITIES, Completion, InvalidRequest, ModelInfo, Priority
@@ -114,7 +114,7 @@ class Producer:
         if connection is None or isinstance(connection, str):
             connection = connect(redis_url(connection))
         self.connection = connection
-        require_bytes(self.connection)
+        require_client(self.connection)
         self._allow_eviction = allow_eviction
         self.group = secrets.token_hex(8)
         self._suitable = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from omlx_producer.cli.common import check_variables
+from omlx_producer.cli.program import Program
 from omlx_worker.bench.cli import bench
 from omlx_worker.demo.cli import demo
 from omlx_worker.model_commands import check, convert
@@ -16,7 +17,7 @@ from omlx_worker.run import run
 from omlx_worker.service.cli import service
 
 
-@click.group("omlx-worker", context_settings={"max_content_width": 110})
+@click.group("omlx-worker", cls=Program, context_settings={"max_content_width": 110})
 @click.version_option(package_name="omlx-queue")
 def main() -> None:
     """Run generation jobs from a Redis queue on this machine."""

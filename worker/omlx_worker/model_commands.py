@@ -36,8 +36,6 @@ def check(as_json: bool, **options: Any) -> None:
         found = examine(settings)
     except ModelError as error:
         fail(USAGE, str(error))
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(INTERRUPTED) from None
     write(json.dumps(asdict(found)) + "\n" if as_json else str(found))
 
 

@@ -2,29 +2,19 @@
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the job failed or was
 cancelled, 2 usage or an invalid request, 3 Redis unreachable, 4 `result --timeout` of a job or
-`results` of a batch that has not ended, 130 interrupted, 141 the reader of stdout has gone.
+`results` of a batch that has not ended, 130 interrupted, 141 the reader of its output has gone.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import sys
 from importlib import import_module
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from omlx_producer.cli.common import (
-    BROKEN_PIPE,
-    INTERRUPTED,
-    INVALID,
-    JOB_ENDED_BADLY,
-    check_variables,
-    fail,
-    file_error,
-)
+from omlx_producer.cli.common import INVALID, check_variables, fail
+from omlx_producer.cli.program import Program
 
 DEFAULT = "submit"
 # The modules of the commands, by section of the help. They are imported when needed.
@@ -51,7 +41,7 @@ ELSEWHERE = {
 CLOSE = 0.75
 
 
-class SubmitGroup(click.Group):
+class SubmitGroup(Program):
     """Commands that are imported when needed; without the name of one, ``submit`` runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -73,7 +63,7 @@ class SubmitGroup(click.Group):
         word = None if place is None else args[place]
         if place is not None and word in MODULES:
             args = [word, *args[:place], *args[place + 1 :]]
-        elif args and args[0] not in {"--help", "--version"}:
+        elif args and args[0] not in {*ctx.help_option_names, "--version"}:
             if word is not None and not ctx.resilient_parsing:
                 refuse_no_prompt(word)
             args = [DEFAULT, *args]
@@ -86,15 +76,6 @@ class SubmitGroup(click.Group):
             others = load(DEFAULT).shell_complete(ctx, incomplete)
             items += [item for item in others if item.value not in own]
         return items
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            discard_stdout()
-            raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
 def load(name: str) -> click.Command:
@@ -169,19 +150,5 @@ def cli() -> None:
     check_variables()
 
 
-def discard_stdout() -> None:
-    """Forget what stdout cannot take: Python fails if it cannot flush that at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def main() -> None:
-    try:
-        cli(prog_name="omlx-submit")
-    except OSError as error:
-        fail(JOB_ENDED_BADLY, file_error(error))
-    finally:
-        try:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError:
-            discard_stdout()
+    cli(prog_name="omlx-submit")

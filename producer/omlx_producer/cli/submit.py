@@ -61,6 +61,7 @@ def _one_prompt(
 @_output("--detach", is_flag=True, help="Print the job's id and do not wait.")
 @json_option
 @redis_option
+@click.version_option(package_name="omlx-queue", hidden=True)
 def submit(
     prompt: str,
     model: str | None,

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from omlx_producer.client.chunks import ChatChunks
 from omlx_producer.client.outcome import Outcome, require_job_id
 from omlx_producer.client.reader import AsyncReader, Follow, Reader
-from omlx_producer.connection import connect, connect_async, require_bytes
+from omlx_producer.connection import connect, connect_async, require_client
 from omlx_producer.errors import InvalidRequest, OmlxQueueError, TokensLost
 from omlx_producer.outage import RECONNECT_SECONDS as RECONNECT_SECONDS
 from omlx_producer.outage import Reconnection
@@ -79,7 +79,7 @@ class TokenStream:
     ) -> None:
         self._connection = connect(connection) if isinstance(connection, str) else connection
         self._owned = isinstance(connection, str)
-        require_bytes(self._connection)
+        require_client(self._connection)
         self.cursor = cursor
         # A generator with a reference to this object would keep it and its reader alive.
         delivered = Delivered(job_id, cursor)
@@ -127,7 +127,7 @@ class AsyncTokenStream:
     ) -> None:
         self._connection = connect_async(connection) if isinstance(connection, str) else connection
         self._owned = isinstance(connection, str)
-        require_bytes(self._connection)
+        require_client(self._connection, redis.asyncio.Redis)
         self.cursor = cursor
         delivered = Delivered(job_id, cursor)
         self._events = _follow_async(self._connection, delivered, Reconnection(reconnect_for))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from omlx_producer import AsyncProducer, OmlxQueueError, Producer
+from omlx_producer import AsyncProducer, AsyncTokenStream, OmlxQueueError, Producer, TokenStream
 from omlx_producer.cli.main import cli
 from omlx_producer.connection import DEFAULT_REDIS_URL, redis_url, without_password
 from omlx_producer.environment import DOTENV
@@ -153,6 +154,27 @@ def test_a_database_that_is_no_number_is_refused(kind: Any, path: str) -> None:
         kind(f"redis://host/{path}")
     assert str(caught.value) == (
         f"connection: got {path!r} for the database; give a number, as in redis://127.0.0.1:6379/0"
+    )
+
+
+@pytest.mark.parametrize("given", [6379, b"redis://host", ["redis://host"]])
+@pytest.mark.parametrize(
+    ("make", "client"),
+    [
+        (Producer, ", or a redis.Redis"),
+        (AsyncProducer, ""),
+        (lambda given: TokenStream(given, "job"), ", or a redis.Redis"),
+        (lambda given: AsyncTokenStream(given, "job"), ", or a redis.asyncio.Redis"),
+    ],
+)
+def test_what_is_neither_a_url_nor_a_client_is_an_error_of_this_package(
+    make: Callable[[Any], object], client: str, given: Any
+) -> None:
+    with pytest.raises(OmlxQueueError) as caught:
+        make(given)
+    assert str(caught.value) == (
+        f"connection: got {type(given).__name__}; give a URL such as redis://127.0.0.1:6379/0"
+        f"{client}"
     )
 
 

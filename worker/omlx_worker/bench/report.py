@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from omlx_producer.cli.overview import TableConsole
 from omlx_producer.terminal import counted
 from omlx_worker.bench.laps import Measured
 from omlx_worker.bench.sides import AUTO, BATCH_GENERATOR, STREAM
@@ -57,7 +57,7 @@ def print_report(
     Args:
         forms: of the layers' parts, a line each.
     """
-    console = Console()
+    console = TableConsole()
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     console.print(f"{model} on {where['device']}, {where['system']}, {versions}")
     console.print(table_of(figures))

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from omlx_producer.cli.overview import TableConsole
 from omlx_producer.producer import JobHandle, Producer
 from omlx_producer.terminal import counted
 from omlx_producer.wire import DoneEvent, TokensEvent
@@ -41,7 +42,7 @@ def run_demo(*, max_batch: int, max_tokens: int) -> None:
         OmlxQueueError: if a job cannot be submitted.
         KeyboardInterrupt: on Ctrl-C, once server and workers have ended.
     """
-    console = Console()
+    console = TableConsole()
     console.print(TOY, style="bold", highlight=False)
     with tempfile.TemporaryDirectory(prefix="omlx-demo-") as name:
         folder = Path(name)

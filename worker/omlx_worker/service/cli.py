@@ -16,7 +16,7 @@ import click
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import INTERRUPTED, SectionedCommand, fail
+from omlx_producer.cli.common import SectionedCommand, fail
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
 from omlx_producer.terminal import local_time, one_cell, write
 from omlx_worker.mac.launchd import LaunchAgent
@@ -91,11 +91,8 @@ def logs(follow: bool, lines: int) -> None:
     """Print the end of the service's log."""
     if not _log().exists():
         fail(USAGE, f"{_log()}: not there; start the service with: omlx-worker service install")
-    try:
-        # -F goes on in the next file when the worker begins one.
-        subprocess.run(["tail", "-n", str(lines), *["-F"] * follow, str(_log())], check=False)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    # -F goes on in the next file when the worker begins one.
+    subprocess.run(["tail", "-n", str(lines), *["-F"] * follow, str(_log())], check=False)
 
 
 def run_command(command: Sequence[str]) -> str:

@@ -1,0 +1,104 @@
+"""The three programs: ``-h``, what they suggest, and streams that are closed, gone or full."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from omlx_gateway.cli import main as gateway
+from omlx_producer.cli.main import cli as submit
+from omlx_producer.cli.program import Program
+from omlx_producer.terminal import write
+from omlx_worker.cli import main as worker
+
+PROGRAMS = {"omlx-submit": submit, "omlx-worker": worker, "omlx-gateway": gateway}
+programs = pytest.mark.parametrize("name", PROGRAMS)
+
+
+@click.group(cls=Program)
+def speaker() -> None:
+    """A program."""
+
+
+@speaker.command()
+def speak() -> None:
+    write("text\n")
+    click.echo("text")
+    write("text\n", err=True)
+
+
+@pytest.fixture
+def gone() -> Iterator[IO[str]]:
+    """A stream whose reader has gone."""
+    read, written = os.pipe()
+    os.close(read)
+    with open(written, "w") as stream:
+        yield stream
+
+
+def exit_code(name: str, *args: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        PROGRAMS.get(name, speaker).main(args, prog_name=name)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        *((name, ()) for name in PROGRAMS),
+        ("omlx-submit", ("run",)),
+        ("omlx-worker", ("service", "install")),
+        ("omlx-gateway", ("keys", "add")),
+    ],
+)
+def test_a_letter_shows_the_help(name: str, args: tuple[str, ...]) -> None:
+    short, long = (
+        CliRunner().invoke(PROGRAMS[name], [*args, option], prog_name=name)
+        for option in ("-h", "--help")
+    )
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
+@programs
+def test_a_misspelt_option_of_a_program_is_recognised(name: str) -> None:
+    done = CliRunner().invoke(PROGRAMS[name], ["--verison"], prog_name=name)
+    assert done.exit_code == 2
+    assert "'--version'" in done.stderr
+
+
+@programs
+@pytest.mark.parametrize(("stream", "option"), [("stdout", "--help"), ("stderr", "--verison")])
+def test_a_reader_who_leaves_ends_a_program_quietly(
+    name: str, stream: str, option: str, gone: IO[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, stream, gone)
+    assert exit_code(name, option) == 141
+    # What it could not write is gone, too: Python does not fail at exit.
+    gone.flush()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_is_written_to_a_closed_stream_is_dropped(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    assert exit_code("speaker", "speak") == 0
+    getattr(sys, stream).close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@programs
+def test_a_disk_that_is_full_is_told_in_one_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "argv", [name])
+        assert exit_code(name, "--help") == 1
+    assert capsys.readouterr().err == f"{name}: the output: No space left on device\n"
