@@ -29,7 +29,7 @@ from omlx_gateway.files import FileStore
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
 from omlx_producer.bulk.records import Record, read_records
-from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.bulk.row import BadRow, Row, place_of
 from omlx_producer.bulk.shape import RowMaker, Shape
 from omlx_producer.client.models import read_models
 from omlx_producer.errors import InvalidRequest, UnknownJob
@@ -258,8 +258,9 @@ class BatchInput:
                 if isinstance(row, BadRow):
                     errors.append(_error(row.code, row.reason, row.line))
                 elif self._models is not None and row.request.model not in self._models:
-                    message = f"line {row.line}: model: got {row.request.model!r}; this API key "
-                    message += f"may use {', '.join(self._models)}"
+                    message = f"{place_of(row.line, row.custom_id)}: model: got "
+                    message += f"{row.request.model!r}; this API key may use "
+                    message += ", ".join(self._models)
                     errors.append(_error("model_not_allowed", message, row.line))
         if count > MAX_ROWS:
             message = f"the input has more than {MAX_ROWS} rows; split it"

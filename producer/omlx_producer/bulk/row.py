@@ -31,6 +31,8 @@ NO_MODEL = "model_not_found"
 _ID = re.compile(f"{ID_PREFIX}([0-9a-f]{{{DIGEST_CHARACTERS}}})")
 _START = re.compile(f'{{"id": "{_ID.pattern}"'.encode())
 _ANY_START = f'{{"id": "{ID_PREFIX}{"0" * DIGEST_CHARACTERS}"'.encode()
+# The field of a sentence about a prompt.
+_PROMPT = re.compile(r"(messages(\[\d+\]\.content)?|prompt)(?=:)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ class Row:
     Attributes:
         line: its line in the input, from 1; the row number where the input has no lines.
         digest: of custom_id and request, so an edited row has another one.
+        columns: of the input whose text is its prompt; empty if its request is its own.
     """
 
     custom_id: str
     line: int
     request: GenerationRequest
     digest: str
+    columns: str = ""
 
     @property
     def key(self) -> str:
@@ -160,7 +164,8 @@ class RowResult:
         error, response = document["error"], document["response"]
         if error is None:
             return cls(row, response["request_id"], body=response["body"])
-        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=error["message"])
+        reason = in_columns(error["message"], row.columns)
+        return cls(row, ID_PREFIX + row.digest, code=error["code"], reason=reason)
 
     @property
     def ok(self) -> bool:
@@ -246,6 +251,23 @@ def id_key(custom_id: str) -> str:
 
 def line_key(line: int) -> str:
     return f"line:{line}"
+
+
+def default_id(line: int) -> str:
+    """The custom_id of a row that has none."""
+    return f"row-{line}"
+
+
+def place_of(line: int, custom_id: str | None) -> str:
+    """What a sentence calls a row: its line, and the id that it has itself."""
+    own = custom_id not in (None, default_id(line))
+    return f"line {line}, id {custom_id!r:.80}" if own else f"line {line}"
+
+
+def in_columns(reason: str, columns: str) -> str:
+    """A sentence about a prompt with the columns of the input that it was made of, if any."""
+    found = columns and _PROMPT.match(reason)
+    return f"{columns}{reason[found.end() :]}" if found else reason
 
 
 def digest_of(custom_id: str | None, content: Any) -> str:

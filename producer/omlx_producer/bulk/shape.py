@@ -14,7 +14,15 @@ from string import Formatter
 from typing import Any, Literal, get_args
 
 from omlx_producer.bulk.records import Format, Record
-from omlx_producer.bulk.row import NO_MODEL, BadRow, Row, digest_of
+from omlx_producer.bulk.row import (
+    NO_MODEL,
+    BadRow,
+    Row,
+    default_id,
+    digest_of,
+    in_columns,
+    place_of,
+)
 from omlx_producer.client.compiling import require_compilable
 from omlx_producer.client.models import (
     only_model,
@@ -316,7 +324,8 @@ class RowMaker:
         custom_id = None
         try:
             custom_id = self._custom_id(record)
-            request = self._check(self._fields(record))
+            fields, columns = self._fields(record)
+            request = self._check(fields, columns)
         except InvalidRequest as error:
             code = "unparsable" if custom_id is None else "invalid_request"
             if isinstance(error, ModelNotFound):
@@ -324,7 +333,7 @@ class RowMaker:
             return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
-        return Row(custom_id, record.line, request, digest)
+        return Row(custom_id, record.line, request, digest, columns)
 
     def _unread(self, record: Record) -> BadRow:
         """The row of a record with a problem, under its id if that could be read."""
@@ -335,7 +344,7 @@ class RowMaker:
         return _bad(record, custom_id, "unparsable", record.problem, own_id=custom_id is not None)
 
     def _custom_id(self, record: Record) -> str:
-        default = f"row-{record.line}"
+        default = default_id(record.line)
         if isinstance(record.value, str):
             return default
         values, name = record.value or {}, self._shape.id_field
@@ -360,9 +369,10 @@ class RowMaker:
             )
         return given
 
-    def _fields(self, record: Record) -> dict[str, Any]:
+    def _fields(self, record: Record) -> tuple[dict[str, Any], str]:
+        """The fields of a request, and the columns of the text that was made of the record."""
         shape, values = self._shape, record.value
-        model = shape.model
+        model, columns = shape.model, ""
         if isinstance(values, dict) and self._has_messages(values):
             fields = self._own_request(values)
         elif isinstance(values, dict) and self._is_batch_line(values):
@@ -376,7 +386,13 @@ class RowMaker:
                 fields = own
             else:
                 own.pop(PROMPT, None)
-                text = values if isinstance(values, str) else self._prompt(values or {})
+                if isinstance(values, str):
+                    columns, text = PROMPT, values
+                else:
+                    columns = ", ".join(dict.fromkeys(self._template.columns))
+                    text = self._prompt(values or {})
+                if not text:
+                    raise InvalidRequest(f"{columns}: empty; give text")
                 fields = own | text_fields(text, chat=self._chats(model), system=shape.system)
         for name, value in shape.sampling.items():
             names = (name, "max_tokens") if name == "max_completion_tokens" else (name,)
@@ -388,7 +404,7 @@ class RowMaker:
             fields["model"] = model
         elif fields.get("model") is None:
             fields["model"] = self._only_model()
-        return fields
+        return fields, columns
 
     def _prompt(self, values: Mapping[str, Any]) -> str:
         return self._template.render(values, with_empty=self._shape.empty == "run")
@@ -434,12 +450,15 @@ class RowMaker:
         needed = self._shape.system is not None or "tools" in self._shape.sampling
         return not self._shape.raw and (needed or takes_chats(self._models, model))
 
-    def _check(self, fields: dict[str, Any]) -> GenerationRequest:
-        request = GenerationRequest.parse(fields)
+    def _check(self, fields: dict[str, Any], columns: str) -> GenerationRequest:
+        try:
+            request = GenerationRequest.parse(fields)
+            require_fit(request, self._models)
+        except InvalidRequest as error:
+            raise InvalidRequest(in_columns(str(error), columns)) from None
         if self._require_known:
             require_known(request, self._models)
         require_template(request, self._models)
-        require_fit(request, self._models)
         return request
 
 
@@ -470,5 +489,5 @@ def _found(fields: Mapping[str, Any], name: str) -> str:
 def _bad(record: Record, custom_id: str | None, code: str, reason: str, *, own_id: bool) -> BadRow:
     content = [record.value, reason] if own_id else [record.line, record.value, reason]
     digest = digest_of(custom_id, content)
-    reason = one_line(f"line {record.line}: {reason}")
+    reason = one_line(f"{place_of(record.line, custom_id)}: {reason}")
     return BadRow(record.line, custom_id, code, reason, digest, own_id)

@@ -425,7 +425,7 @@ def test_a_row_that_is_done_is_never_replaced_by_one_that_failed(run: Run, tmp_p
         first, second = csv.DictReader(stream)
     assert (first["custom_id"], second["error"]) == ("a", "")
     assert first["text"]
-    assert first["error"].startswith("invalid_request: line 1: temperature")
+    assert first["error"].startswith("invalid_request: line 1, id 'a': temperature")
 
 
 @pytest.mark.usefixtures("worker")

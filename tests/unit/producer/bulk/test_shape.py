@@ -11,7 +11,7 @@ import pytest
 
 from omlx_producer import InvalidRequest, ModelInfo
 from omlx_producer.bulk.records import Record
-from omlx_producer.bulk.row import BadRow, Row
+from omlx_producer.bulk.row import BadRow, Row, RowResult, write_line
 from omlx_producer.bulk.shape import RowMaker, Shape, Template
 from tests.helpers.bulk_runs import batch_line
 
@@ -96,8 +96,44 @@ def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
     bad = make({**batch_line("a"), **change}, line=12)
     assert isinstance(bad, BadRow)
     assert bad.code == code
-    assert bad.reason.startswith("line 12: ")
+    own = ", id 'a'" if bad.custom_id else ""
+    assert bad.reason.startswith(f"line 12{own}: ")
     assert reason in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "reason"),
+    [
+        ({"id": "a", "call": ""}, {"template": "{call}"}, "line 1, id 'a': call: empty; give text"),
+        ({"a": "", "b": ""}, {"template": "{a}{b}{a}"}, "line 1: a, b: empty; give text"),
+        ({"prompt": ""}, {}, "line 1: prompt: empty; give text"),
+        ({"a": "x" * 1001}, {"template": "{a}"}, "line 1: a: got 1001 characters, which are at"),
+        ({"a": "\ud800"}, {"template": "{a}"}, "line 1: a: got '\\ud800'; give text without"),
+        ("x" * 1001, {}, "line 1: prompt: got 1001 characters"),
+        # Messages of its own are its field.
+        ({"id": "a", "messages": []}, {}, "line 1, id 'a': messages: got []; give a list of"),
+    ],
+)
+@pytest.mark.parametrize("raw", [True, False])
+def test_an_error_of_a_row_names_its_id_and_its_columns(
+    value: Any, shape: dict[str, Any], reason: str, raw: bool
+) -> None:
+    bad = make(value, raw=raw, **shape)
+    assert isinstance(bad, BadRow)
+    assert bad.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("value", "field"), [({"text": "x", "id": "a"}, "text"), (batch_line("a"), "messages")]
+)
+def test_a_refusal_of_a_worker_names_the_columns_of_its_row(
+    value: dict[str, Any], field: str
+) -> None:
+    row = make(value, template="{text}" if field == "text" else None)
+    assert isinstance(row, Row)
+    refused = RowResult(row, "", code="invalid_request", reason="messages: 9 tokens do not fit")
+    read = RowResult.of_line(row, write_line(refused))
+    assert read.reason == f"{field}: 9 tokens do not fit"
 
 
 @pytest.mark.parametrize("field", ["custom_id", "url", "body"])
