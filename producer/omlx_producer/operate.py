@@ -241,19 +241,32 @@ def pause_model(connection: redis.Redis, model: str) -> bool:
     Raises:
         ModelNotFound: if no worker has announced it and no job waits for it.
     """
-    known = {*read_models(connection), *queued_models(connection)}
-    if model not in known:
-        spelled = ", ".join(sorted(known)) or "none"
-        raise ModelNotFound(f"model: got {model!r}, which nobody serves (known: {spelled})")
+    _require_known(connection, model)
     return bool(connection.sadd(PAUSED_KEY, model))
 
 
 def resume_model(connection: redis.Redis, model: str) -> bool:
-    """Let the workers of a paused model take jobs again; returns whether it was paused."""
+    """Let the workers of a paused model take jobs again.
+
+    Returns:
+        whether it was paused.
+
+    Raises:
+        ModelNotFound: if it was not, no worker has announced it and no job waits for it.
+    """
     was_paused = bool(connection.srem(PAUSED_KEY, model))
     if was_paused:
         connection.publish(wake_channel(model), EVERYBODY)
+    else:
+        _require_known(connection, model)
     return was_paused
+
+
+def _require_known(connection: redis.Redis, model: str) -> None:
+    known = {*read_models(connection), *queued_models(connection)}
+    if model not in known:
+        spelled = ", ".join(sorted(known)) or "none"
+        raise ModelNotFound(f"model: got {model!r}, which nobody serves (known: {spelled})")
 
 
 def drain_worker(connection: redis.Redis, worker: str) -> bool:

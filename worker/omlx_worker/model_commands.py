@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from omlx_producer.cli.common import INTERRUPTED, SectionedCommand, fail, json_option, say
+from omlx_producer.cli.common import INTERRUPTED, fail, json_option, say
 from omlx_producer.terminal import write
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, read_settings, require_mlx, settings_options
+from omlx_worker.options import USAGE, ModelCommand, read_settings, require_mlx, settings_options
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=ModelCommand)
 @settings_options(
     {
         *("model", "mtp_from", "draft_model", "state_dir"),

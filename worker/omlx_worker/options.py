@@ -10,9 +10,10 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 from pydantic import ByteSize, ValidationError
 
-from omlx_producer.cli.common import fail, option
+from omlx_producer.cli.common import SectionedCommand, fail, option
 from omlx_producer.environment import PREFIX
 from omlx_worker.mac.machine import prepare_mlx
 from omlx_worker.settings import REMEDY, WorkerSettings
@@ -55,6 +56,20 @@ _REMEDIES = {
     "model_alias": "letters, digits and . _ @ / -",
     "name": "letters, digits and . _ -",
 }
+
+
+class ModelCommand(SectionedCommand):
+    """A command with ``--model``. An argument in its place is told of it."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            given = ctx.get_parameter_source("model") == ParameterSource.COMMANDLINE
+            remedy = "leave it out" if given else f"for a model give -m {shlex.quote(rest[0])}"
+            ctx.fail(f"Got unexpected extra argument ({rest[0]}); {remedy}.")
+        return rest
 
 
 def settings_options(

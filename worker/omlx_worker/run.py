@@ -10,10 +10,17 @@ from typing import Any
 
 import click
 
-from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, SectionedCommand, fail
+from omlx_producer.cli.common import INTERRUPTED, UNREACHABLE, fail
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, read_settings, require, require_mlx, settings_options
+from omlx_worker.options import (
+    USAGE,
+    ModelCommand,
+    read_settings,
+    require,
+    require_mlx,
+    settings_options,
+)
 from omlx_worker.settings import WorkerSettings
 
 BROKEN, STOPPED_AT_ONCE = 1, 128
@@ -21,7 +28,7 @@ BROKEN, STOPPED_AT_ONCE = 1, 128
 log = logging.getLogger("omlx_worker")
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=ModelCommand)
 @settings_options()
 def run(**options: Any) -> None:
     """Serve the jobs of one model until told to stop.

@@ -29,7 +29,7 @@ from omlx_producer.cli.common import (
     redis_option,
     with_body_option,
 )
-from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
+from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
 from omlx_producer.cli.session import command_line, open_producer, resumable
 from omlx_producer.wire import PRIORITIES, Priority
 
@@ -135,7 +135,7 @@ def run(
 
     Exit codes: 0 all rows are done, 1 some failed, 2 usage, 3 Redis unreachable, 130 interrupted.
     """
-    refuse_with_raw(raw, system, sampling)
+    refuse_conflicts(raw, system, sampling)
     if output is None and not (dry_run or detached):
         raise click.UsageError("--output: missing; say where results go, as in -o results.jsonl.")
     if output is not None and detached:

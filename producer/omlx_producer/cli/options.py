@@ -201,11 +201,19 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def refuse_with_raw(raw: bool, system: str | None, sampling: Mapping[str, Any]) -> None:
-    """Refuse what only a chat has."""
-    for name, value in (("--system", system), ("--tools", sampling["tools"])):
-        if raw and value is not None:
-            raise click.UsageError(f"{name} does not go with --raw; leave one of the two out.")
+def refuse_conflicts(raw: bool, system: str | None, sampling: Mapping[str, Any]) -> None:
+    """Refuse two options of which a request has only one."""
+    raws = {"--raw": raw or None}
+    forms = {
+        "--json-schema": sampling["response_format"],
+        "--regex": sampling["regex"],
+        "--choice": sampling["choice"],
+    }
+    for alone in (raws | {"--system": system}, raws | {"--tools": sampling["tools"]}, forms):
+        if len(both := [name for name, value in alone.items() if value is not None]) > 1:
+            raise click.UsageError(
+                f"{both[1]} does not go with {both[0]}; leave one of the two out."
+            )
 
 
 def given(sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,12 +212,15 @@ def _name_option(message: str) -> str:
     # What an option holds is a field's part here, or the field of a part.
     own = message.removeprefix("structured_outputs.")
     own = own.replace("response_format.json_schema.schema.", "response_format: ", 1)
+    first = "prompt" if context.params.get("system") is None else "system"
+    own = re.sub(r"^messages\[0\]\.content:", f"{first}:", own)
+    own = re.sub(r"^messages(\[1\]\.content)?:", "prompt:", own)
     own = own.replace("structured_outputs: the regular", "regex: the regular", 1)
     own = own.replace("structured_outputs: the list of choices", "choice: the list of choices", 1)
     field = re.match(r"\w*", own)[0]  # type: ignore[index]
     for param in context.command.params:
-        if param.name == "prompt" and field in ("prompt", "messages"):
-            return re.sub(r"^(prompt|messages):", "PROMPT:", own)
+        if param.name == field == "prompt":
+            return own.replace("prompt:", "PROMPT:", 1)
         if param.name == field and isinstance(param, click.Option):
             option = max(param.opts, key=len)
             # The key of a repeatable ID=VALUE follows its option.

@@ -21,7 +21,7 @@ from omlx_producer.cli.common import (
     option,
     redis_option,
 )
-from omlx_producer.cli.options import given, model_option, refuse_with_raw, sampling_options
+from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
 from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.cli.show import show_result, show_stream
 from omlx_producer.client.models import only_model, takes_chats
@@ -81,7 +81,7 @@ def submit(
 
     --json prints events, one per line; with --no-stream, the response body.
     """
-    refuse_with_raw(raw, system, sampling)
+    refuse_conflicts(raw, system, sampling)
     text = read_stdin() if prompt == "-" else prompt
     if not text:
         fail(INVALID, "PROMPT: is empty; give text")

@@ -88,9 +88,13 @@ def test_a_pause_concerns_one_model_and_a_misspelt_one_is_refused(
     job = enqueue(connection)
     run_burst(redis_url)
     assert status(job) == "finished"
-    refused = run("pause", "fakke")
-    assert refused.exit_code == 2
-    assert "got 'fakke', which nobody serves (known: fake)" in refused.stderr
+    for command in ("pause", "resume"):
+        refused = run(command, "fakke")
+        assert refused.exit_code == 2
+        assert "got 'fakke', which nobody serves (known: fake)" in refused.stderr
+    assert run("resume", "fake").stdout == "fake not paused\n"
+    # Nobody serves it, but it is paused.
+    assert run("resume", "other").stdout == "other resumed\n"
 
 
 def test_a_drained_worker_finishes_its_jobs_and_ends(

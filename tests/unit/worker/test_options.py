@@ -65,6 +65,14 @@ def test_the_model_has_a_short_option(command: str) -> None:
     assert set(model.opts) == {"-m", "--model"}
 
 
+@pytest.mark.parametrize("command", ["run", "check", "bench", "service install"])
+def test_a_model_without_its_option_is_told_of_it(command: str) -> None:
+    result = invoke(*command.split(), "my model")
+    assert result.exit_code == 2
+    assert "extra argument (my model); for a model give -m 'my model'." in result.stderr
+    assert "(b); leave it out." in invoke(*command.split(), "-m", "a", "b").stderr
+
+
 @pytest.mark.parametrize("command", ["run", "check", "convert", "bench", "demo"])
 def test_commands_prepare_the_machine_before_they_import_mlx(
     command: str, monkeypatch: pytest.MonkeyPatch

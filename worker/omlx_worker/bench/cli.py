@@ -13,7 +13,7 @@ import click
 from omlx_producer.cli.common import INTERRUPTED, fail
 from omlx_producer.environment import PREFIX, app_folder
 from omlx_worker.logs import start_logging
-from omlx_worker.options import USAGE, require_mlx
+from omlx_worker.options import USAGE, ModelCommand, require_mlx
 from omlx_worker.settings import MOST_OWN_DRAFTS, MOST_ROWS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _listed(least: int, most: int, *words: str) -> Callable[..., tuple[int | str
     return read
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.option(
     "-m",
     "--model",

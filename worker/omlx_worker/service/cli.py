@@ -16,11 +16,18 @@ import click
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from omlx_producer.cli.common import SectionedCommand, fail
+from omlx_producer.cli.common import fail
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
 from omlx_producer.terminal import local_time, one_cell, write
 from omlx_worker.mac.launchd import LaunchAgent
-from omlx_worker.options import USAGE, describe, read_settings, require_mlx, settings_options
+from omlx_worker.options import (
+    USAGE,
+    ModelCommand,
+    describe,
+    read_settings,
+    require_mlx,
+    settings_options,
+)
 from omlx_worker.service.systemd import UserUnit
 from omlx_worker.settings import WorkerSettings
 
@@ -40,7 +47,7 @@ def service() -> None:
     """Run a worker in the background, also after a restart."""
 
 
-@service.command(cls=SectionedCommand)
+@service.command(cls=ModelCommand)
 @settings_options(WorkerSettings.model_fields.keys() - _OWN)
 def install(**options: Any) -> None:
     """Install the service and start it, or start it anew.

@@ -316,6 +316,7 @@ def test_a_suspended_row_may_finish_by_what_was_under_way(engine: DecodingEngine
     [
         ("/no/such/place", "no such directory; give a directory or a repository"),
         ("./nowhere", "no such directory"),
+        (__file__, "is a file; give the directory of a whole model"),
         ("not a name!", "neither 'demo', a directory, nor a repository name"),
     ],
 )

@@ -173,6 +173,8 @@ def _folder_of(model: str, option: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if path.is_file():
+        raise ModelError(f"{option} {model}: is a file; give the directory of a whole model")
     if path.is_absolute() or model.startswith((".", "~")):
         raise ModelError(f"{option} {model}: no such directory; give a directory or a repository")
     return None
