@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -315,21 +314,22 @@ def _cuts(figures: Mapping[str, Any]) -> str:
     return f"{figures['cut_by_length']} cut by length" + (f", {loops} by repetition" * bool(loops))
 
 
-def failure_text(failures: Counter[str], output: Path) -> str:
+def failure_text(failures: Counter[str], save: str, retry: str) -> str:
     """How many rows failed, and what to do about them.
 
     Args:
         failures: rows by code.
+        save: what to do before another try.
+        retry: the command for it, as in ``with: COMMAND``.
     """
     failed, unserved = failures.total(), failures[NO_MODEL]
     repeatable = failed - unserved - sum(failures[code] for code in REFUSED)
-    retry = f"omlx-submit retry {shlex.quote(str(output))}"
     if repeatable:
         some = "" if repeatable == failed else f"{repeatable} of them "
-        advice = f"try {some}again: {retry}"
+        advice = f"{save}try {some}again {retry}"
     elif unserved:
         some = "" if unserved == failed else f" for {unserved} of them"
-        advice = f"no worker has announced the model{some}; start one, then: {retry}"
+        advice = f"no worker has announced the model{some}; start one, {save}then try again {retry}"
     else:
         advice = "another try would fail too; correct the input, and run the same command"
     return f"{counted(failed, 'row')} failed; {advice}"

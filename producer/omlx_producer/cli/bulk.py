@@ -30,7 +30,7 @@ from omlx_producer.cli.common import (
     with_body_option,
 )
 from omlx_producer.cli.options import given, model_option, refuse_conflicts, sampling_options
-from omlx_producer.cli.session import command_line, open_producer, resumable
+from omlx_producer.cli.session import open_producer, resumable, with_command
 from omlx_producer.wire import PRIORITIES, Priority
 
 _input = partial(option, section="Input")
@@ -174,7 +174,7 @@ def run(
             say_rest(options.when)
             click.echo(batch.id)
         elif output is not None:
-            with resumable():
+            with resumable(input):
                 ended = run_here(
                     producer,
                     options,
@@ -183,7 +183,7 @@ def run(
                     replace_results=replace_results,
                     progress=progress,
                 )
-            conclude(ended, output)
+            conclude(ended, output, input)
 
 
 @click.command(cls=SectionedCommand)
@@ -212,9 +212,12 @@ def retry(
         earlier = RunOptions.to_retry(output)
         source = source or earlier.input
         if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
-            fail(INVALID, f"{output}: its input was no file; give it with --input")
+            fail(
+                INVALID,
+                f"{output}: its input came on stdin; save that in a file, and give --input FILE",
+            )
         require_input(source, earlier.kind)
-        with resumable():
+        with resumable(source):
             ended = run_here(
                 producer,
                 dataclasses.replace(earlier, input=source, window=window, at=None, until=None),
@@ -224,14 +227,17 @@ def retry(
                 refused_too=refused,
                 progress=progress,
             )
-        conclude(ended, output)
+        conclude(ended, output, source)
 
 
-def conclude(ended: Ended, output: Path) -> None:
-    """End a run with its exit code, and say how to continue."""
+def conclude(ended: Ended, output: Path, source: str) -> None:
+    """End a run of an input with its exit code, and say how to continue."""
+    stdin = source == "-"
     if not ended.finished:
-        click.echo(f"interrupted; continue with: {command_line()}", err=True)
+        click.echo(f"interrupted; continue {with_command(stdin=stdin)}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if ended.failures:
-        click.echo(failure_text(ended.failures, output), err=True)
+        retry = with_command("retry", str(output), *(["--input", "FILE"] if stdin else []))
+        save = "save the input in FILE, and " if stdin else ""
+        click.echo(failure_text(ended.failures, save, retry), err=True)
         raise click.exceptions.Exit(JOB_ENDED_BADLY)

@@ -33,7 +33,7 @@ from omlx_producer.cli.common import (
     file_error,
 )
 from omlx_producer.connection import read_settings, redis_url, without_password
-from omlx_producer.environment import DOTENV
+from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
@@ -162,43 +162,53 @@ def open_producer(given_url: str | None) -> Iterator[Producer]:
 
 
 @contextlib.contextmanager
-def goes_on(kind: str, name: str, given_url: str | None) -> Iterator[None]:
+def goes_on(kind: str, name: str) -> Iterator[None]:
     """If watching a job or a batch ends before it does, say how to watch it again."""
     try:
         yield
     except AuthenticationError:
         raise
     except (KeyboardInterrupt, ConnectionError, TimeoutError) as reason:
-        where = f" --redis-url {without_password(given_url)}" if given_url else ""
         begins = f"\nthe {kind} goes on; " if isinstance(reason, KeyboardInterrupt) else ""
-        click.echo(f"{begins}watch it again with: omlx-submit watch {name}{where}", err=True)
+        click.echo(f"{begins}watch it again {with_command('watch', name)}", err=True)
         raise
 
 
 @contextlib.contextmanager
-def resumable() -> Iterator[None]:
-    """If a run ends early, say how to continue, after the reason."""
+def resumable(source: str) -> Iterator[None]:
+    """If a run of this input ends early, say how to continue, after the reason."""
     try:
         yield
     except (KeyboardInterrupt, RedisError, OSError) as error:
-        advice = f"stopped; continue with: {command_line()}"
+        advice = f"stopped; continue {with_command(stdin=source == '-')}"
         click.get_current_context().call_on_close(partial(click.echo, advice, err=True))
         if isinstance(error, OSError):
             fail(JOB_ENDED_BADLY, file_error(error))
         raise
 
 
-def command_line() -> str:
-    """The running command, without the password in ``--redis-url``. Other URLs stay as they are."""
-    shown = ["omlx-submit"]
-    for argument in sys.argv[1:]:
-        option, equals, url = argument.partition("=")
-        if shown[-1] == REDIS_OPTION:
-            argument = without_password(argument)
-        elif option == REDIS_OPTION and equals:
-            argument = f"{option}={without_password(url)}"
-        shown.append(argument)
-    return shlex.join(shown)
+def with_command(*words: str, stdin: bool = False) -> str:
+    """``with: omlx-submit WORDS`` on the same Redis; without words, the running command.
+
+    A URL that may hold a password is not shown. The variable is named that takes its place.
+
+    Args:
+        stdin: whether the command reads the same input from there.
+    """
+    context = click.get_current_context(silent=True)
+    url = context.params.get("redis_url") if context else None
+    secret = url is not None and without_password(url) != url
+    needs = ["the same input on stdin"] if stdin else []
+    if secret:
+        needs.append(f"{PREFIX}REDIS_URL set to the same URL")
+    command, previous = ["omlx-submit"], ""
+    for word in words or sys.argv[1:]:
+        if not (secret and REDIS_OPTION in (previous, word.partition("=")[0])):
+            command.append(word)
+        previous = word
+    if words and url is not None and not secret:
+        command += [REDIS_OPTION, url]
+    return f"with {' and '.join(needs)}".rstrip() + f": {shlex.join(command)}"
 
 
 def _name_option(message: str) -> str:

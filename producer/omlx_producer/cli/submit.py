@@ -106,7 +106,7 @@ def submit(
         click.echo(f"job {job.id}", err=True)
         if sampling["logprobs"] and not as_json:
             click.echo("--json shows the log-probabilities", err=True)
-        with goes_on("job", job.id, redis_url):
+        with goes_on("job", job.id):
             if no_stream:
                 show_result(producer, job.id, None, as_json=as_json)
             else:
@@ -125,7 +125,7 @@ def watch(job_id: str, as_json: bool, redis_url: str | None) -> None:
     if is_batch_id(job_id):
         watch_batch(job_id, redis_url, as_json=as_json)
         return
-    with open_producer(redis_url) as producer, goes_on("job", job_id, redis_url):
+    with open_producer(redis_url) as producer, goes_on("job", job_id):
         show_stream(producer, job_id, as_json=as_json)
 
 
@@ -148,7 +148,7 @@ def result(job_id: str, timeout: float | None, as_json: bool, redis_url: str | N
     """
     if is_batch_id(job_id):
         raise click.UsageError(f"{job_id} is a batch: omlx-submit results {job_id}")
-    with open_producer(redis_url) as producer, goes_on("job", job_id, redis_url):
+    with open_producer(redis_url) as producer, goes_on("job", job_id):
         show_result(producer, job_id, timeout, as_json=as_json)
 
 

@@ -21,10 +21,10 @@ def test_one_is_singular(count: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("failures", "said"),
     [
-        ({"failed": 1}, "1 row failed; try again: omlx-submit retry out.jsonl\n"),
+        ({"failed": 1}, "1 row failed; try again with: omlx-submit retry out.jsonl\n"),
         (
             {"failed": 1, "lost": 1, "unparsable": 1},
-            "3 rows failed; try 2 of them again: omlx-submit retry out.jsonl\n",
+            "3 rows failed; try 2 of them again with: omlx-submit retry out.jsonl\n",
         ),
         (
             {"invalid_request": 1},
@@ -33,8 +33,8 @@ def test_one_is_singular(count: int, said: str) -> None:
         ),
         (
             {"invalid_request": 1, "model_not_found": 2},
-            "3 rows failed; no worker has announced the model for 2 of them; start one, then: "
-            "omlx-submit retry out.jsonl\n",
+            "3 rows failed; no worker has announced the model for 2 of them; start one, then try "
+            "again with: omlx-submit retry out.jsonl\n",
         ),
     ],
 )
@@ -42,5 +42,16 @@ def test_a_run_with_failures_says_how_many_and_what_helps(
     failures: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(click.exceptions.Exit):
-        conclude(Ended(True, Counter(failures)), Path("out.jsonl"))
+        conclude(Ended(True, Counter(failures)), Path("out.jsonl"), "rows.jsonl")
     assert capsys.readouterr().err == said
+
+
+def test_failures_of_an_input_on_stdin_are_tried_again_from_a_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(click.exceptions.Exit):
+        conclude(Ended(True, Counter(failed=1)), Path("out.jsonl"), "-")
+    assert capsys.readouterr().err == (
+        "1 row failed; save the input in FILE, and try again with: omlx-submit retry out.jsonl "
+        "--input FILE\n"
+    )

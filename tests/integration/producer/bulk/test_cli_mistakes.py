@@ -6,11 +6,13 @@ import os
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 import redis
 
 from omlx_producer.cli import batch as batch_commands
-from omlx_producer.cli.session import command_line
+from omlx_producer.cli.bulk import run as run_command
+from omlx_producer.cli.session import with_command
 from omlx_producer.wire import MODELS_KEY
 from tests.helpers.bulk_runs import jobs_in_redis, write_rows
 from tests.helpers.fake_worker import announce
@@ -171,23 +173,47 @@ def test_a_file_that_can_not_be_read_is_named(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    "given",
     [
-        (["--redis-url", "redis://u:secret@host:1/2"], ["--redis-url", "redis://host:1/2"]),
-        (["--redis-url=rediss://:secret@host/2"], ["--redis-url=rediss://host/2"]),
-        (["--redis-url", "unix:///s?password=secret"], ["--redis-url", "unix:///s"]),
-        (["--template", "Summarise https://a.b/?id={id}"], None),
-        (["--template", "http://[x {id}"], None),
-        (["--system=see redis://u@host/?x"], None),
+        ["--redis-url", "redis://u:secret@host:1/2"],
+        ["--redis-url=rediss://:secret@host/2"],
+        ["--redis-url", "unix:///s?password=secret"],
     ],
 )
-def test_how_to_go_on_is_the_command_itself_without_passwords(
-    monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[str] | None
+def test_how_to_go_on_names_the_variable_in_place_of_a_password(
+    monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
-    before, after = ["run", "rows.csv", "-o", "out.jsonl"], ["--ordered"]
-    monkeypatch.setattr("sys.argv", ["omlx-submit", *before, *given, *after])
-    expected = ["omlx-submit", *before, *(shown or given), *after]
-    assert shlex.split(command_line()) == expected
+    monkeypatch.setattr("sys.argv", ["omlx-submit", "run", "a.csv", *given, "--ordered"])
+    with click.Context(run_command) as context:
+        context.params = {"redis_url": given[-1].removeprefix("--redis-url=")}
+        variable = "OMLX_QUEUE_REDIS_URL set to the same URL"
+        assert with_command() == f"with {variable}: omlx-submit run a.csv --ordered"
+        assert with_command("watch", "j") == f"with {variable}: omlx-submit watch j"
+        assert with_command(stdin=True).startswith(f"with the same input on stdin and {variable}:")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--redis-url", "redis://host:1/2"],
+        ["--redis-url=redis://host:1/2"],
+        ["--template", "Summarise https://a.b/?id={id}"],
+        ["--template", "http://[x {id}"],
+        ["--system=see redis://u@host/?x"],
+    ],
+)
+def test_how_to_go_on_is_the_command_itself(
+    monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    url = ["--redis-url", "redis://host:1/2"] if "--redis-url" in given[0] else []
+    monkeypatch.setattr("sys.argv", ["omlx-submit", "run", "a.csv", *given, "--ordered"])
+    with click.Context(run_command) as context:
+        context.params = {"redis_url": url[1] if url else None}
+        typed = shlex.join(["run", "a.csv", *given, "--ordered"])
+        assert with_command() == f"with: omlx-submit {typed}"
+        assert with_command("watch", "j") == shlex.join(
+            ["with:", "omlx-submit", "watch", "j", *url]
+        )
 
 
 @pytest.mark.parametrize("how", [["--dry-run"], ["--detach"], ["-o", "{folder}/out.jsonl"]])

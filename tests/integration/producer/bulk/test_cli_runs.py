@@ -273,8 +273,8 @@ def test_a_row_whose_model_was_not_announced_runs_again_once_it_is(
     codes = [line["error"]["code"] for line in errors(tmp_path / "out.jsonl")]
     assert (done.exit_code, codes) == (1, ["model_not_found", "invalid_request"])
     said = (
-        "2 rows failed; no worker has announced the model for 1 of them; start one, then: "
-        "omlx-submit retry out.jsonl\n"
+        "2 rows failed; no worker has announced the model for 1 of them; start one, then try "
+        "again with: omlx-submit retry out.jsonl\n"
     )
     assert said in done.stderr
     assert said in run("retry", "out.jsonl", "--progress", "none").stderr
@@ -475,7 +475,7 @@ def test_a_failed_row_that_the_input_no_longer_has_is_not_advised_to_be_run(
     command = ("run", "rows.jsonl", "-o", "out.jsonl", "--progress", "none")
     assert run(*command).exit_code == 0
     fail_in(tmp_path / "out.jsonl", "r2")
-    assert "1 row failed; try again: omlx-submit retry" in run(*command, "--limit", "1").stderr
+    assert "1 row failed; try again with: omlx-submit retry" in run(*command, "--limit", "1").stderr
     write_rows(tmp_path / "rows.jsonl", 2)
     done = run(*command)
     assert (done.exit_code, done.stderr) == (0, "")
