@@ -25,7 +25,7 @@ from omlx_producer.errors import (
     one_line,
     unquoted,
 )
-from omlx_producer.outage import Outage, passes
+from omlx_producer.outage import Outage, cause, passes
 
 RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
@@ -86,7 +86,7 @@ def api_error(error: Exception) -> ApiError:
         case RedisError() if passes(error):
             return ApiError(
                 503,
-                f"Redis is unavailable ({sentence}); try again in {RETRY_SECONDS} s",
+                f"Redis is unavailable ({cause(error)}); try again in {RETRY_SECONDS} s",
                 "server_error",
                 "redis_unavailable",
                 headers={"Retry-After": str(RETRY_SECONDS)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TypeGuard
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import (
@@ -14,6 +14,7 @@ from redis.exceptions import (
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TimeoutError,
 )
@@ -37,6 +38,34 @@ _PIPELINE = "of pipeline caused error: "
 _LONG_BYTES = 2**20
 # redis-py's backoff doubles a float this often, and would overflow during a long outage.
 _MAX_DOUBLINGS = 32
+# What servers say that does not tell its cause: the beginning, what it means, and the remedy.
+_COMPLAINTS = (
+    (
+        ("HELLO must be called", "Authentication required"),
+        "asks for a password",
+        "give it in the URL, as in redis://:PASSWORD@host:6379/0",
+    ),
+    (
+        ("DB index is out of range", "invalid DB index"),
+        "has no database of this number",
+        "end the URL in a smaller one, as in /0",
+    ),
+    (
+        ("unknown command 'HELLO'", "unknown command `HELLO`"),
+        "is too old for jobs",
+        "upgrade it to Redis 7.2 or newer, or Valkey, or give the URL of another one",
+    ),
+    (
+        ("NOPROTO",),
+        "does not speak the protocol that is asked for",
+        "add ?protocol=2 to the URL",
+    ),
+    (
+        ("max number of clients",),
+        "has as many clients as it takes",
+        "end some of them, or raise its maxclients",
+    ),
+)
 REMINDER_SECONDS = 30.0
 """How long a log says nothing of an outage that goes on."""
 
@@ -44,7 +73,7 @@ RECONNECT_SECONDS = 60.0
 """How long a consumer that waits for tokens or a result puts up with a Redis that is away."""
 
 
-def passes(error: BaseException) -> bool:
+def passes(error: BaseException) -> TypeGuard[RedisError]:
     """Whether the call that raised this error may succeed later."""
     if isinstance(error, _PASSING):
         return True
@@ -84,9 +113,22 @@ def broken(*replies: object) -> bool:
     return bool(errors)
 
 
+def complaint(error: Exception) -> tuple[str, str] | None:
+    """What a server means by an error, and the remedy; None if the error says it itself."""
+    said = str(error).rpartition(_PIPELINE)[2]
+    found = (entry[1:] for entry in _COMPLAINTS if said.startswith(entry[0]))
+    return next(found, None)
+
+
+def cause(error: Exception) -> str:
+    """Why a call to Redis failed, in one line."""
+    meant = complaint(error)
+    return f"it {meant[0]}" if meant else one_line(str(error))
+
+
 def waiting_text(error: Exception) -> str:
     """What a command says while it waits for Redis."""
-    return f"Redis is unavailable ({one_line(str(error))}); waiting for it"
+    return f"Redis is unavailable ({cause(error)}); waiting for it"
 
 
 class Outage:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from omlx_producer import connection
 from omlx_producer.cli.common import UNREACHABLE, fail
-from omlx_producer.cli.session import redis_error, tls_problem
+from omlx_producer.cli.session import redis_error
 from omlx_producer.connection import is_volatile, require_suitable
 from omlx_producer.environment import DOTENV
 from omlx_producer.errors import InvalidRequest, UnsuitableRedis
@@ -87,13 +87,6 @@ def reach(url: str, *, allow_eviction: bool) -> Redis:
     return client
 
 
-def unreachable(url: str, error: Exception) -> str:
+def unreachable(url: str, error: RedisError) -> str:
     """The sentence for a server that does not answer, or not as it should."""
-    if isinstance(error, AuthenticationError) or (
-        isinstance(error, RedisError) and tls_problem(error, url)
-    ):
-        return redis_error(error, url)
-    return (
-        f"Redis at {connection.without_password(url)} cannot be used ({error}); start a server "
-        "there, name another with --redis-url, or pass --embedded-redis"
-    )
+    return redis_error(error, url, "name another with --redis-url, or pass --embedded-redis")

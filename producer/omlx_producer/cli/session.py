@@ -13,6 +13,7 @@ import click
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterCrossSlotError,
     ClusterDownError,
     ConnectionError,
@@ -44,15 +45,15 @@ from omlx_producer.errors import (
     UnsuitableRedis,
     one_line,
 )
+from omlx_producer.outage import complaint
 from omlx_producer.producer import Producer
 
-_ELSEWHERE = "name another with --redis-url or OMLX_QUEUE_REDIS_URL"
+_ELSEWHERE = f"name another with {REDIS_OPTION} or {PREFIX}REDIS_URL"
 # The first that fits counts: an AuthenticationError is a ConnectionError too.
 _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
     (
         (AuthenticationError,),
-        "refuses the user or password ({error}); give both in the URL, as in "
-        "redis://user:password@host:6379/0",
+        "refuses the user or password ({error}); correct them in the URL",
     ),
     (
         (NoPermissionError,),
@@ -61,12 +62,13 @@ _REASONS: tuple[tuple[tuple[type[RedisError], ...], str], ...] = (
     ),
     (
         (AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError),
-        "is part of a Redis Cluster, which is not supported; " + _ELSEWHERE,
+        "is part of a Redis Cluster, which is not supported; {elsewhere}",
     ),
-    ((InvalidResponse,), "is not a Redis server ({error}); " + _ELSEWHERE),
+    ((InvalidResponse,), "is not a Redis server ({error}); {elsewhere}"),
+    ((BusyLoadingError,), "is still loading its data; try again"),
     (
         (ConnectionError, TimeoutError),
-        "does not answer ({error}); start a server there, or " + _ELSEWHERE,
+        "does not answer ({error}); start a server there, or {elsewhere}",
     ),
     ((RedisError,), "refuses: {error}"),
 )
@@ -104,14 +106,22 @@ _TLS = (
 )
 
 
-def redis_error(error: RedisError, url: str) -> str:
-    """A sentence that names the server, its error and the remedy."""
-    reason = tls_problem(error, url) or next(
-        text for classes, text in _REASONS if isinstance(error, classes)
-    )
-    if str(error).startswith("unknown command"):
+def redis_error(error: RedisError, url: str, elsewhere: str = _ELSEWHERE) -> str:
+    """A sentence that names the server, its error and the remedy.
+
+    Args:
+        elsewhere: how to use another server.
+    """
+    if meant := complaint(error):
+        reason = "; ".join(meant)
+    elif str(error).startswith("unknown command"):
         reason = _SENTINEL
-    return f"Redis at {without_password(url)} {reason.format(error=one_line(str(error)))}"
+    else:
+        reason = tls_problem(error, url) or next(
+            text for classes, text in _REASONS if isinstance(error, classes)
+        )
+    told = reason.format(error=one_line(str(error)), elsewhere=elsewhere)
+    return f"Redis at {without_password(url)} {told}"
 
 
 def tls_problem(error: RedisError, url: str) -> str | None:

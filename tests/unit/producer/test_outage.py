@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
     ConnectionError,
     NoScriptError,
@@ -16,7 +17,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from omlx_producer.outage import Outage, passes
+from omlx_producer.outage import Outage, passes, waiting_text
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,11 @@ def test_trouble_that_passes_is_known(error: RedisError) -> None:
 )
 def test_what_does_not_pass_is_known_too_whatever_a_prompt_says(error: Exception) -> None:
     assert not passes(error)
+
+
+def test_a_server_that_asks_for_a_password_is_said_to() -> None:
+    error = AuthenticationError("HELLO must be called with the client already authenticated")
+    assert waiting_text(error) == "Redis is unavailable (it asks for a password); waiting for it"
 
 
 def test_trouble_that_passes_is_waited_for() -> None:

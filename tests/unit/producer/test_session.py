@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from redis.exceptions import (
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
     ConnectionError,
     InvalidResponse,
@@ -41,6 +42,21 @@ def ended(error: Exception) -> Result:
     [
         (AuthenticationError("WRONGPASS invalid"), "refuses the user or password (WRONGPASS"),
         (
+            AuthenticationError("HELLO must be called with the client already authenticated, or"),
+            "asks for a password; give it in the URL, as in redis://:PASSWORD@host:6379/0\n",
+        ),
+        (
+            ResponseError("unknown command 'HELLO', with args beginning with: '3'"),
+            "is too old for jobs; upgrade it to Redis 7.2 or newer, or Valkey, or",
+        ),
+        (ResponseError("unknown command 'EVALSHA'"), "lacks a command that jobs need (unknown"),
+        (ResponseError("DB index is out of range"), "has no database of this number; end the"),
+        (
+            ResponseError("Command # 1 (HSET k DB index) of pipeline caused error: NOPROTO no"),
+            "does not speak the protocol that is asked for; add ?protocol=2 to the URL\n",
+        ),
+        (BusyLoadingError("Redis is loading"), "is still loading its data; try again\n"),
+        (
             NoPermissionError("User a has no permissions to run the 'xadd' command"),
             "denies this user a right (User a has no permissions to run the 'xadd' command); "
             "grant it with ACL SETUSER",
@@ -55,8 +71,8 @@ def ended(error: Exception) -> Result:
 def test_an_error_of_redis_exits_with_3_and_its_remedy(error: RedisError, said: str) -> None:
     done = ended(error)
     assert done.exit_code == 3
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith(f"omlx-submit: Redis at redis://127.0.0.1:1/0 {said}")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"omlx-submit: Redis at redis://127.0.0.1:1/0 {said}")
 
 
 @pytest.mark.parametrize(
