@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omlx_producer.client.models import ANYWAY
 from omlx_producer.errors import (
     InvalidRequest,
     JobCancelled,
@@ -62,7 +63,7 @@ class ApiError(Exception):
 
 def api_error(error: Exception) -> ApiError:
     """What to answer instead of an exception. One that no request should meet is logged."""
-    sentence = one_line(str(error))
+    sentence = one_line(str(error).removesuffix(ANYWAY))
     match error:
         case ApiError():
             return error

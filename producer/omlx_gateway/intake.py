@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
 from omlx_gateway.batches import UNFINISHED_KEY, BatchRecords, drop_upload
-from omlx_gateway.errors import ApiError, log_failure, logged_outage
+from omlx_gateway.errors import ApiError, api_error, log_failure, logged_outage
 from omlx_gateway.files import FileStore
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
@@ -155,7 +155,7 @@ class Intake:
                 self._records.fail(batch_id, errors)
                 return
         except InvalidRequest as error:
-            self._records.fail(batch_id, [_error("invalid_request", str(error))])
+            self._records.fail(batch_id, [_error("invalid_request", api_error(error).message)])
             return
         batch = Batch.create(self._connection)
         if not self._records.move(

@@ -25,6 +25,7 @@ from omlx_producer.bulk.row import (
 )
 from omlx_producer.client.compiling import require_compilable
 from omlx_producer.client.models import (
+    ANYWAY,
     only_model,
     require_fit,
     require_known,
@@ -193,8 +194,7 @@ class RowMaker:
             require_known(GenerationRequest.parse({"model": shape.model, "prompt": "x"}), models)
         elif require_known_model and not models:
             raise InvalidRequest(
-                "no worker has announced a model yet; start one with omlx-worker run, or pass "
-                "--queue-anyway (require_known_model=False)"
+                f"no worker has announced a model yet; start one with omlx-worker run{ANYWAY}"
             )
         self._kind = kind
         self._shape = shape
@@ -330,7 +330,8 @@ class RowMaker:
             code = "unparsable" if custom_id is None else "invalid_request"
             if isinstance(error, ModelNotFound):
                 code = NO_MODEL
-            return _bad(record, custom_id, code, str(error), own_id=custom_id is not None)
+            reason = str(error).removesuffix(ANYWAY)
+            return _bad(record, custom_id, code, reason, own_id=custom_id is not None)
         self.used.add(request.model)
         digest = digest_of(custom_id, request.to_wire())
         return Row(custom_id, record.line, request, digest, columns)

@@ -33,6 +33,7 @@ from omlx_producer.cli.common import (
     fail,
     file_error,
 )
+from omlx_producer.client.models import ANYWAY
 from omlx_producer.connection import read_settings, redis_url, without_password
 from omlx_producer.environment import DOTENV, PREFIX
 from omlx_producer.errors import (
@@ -223,8 +224,9 @@ def with_command(*words: str, stdin: bool = False) -> str:
 
 def _name_option(message: str) -> str:
     """The message of an `InvalidRequest` with the command's option in place of the field."""
-    message = message.replace(" (require_known_model=False)", "")
     context = click.get_current_context()
+    anyway = ", or pass --queue-anyway" if "queue_anyway" in context.params else ""
+    message = message.replace(ANYWAY, anyway)
     # A file may have the name of a field.
     files = filter(None, map(context.params.get, ("input", "output", "source")))
     if message.startswith(tuple(map(str, files))):

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 RECENT_SECONDS = 60.0
 """Workers announce their model more often. One that is this far behind another has none."""
 
+ANYWAY = ", or pass require_known_model=False"
+"""The other remedy for a model that nobody has announced, in Python. Commands have an option."""
+
 
 def read_models(connection: redis.Redis, *, live: bool = False) -> dict[str, ModelInfo]:
     """The models that workers have announced, by alias.
@@ -61,9 +64,8 @@ def only_model(models: Mapping[str, ModelInfo]) -> str:
         return recent[0]
     if not recent:
         raise InvalidRequest(
-            "model: missing, and no worker has announced one yet; start a worker with "
-            "omlx-worker run, or name a model and pass --queue-anyway "
-            "(require_known_model=False)"
+            "model: missing, and no worker has announced one yet; name one, or start a worker "
+            "with omlx-worker run"
         )
     raise InvalidRequest(
         f"model: missing, but workers have announced several; give one of {_spell(recent)}"
@@ -81,7 +83,7 @@ def require_known(request: GenerationRequest, models: Mapping[str, ModelInfo]) -
     raise ModelNotFound(
         f"model: got {request.model!r}, which no worker has announced (known: "
         f"{_spell(models) or 'none'}); start a worker with omlx-worker run --model-alias "
-        f"{request.model}, or pass --queue-anyway (require_known_model=False)"
+        f"{request.model}{ANYWAY}"
     )
 
 

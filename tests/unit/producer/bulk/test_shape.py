@@ -99,6 +99,8 @@ def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
     own = ", id 'a'" if bad.custom_id else ""
     assert bad.reason.startswith(f"line 12{own}: ")
     assert reason in bad.reason
+    # A row has no options.
+    assert "require_known_model" not in bad.reason
 
 
 @pytest.mark.parametrize(
