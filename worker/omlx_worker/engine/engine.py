@@ -169,8 +169,13 @@ class DecodingEngine:
 
     def add(self, row: Row) -> Known:
         text = RowText(row, self._tokenizer)
-        for token in row.generated:
-            finish_reason = text.feed(token).finish_reason
+        read = 0 if self._repeats else len(row.generated)
+        for count, token in enumerate(row.generated, 1):
+            piece = text.feed(token)
+            finish_reason = piece.finish_reason
+            if piece.penalises:
+                # These came without the penalty, so steps with it would not repeat them.
+                read = max(read, count)
             if finish_reason is not None and row.prompt_logprobs is not None:
                 self._rows[row.row_id] = (row, text)
                 self._finish_reasons[row.row_id] = finish_reason
@@ -182,15 +187,12 @@ class DecodingEngine:
                     row.row_id, [], "", logprobs, finish_reason, reasoning_tokens=thought
                 )
                 return Known()
-        self._rows[row.row_id] = (row, text)
         if text.penalty != row.sampling.repetition_penalty:
-            # Its tokens came without the penalty, so steps with it would not repeat them.
-            sampling = replace(row.sampling, repetition_penalty=text.penalty)
-            return self._decoder.add(replace(row, sampling=sampling))
-        if self._repeats and row.generated:
-            self._again[row.row_id] = list(row.generated)
-            row = replace(row, generated=())
-        return self._decoder.add(row)
+            row = replace(row, sampling=replace(row.sampling, repetition_penalty=text.penalty))
+        self._rows[row.row_id] = (row, text)
+        if again := row.generated[read:]:
+            self._again[row.row_id] = list(again)
+        return self._decoder.add(replace(row, generated=row.generated[:read]))
 
     def prefill(self, tokens: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
         running = {row_id: count for row_id, count in tokens.items() if row_id not in self._ended}

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from omlx_producer.wire import ModelInfo
+from omlx_producer.wire import ModelInfo, RepetitionDetection
 from omlx_worker.decode.budget import MemoryBudget
 from omlx_worker.decode.chunk_size import ChunkSize
 from omlx_worker.decode.counters import Counters
@@ -176,6 +176,21 @@ def test_a_text_is_the_same_alone_in_company_and_after_a_kill() -> None:
     said = Worker(network, 0, lookup).run(rows, acts=16)
     assert any(0 < len(text) < 20 for text in said.values())
     assert joined(said, Worker(network, 0, lookup).run(killed(rows))) == wanted
+
+
+def test_a_row_that_goes_on_with_a_penalty_is_the_same_after_a_kill() -> None:
+    """One kill before the text repeats itself, one after the penalty began."""
+    network = two_layers()
+    loops = RepetitionDetection(max_pattern_size=1, min_count=6, repetition_penalty=1.2)
+    [row] = rows_of(1, 30)
+    looping = DecodeRow(replace(row.request, repetition=loops), BULK)
+    wanted = Worker(network).run([looping])["0"]
+
+    for acts, told in ((8, 4), (20, 12)):
+        row = DecodeRow(looping.request, BULK)
+        said = Worker(network).run([row], acts=acts)["0"]
+        assert len(said) == told
+        assert said + Worker(network).run(killed([row]))["0"] == wanted
 
 
 CASES: dict[str, tuple[str, mx.Dtype, int, int, int]] = {
