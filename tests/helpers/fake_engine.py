@@ -52,6 +52,7 @@ BREAKS_PREFILL, BREAKS_STEP, BREAKS_PREPARE = "break-prefill", "break-step", "br
 class _State:
     row: Row
     unread: int
+    whole: tuple[list[int], str]
     produced: int = 0
     sent: int = 0
     suspended: bool = False
@@ -86,7 +87,7 @@ class FakeEngine:
             raise RuntimeError(f"no tokenizer for {text}")
         tokens = [ord(character) for character in text] or list(request.prompt or ())
         asked = request.max_completion_tokens
-        length = (400 if text == GOES_ROUND else 16) if asked is None else asked
+        length = (1100 if text == GOES_ROUND else 16) if asked is None else asked
         loops = request.repetition_detection
         if len(tokens) + length > CONTEXT:
             raise InvalidRequest(f"prompt: got {len(tokens)} tokens; at most {CONTEXT} fit")
@@ -123,9 +124,9 @@ class FakeEngine:
         assert row.row_id not in self.states
         assert len(self._present) < self.max_rows
         produced = len(row.generated)
-        tokens, _ = expected(row)
-        assert list(row.generated) == tokens[:produced]
-        self.states[row.row_id] = _State(row, row.length, produced, self._said(row))
+        whole = expected(row)
+        assert list(row.generated) == whole[0][:produced]
+        self.states[row.row_id] = _State(row, row.length, whole, produced, self._said(row))
         self.most_rows = max(self.most_rows, len(self._present))
         return Known()
 
@@ -213,7 +214,7 @@ class FakeEngine:
 
     def _advance(self, state: _State) -> Emission:
         row = state.row
-        tokens, text = expected(row)
+        tokens, text = state.whole
         new = tokens[state.produced : state.produced + 1]
         state.produced += 1
         ends_on_stop_token = len(tokens) < row.max_tokens

@@ -192,7 +192,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "repetition_detection",
             default=None,
             callback=_loops,
-            help="End texts that repeat themselves.",
+            help="End texts that loop 32 times and for 1,024 tokens.",
         ),
         _sampling("--ignore-eos", is_flag=True, default=None, help="Continue after the end token."),
     ]

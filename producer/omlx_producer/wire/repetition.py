@@ -60,5 +60,5 @@ class RepetitionDetection(RequestPart):
         return max(self.min_count * size, self.min_tokens)
 
 
-LOOPS = RepetitionDetection(max_pattern_size=128, min_count=8, min_tokens=256)
-"""Loops that no text goes through for a reason."""
+LOOPS = RepetitionDetection(max_pattern_size=128, min_count=32, min_tokens=1024)
+"""Longer than what a text repeats for a reason, such as a table of zeros."""

@@ -100,7 +100,8 @@ class Intake:
                 release_memory()
         if request.max_completion_tokens is None:
             rows = self._within_memory(rows)
-            if claim.row and request.repetition_detection is None:
+            free = request.constraint is None and request.calling is None
+            if claim.row and free and request.repetition_detection is None:
                 rows = [replace(row, repetition=LOOPS) for row in rows]
         sizes = _sizes(rows)
         if objection := self._objection(sizes):

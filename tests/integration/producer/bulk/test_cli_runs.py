@@ -723,9 +723,14 @@ def test_a_refusal_of_rows_with_constraints_of_their_own_is_theirs(
 
 @pytest.mark.usefixtures("worker")
 def test_a_row_without_a_limit_ends_where_it_repeats_itself(run: Run, tmp_path: Path) -> None:
-    limits = {"free": None, "limited": 300}
+    limits = {"free": None, "limited": 1050}
     rows = [batch_line(name, GOES_ROUND, max_tokens=limit) for name, limit in limits.items()]
     rows.append(batch_line("off", GOES_ROUND, max_tokens=None, repetition_detection={}))
+    choice = {"structured_outputs": {"choice": ["ab"]}}
+    rows.append(batch_line("held", GOES_ROUND, max_tokens=None, **choice))
+    tools = [{"type": "function", "function": {"name": "give"}}]
+    chat = {"model": ALIAS, "messages": [{"role": "user", "content": GOES_ROUND}], "tools": tools}
+    rows.append(batch_line("calls") | {"url": "/v1/chat/completions", "body": chat})
     rows.append(batch_line("other", max_tokens=None))
     write_jsonl(tmp_path / "rows.jsonl", rows)
 
@@ -737,18 +742,20 @@ def test_a_row_without_a_limit_ends_where_it_repeats_itself(run: Run, tmp_path: 
         "free": "repetition",
         "limited": "length",
         "off": "length",
+        "held": "length",
+        "calls": "length",
         "other": "",
     }
-    assert bodies["free"]["usage"]["completion_tokens"] == 256
+    assert bodies["free"]["usage"]["completion_tokens"] == 1024
     summary = json.loads(done.stderr.splitlines()[-1])
-    assert (summary["ok"], summary["cut_by_repetition"]) == (4, 1)
+    assert (summary["ok"], summary["cut_by_repetition"]) == (6, 1)
 
 
 @pytest.mark.usefixtures("worker")
 def test_an_option_ends_loops_in_rows_with_a_limit_and_another_lets_them_go_on(
     run: Run, tmp_path: Path
 ) -> None:
-    limits = {"free": None, "limited": 300}
+    limits = {"free": None, "limited": 1050}
     rows = [batch_line(name, GOES_ROUND, max_tokens=limit) for name, limit in limits.items()]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     for option, reason in (("--end-loops", "repetition"), ("--no-end-loops", "length")):

@@ -8,6 +8,7 @@ import pytest
 
 from omlx_producer.wire import LOOPS, RepetitionDetection
 from omlx_worker.engine.rows.repetition import Repetition
+from tests.helpers.decoding import Loaded
 
 
 def detection(**fields: int) -> RepetitionDetection:
@@ -65,4 +66,24 @@ def test_rows_of_files_may_tabulate_what_is_alike() -> None:
     """A table of 30 columns, 100 rows of one label, a long rule: none is a loop."""
     header, label, rule = [7, 8] * 30, [5, 6] * 100, [9] * 200
     assert found_at(header + label + rule, LOOPS) is None
-    assert found_at([1, 2, 3, 4] * 70, LOOPS) == 256
+    assert found_at([1, 2, 3, 4] * 270, LOOPS) == 1024
+
+
+@pytest.mark.parametrize(
+    ("one", "between", "count"),
+    [
+        (" ".join("0" * 16), "\n", 16),
+        (f"[{', '.join('0' * 16)}]", ",\n", 16),
+        ("0", ", ", 256),
+        ('{"name": "unknown", "value": 0, "unit": null}', ",\n", 30),
+    ],
+    ids=["a table of zeros", "a list of lists", "a list of zeros", "equal objects"],
+)
+def test_code_and_data_may_say_one_thing_often(
+    demo: Loaded, one: str, between: str, count: int
+) -> None:
+    def tokens(count: int) -> list[int]:
+        return demo.tokenizer.encode(between.join([one] * count))
+
+    assert found_at(tokens(count), LOOPS) is None
+    assert found_at(tokens(8 * count), LOOPS)
