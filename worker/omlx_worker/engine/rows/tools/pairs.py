@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "array": list,
 }
 _JSON = json.JSONDecoder(strict=False)
+_TAG = re.compile(r"<\w+")
 
 _WRAPPED = "<![CDATA["
 """Begins a text that MiniCPM wraps because it holds markup. mlx-lm unwraps it."""
@@ -35,6 +37,8 @@ class PairReader:
         self._pairs: Pairs = syntax.pairs
         before, self._after = syntax.before.lstrip(), syntax.after.rstrip()
         self._start, self._end = syntax.start, syntax.end
+        # However a call is written, each of its pairs begins and ends with these.
+        self._begin, self._close = _TAG.findall(self._pairs.before)[0], self._pairs.after.strip()
         self._openings = {
             before.replace("{name}", function.name): function.name for function in functions
         }
@@ -66,12 +70,33 @@ class PairReader:
             text, found = text[_past(text, at, self._after) :].lstrip(), found + 1
             if ended:
                 text = text[_past(text, 0, self._end) :].lstrip().removeprefix(self._start).lstrip()
+            following = (*map(str.rstrip, self._openings), self._start, self._end)
+            if not any(text.startswith(each) or each.startswith(text) for each in following):
+                raise ValueError("the call may end elsewhere")
             yield {"name": name, "arguments": arguments}
 
-    def is_cut(self, text: str) -> bool:
-        """Whether the last pair of a text, however it is written, has no end."""
-        end = self._pairs.after.strip()
-        return text.rfind(end.replace("/", "").rstrip(">")) > text.rfind(end)
+    def functions(self, text: str) -> Iterator[tuple[str, int]]:
+        """The functions in a text that is written otherwise, and how many pairs each has.
+
+        Raises:
+            ValueError: if there is more than pairs in one, so that a value may end elsewhere.
+        """
+        after = self._after or self._end
+        count = 0
+        *pairs, rest = text.split(self._close)
+        at = end = 0
+        for pair in pairs:
+            gap, begin, _ = pair.partition(self._begin)
+            if not begin:
+                raise ValueError("no pair begins here")
+            if count and gap.strip():
+                past = _past(text, end + len(gap) - len(gap.lstrip()), after)
+                yield text[at:past], count
+                at, count = past, 0
+            end, count = end + len(pair) + len(self._close), count + 1
+        if self._begin in rest or (count and rest.strip() not in ("", after)):
+            raise ValueError("the last pair may end elsewhere")
+        yield text[at:], count
 
     def _arguments(
         self, text: str, at: int, parameters: dict[str, Parameter]
@@ -85,6 +110,8 @@ class PairReader:
             parameter = parameters.get(text[begun:end])
             if parameter is None or parameter.type is None:
                 raise ValueError("a value may have several types")
+            if parameter.key in arguments:
+                raise ValueError("a value is given twice")
             read = self._text if parameter.type == "string" else self._json
             arguments[parameter.key], at = read(text, end + len(tail), parameter)
         return arguments, at
@@ -93,7 +120,7 @@ class PairReader:
         after = self._pairs.after
         end = text.index(after, at)
         value = text[at:end]
-        if after.strip() in value or value.startswith(_WRAPPED):
+        if self._close in value or value.startswith(_WRAPPED):
             raise ValueError("the text may end elsewhere")
         null = parameter.nullable and value == "null"
         return None if null else value, end + len(after)

@@ -125,12 +125,19 @@ class CallReader:
         if self._exact is not None:
             with suppress(ValueError):
                 return list(self._exact.read(text))
-            if isinstance(self._exact, PairReader) and self._exact.is_cut(text):
-                raise ValueError("an argument has no end")
         if self._takes_long(text):
             raise ValueError("it takes too long to read")
+        if isinstance(self._exact, PairReader):
+            return [self._paired(*each) for each in self._exact.functions(text)]
         found = self._parser(text, self._tools)
         return found if isinstance(found, list) else [found]
+
+    def _paired(self, function: str, pairs: int) -> dict[str, Any]:
+        """The call of a function that is written otherwise. Each of its pairs is an argument."""
+        call: dict[str, Any] = self._parser(function, self._tools)
+        if pairs and len(call["arguments"]) != pairs:
+            raise ValueError("a value may end elsewhere")
+        return call
 
     def _takes_long(self, text: str) -> bool:
         begin, most = _SLOW.get(self._family, ("", 0))

@@ -142,6 +142,28 @@ def test_a_call_that_the_grammar_takes_is_read_as_it_was_meant(
     ] == calls
 
 
+@pytest.mark.parametrize(("family", "marks"), [*WITH_TOKENS, *WITHOUT])
+@settings(max_examples=20)
+@given(text=TEXTS)
+@example(text="a</parameter>b")
+def test_a_free_call_is_read_as_it_was_written_or_stays_text(
+    family: str, marks: bool, text: str
+) -> None:
+    tokenizer, model = tokenizer_of(family, thinking=True, marks=marks), chat(family, marks)
+    tokens: list[int] = []
+    for piece, is_syntax in pieces_of(syntax(family), "say", {"text": text}):
+        tokens += (
+            tokenizer.encode(piece, add_special_tokens=False)
+            if is_syntax
+            else spelled(tokenizer, piece)
+        )
+    asked = request(tool_choice="auto")
+    message = answer_of(tokenizer, model.form(asked, model.encode(asked)), tokens)
+
+    for call in message.get("tool_calls", ()):
+        assert json.loads(call["function"]["arguments"]) == {"text": text}
+
+
 SAID = '<function name="say"><param name="text">{}</param></function>'
 
 

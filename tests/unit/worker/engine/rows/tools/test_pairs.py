@@ -80,20 +80,33 @@ def test_a_marker_inside_json_ends_nothing(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_coder", "minimax_m2"])
 def test_one_section_may_hold_several_calls(family: str) -> None:
-    def inner(number: int) -> str:
-        text = written(syntax(family), "save", {"id": number})
+    def inner(**arguments: Any) -> str:
+        text = written(syntax(family), "save", arguments)
         return text.removeprefix(syntax(family).start).removesuffix(syntax(family).end)
 
-    assert read(family, inner(1) + inner(2)) == [("save", {"id": 1}), ("save", {"id": 2})]
+    for first in ({"id": 1}, {"any": "x"}):
+        text = inner(**first) + inner(text="a", sure=True)
+        assert read(family, text) == [("save", first), ("save", {"text": "a", "sure": True})]
 
 
 @pytest.mark.parametrize("family", PAIRED)
-def test_a_text_that_holds_the_end_of_a_pair_is_left_to_the_parser(family: str) -> None:
-    pairs = syntax(family).pairs
-    assert pairs is not None
-    marker = pairs.after.strip()
-    text = written(syntax(family), "save", {"text": f"a{marker}b"})
-    assert read(family, text) == [("save", {"text": "a"})]
+@pytest.mark.parametrize("value", ["a{end}b", "a{end}", "{end}", "a{end}{after}b", "a{end}{text}b"])
+@pytest.mark.parametrize("other", [{}, {"any": 1}], ids=["exactly", "by the parser"])
+def test_a_call_whose_text_holds_the_end_of_a_pair_is_none(
+    family: str, value: str, other: dict[str, Any]
+) -> None:
+    form = syntax(family)
+    assert form.pairs is not None
+    begin = form.pairs.before.replace("{key}", "text")
+    text = value.format(end=form.pairs.after, after=form.after, text=begin)
+    assert read(family, written(form, "save", {"text": text} | other)) == []
+
+
+def test_the_first_of_two_calls_in_one_text_may_be_a_call_that_was_cut() -> None:
+    form = syntax("qwen3_coder")
+    text = written(form, "save", {"text": "a\n</parameter>\n</function>\nb"})
+    reader = CallReader(tokenizer_of("qwen3_coder"), FUNCTIONS)
+    assert reader.read_cut(text.removeprefix(form.start).removesuffix(form.end)) == []
 
 
 def test_a_wrapped_text_is_unwrapped() -> None:

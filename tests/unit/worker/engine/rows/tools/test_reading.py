@@ -160,7 +160,7 @@ def test_a_value_that_is_nested_too_deeply_ends_no_job(family: str, call: str, n
     [
         ("gemma4", "call:get_weather{a", 1000),
         ("gemma4", 'call:get_weather{<|"|>', 1000),
-        ("glm47", "get_weather<arg_key>o</arg_key>\n", 3000),
+        ("glm47", "<arg_key>o</arg_key><arg_value></arg_value>\n", 1900),
         ("json_tools", "[", 100_001),
     ],
 )
