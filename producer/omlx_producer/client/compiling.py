@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from omlx_producer.client.formats import without_formats
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.wire import GenerationRequest
 
@@ -25,6 +27,7 @@ _OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
 _PLAINLY = {
     "NoExtension": "no text can match it",
+    "Unsatisfiable schema: Regex is empty": "no text can match it",
     "oneOf constraints": "oneOf is taken only of schemas that exclude each other; give anyOf",
     "Expecting object schema": "it is no JSON object; give one",
 }
@@ -48,9 +51,7 @@ def require_compilable(request: GenerationRequest) -> None:
         if constraint.kind == "regex":
             kind, grammar = "regular expression", LLMatcher.grammar_from_regex(constraint.value)
         elif constraint.kind == "json_schema":
-            schema = constraint.value
-            kind = "schema"
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_FORM)
+            kind, grammar = "schema", grammar_of_schema(constraint.value)
         else:
             return
         error = LLMatcher.validate_grammar(grammar)
@@ -60,6 +61,18 @@ def require_compilable(request: GenerationRequest) -> None:
         field = "response_format" if request.response_format else "structured_outputs"
         reason = plain_reason(error)
         raise InvalidRequest(f"{field}: the {kind} cannot be compiled ({reason}); change it")
+
+
+def grammar_of_schema(schema: str) -> str:
+    """The grammar of a JSON schema in llguidance's own form.
+
+    Raises:
+        ValueError: if it cannot be compiled.
+    """
+    from llguidance import LLMatcher
+
+    told = without_formats(json.loads(schema))
+    return LLMatcher.grammar_from_json_schema(told, overrides=JSON_FORM)
 
 
 def plain_reason(error: str) -> str:

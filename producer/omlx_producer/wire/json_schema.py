@@ -13,8 +13,8 @@ MAX_SCHEMA_LEVELS = 64
 MAX_PATH = 120
 
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-# The keywords whose values hold schemas: by name, in a list, or one.
-_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+# The keywords whose values hold schemas: by name (NAMED), in a list, or one.
+NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = (
     *("items", "additionalItems", "unevaluatedItems", "contains"),
@@ -55,7 +55,7 @@ def _problems(schema: Any, path: str, root: dict[str, Any]) -> Iterator[tuple[st
         yield path, f"got {reprlib.repr(schema)}; give a JSON schema"
         return
     yield from _own_problems(schema, path, root)
-    for keyword in _NAMED:
+    for keyword in NAMED:
         held = schema.get(keyword, {})
         if not isinstance(held, dict):
             yield f"{path}.{keyword}", f"got {reprlib.repr(held)}; give an object of JSON schemas"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from omlx_producer.client.compiling import JSON_FORM, plain_reason
+from omlx_producer.client.compiling import JSON_FORM, grammar_of_schema, plain_reason
 from omlx_producer.wire.structure import Constraint
 from omlx_worker.engine.rows.lark import Spelling, literally, numbered, quoted
 from omlx_worker.engine.rows.vocabulary import named_tokens, tokens_of
@@ -186,7 +186,7 @@ def _text_of_answer(constraint: Constraint, names: Mapping[str, int]) -> str:
         case "json_object":
             value = '{"type": "object"}'
     try:
-        return LLMatcher.grammar_from_json_schema(value, overrides=JSON_FORM)
+        return grammar_of_schema(value)
     except ValueError as error:
         raise BadConstraint(plain_reason(str(error))) from None
 

@@ -41,6 +41,7 @@ def test_each_kind_takes_what_it_describes_and_nothing_else() -> None:
     for constraint, right, wrong in (
         (Constraint("json_object"), '{"a": [1, null]}', "[1]"),
         (Constraint("json_schema", schema), '{"a": 3}', '{"a": "3"}'),
+        (Constraint("json_schema", '{"format": "date"}'), '"2024-02-29"', '"2023-02-29"'),
         (Constraint("regex", r"[a-z]{2}-\d+"), "ab-12", "ab-"),
         (Constraint("choice", '["yes", "no|way*"]'), "no|way*", "no"),
         (Constraint("grammar", 'start: "x" start | "y"'), "xxy", "yx"),
@@ -132,6 +133,7 @@ def test_a_schema_cannot_ask_to_be_taken_leniently() -> None:
     ("kind", "value", "reason"),
     [
         ("json_schema", {"$ref": "#"}, "schema: no text can match it"),
+        ("json_schema", {"const": "2023-02-29", "format": "date"}, "schema: no text can match it"),
         ("json_schema", {"enum": []}, "schema: Unsatisfiable schema: anyOf is empty"),
         ("json_schema", {"type": "string", "pattern": "a(?=b)"}, "look-around"),
         ("json_schema", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, "give anyOf"),

@@ -27,6 +27,7 @@ WEATHER = FunctionDefinition(
             "unit": {"enum": ["C", "F"]},
             "exact": {"type": ["boolean", "null"]},
             "spots": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "dates": {"type": "array", "items": {"type": "string", "format": "date"}},
         },
         "required": ["place", "days"],
         "additionalProperties": False,
@@ -36,7 +37,10 @@ WEATHER = FunctionDefinition(
 CLOCK = FunctionDefinition(name="get_time", parameters=None)
 TEXT = {"type": "string"}
 BOTH = (WEATHER, CLOCK)
-PARIS = {"place": "Paris <é>", "days": 3, "unit": "C", "exact": None, "spots": ["a b"]}
+PARIS = {
+    **{"place": "Paris <é>", "days": 3, "unit": "C", "exact": None},
+    **{"spots": ["a b"], "dates": ["2024-02-29"]},
+}
 
 
 def grammar(
@@ -84,6 +88,7 @@ def test_what_the_grammar_admits_is_read_again(
         ("get_weather", {"place": "x", "days": "3x"}),
         ("get_weather", {"place": "x", "days": 3, "unit": "K"}),
         ("get_weather", {"place": "x", "days": 3, "spots": []}),
+        ("get_weather", {"place": "x", "days": 3, "dates": ["2023-02-29"]}),
         ("get_weather", {"place": "x", "days": 3, "more": 1}),
     ],
 )
