@@ -17,6 +17,8 @@ from omlx_worker.engine.engine import DecodingEngine
 from omlx_worker.engine.loading import loader
 from omlx_worker.engine.loading.loader import load_engine
 from omlx_worker.engine.ragged.masks import Matcher
+from omlx_worker.engine.ragged.sampling import Sampled
+from omlx_worker.engine.ragged.step import RowStep
 from omlx_worker.engine.rows.interface import ModelError
 from omlx_worker.engine.rows.row import Emission
 from tests.helpers import checkpoints
@@ -265,6 +267,38 @@ def test_an_emission_says_how_much_of_its_text_drafts_wrote() -> None:
     for emission in emissions:
         drafted = (emission.logprobs or [])[: emission.accepted]
         assert emission.drafted_text == len("".join(entry.token for entry in drafted))
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "kept"),
+    [
+        ({"stop_token_ids": [65]}, "stop", 1),
+        ({"stop": "b"}, "stop", 2),
+        ({"max_tokens": 2}, "length", 2),
+        ({"repetition_detection": {"max_pattern_size": 1, "min_count": 2}}, "repetition", 3),
+    ],
+)
+def test_a_row_ends_inside_the_accepted_drafts_of_a_step(
+    engine: DecodingEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    reason: str,
+    kept: int,
+) -> None:
+    tokens = engine._tokenizer.encode("abbcd")
+    assert tokens == [64, 65, 65, 66, 67]
+    [row] = engine.prepare(
+        GenerationRequest.parse({"model": "m", "prompt": "x", "max_tokens": 9, **asked}), "job"
+    )
+    engine.add(row)
+    drafted = RowStep(row.row_id, [*map(Sampled, tokens)], drafted=4, step_depth=4)
+    monkeypatch.setattr(engine._decoder, "step", lambda _: [drafted])
+
+    [emission] = engine.step()
+
+    assert emission.finish_reason == reason
+    assert emission.tokens == tokens[:kept]
+    assert engine.step() == [], "the row has left"
 
 
 @pytest.mark.parametrize(("stop", "reason"), [(True, "stop"), (False, "length")])

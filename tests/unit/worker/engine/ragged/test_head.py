@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from omlx_worker.engine.kernels.window import TAIL
 from omlx_worker.engine.ragged.decoder import RaggedDecoder
@@ -57,6 +58,35 @@ def test_the_first_drafts_after_plain_steps_are_those_of_a_batch_that_always_dra
 
     wanted, got = (decoder.state["drafts"] for decoder in (always, seldom))
     assert got.tolist() == wanted.tolist()
+
+
+def drafts_of_mlx_lm(loaded: Loaded, history: list[int], depth: int) -> list[int]:
+    """The greedy drafts of mlx-lm's own layers after a text, with a plain cache."""
+    model, head = loaded.network.language_model, loaded.network.mtp
+    caches = [KVCache() for _ in head.layers]
+    tokens = mx.array([history])
+    hidden, following = model.model(tokens[:, :-1]), tokens[:, 1:]
+    drafts: list[int] = []
+    for _ in range(depth):
+        hidden = head(model.model.embed_tokens(following), hidden, caches)[:, -1:]
+        following = mx.argmax(model.model.embed_tokens.as_linear(hidden), axis=-1)
+        drafts.append(int(following.item()))
+    return drafts
+
+
+def test_each_draft_reads_the_one_before_it_at_the_next_position(qwen: Loaded) -> None:
+    prompts = {"x": [1, 2, 3, 4, 5], "y": list(range(30, 60))}
+    decoder = qwen.decoder(3)
+    for name, prompt in prompts.items():
+        decoder.add(row(name, prompt, 40))
+        decoder.prefill({name: len(prompt)})
+    for _ in range(4):
+        decoder.step()
+        cursors, drafts = decoder.state["cursors"].tolist(), decoder.state["drafts"].tolist()
+        for name, prompt in prompts.items():
+            slot = decoder.rows[name].slot
+            history = (prompt + qwen.greedy(prompt, 40))[: cursors[slot] + 1]
+            assert drafts[slot] == drafts_of_mlx_lm(qwen, history, 3), (name, len(history))
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="products are counted on the CPU")
