@@ -22,7 +22,10 @@ MOST_SAMPLED = 1 << 28
 """Bytes of keys that are made to compare forms; bodies with more use what these use."""
 
 MOST_POSITIONS = 32
-"""Of a prompt, that are made to compare forms; longer ones use what these use."""
+"""Of a prompt, that are made to compare forms; longer ones use what these use.
+
+Rows and positions are rounded up to a power of two, or each burst of prompts would be a new size.
+"""
 
 
 def _forms(plain: Any, kernel: Any, method: str) -> tuple[Form, dict[str, Form]]:
@@ -123,10 +126,9 @@ class ContestedRule:
     def read(
         self, prompt: Inputs, log_decay: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        slots, width, heads, _ = prompt.values.shape
-        few = slice(min(width, MOST_POSITIONS))
-        like = prompt.at(few), log_decay[:, few], state
-        size = f"{slots} x {few.stop} and more, {heads} heads of {_head(prompt.values)}"
+        heads = prompt.values.shape[2]
+        like = Inputs(*map(_like, prompt)), _like(log_decay), _like(state, width=False)
+        size = f"{_size(like[1])} and more, {heads} heads of {_head(prompt.values)}"
         forms = _forms(self.plain, self.kernel, "read")
         given = prompt, log_decay, state
         out: tuple[mx.array, mx.array] = self.contest.run(
@@ -149,20 +151,22 @@ class ContestedNet(NetOperations):
     def prepare(
         self, projected: Projected, conv: mx.array, past: mx.array | None, accepted: mx.array | None
     ) -> tuple[Inputs, mx.array]:
-        few = _first(projected)
+        few, before = projected, conv
+        if accepted is None:
+            few, before = tuple(map(_like, projected)), _like(conv, width=False)
         size = f"{_size(few[0])}, {self._module.num_v_heads} heads"
         size += f" after {past.shape[1]}" if past is not None else ""
         size += " of prompts" if accepted is None else ""
         forms = _forms(self._plain, self._kernels, "prepare")
         given = projected, conv, past, accepted
-        like = few, conv, past, None if accepted is None else _all(past, accepted)
+        like = few, before, past, None if accepted is None else _all(past, accepted)
         out: tuple[Inputs, mx.array] = self._contest.run(
             "net inputs", size, *forms, *given, like=like
         )
         return out
 
     def gated(self, out: mx.array, projected: Projected) -> mx.array:
-        few = out[:, :MOST_POSITIONS], _first(projected)
+        few = _like(out), tuple(map(_like, projected))
         size = f"{_size(few[0])}, {self._module.num_v_heads} heads"
         forms = _forms(self._plain, self._kernels, "gated")
         given = out, projected
@@ -195,9 +199,18 @@ def _all(past: mx.array | None, accepted: mx.array) -> mx.array:
     return mx.full(accepted.shape, past.shape[1] - 1 if past is not None else 0, accepted.dtype)
 
 
-def _first(projected: Projected) -> Projected:
-    """The first positions of a window."""
-    return tuple(part[:, :MOST_POSITIONS] for part in projected)
+def _like(array: mx.array, *, width: bool = True) -> mx.array:
+    """An array of the shape in which a window's forms are compared.
+
+    Args:
+        array: ``[S, W, ...]``, or ``[S, ...]`` without ``width``.
+    """
+    shape = list(array.shape)
+    for axis in range(1 + width):
+        shape[axis] = 1 << (shape[axis] - 1).bit_length()
+    if width:
+        shape[1] = min(shape[1], MOST_POSITIONS)
+    return mx.zeros(shape, array.dtype)
 
 
 def _size(array: mx.array) -> str:

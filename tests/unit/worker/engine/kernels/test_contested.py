@@ -58,3 +58,15 @@ def test_kernels_that_the_device_does_not_have_leave_the_plain_forms(family: str
     assert run(RaggedDecoder(model), ROWS) == wanted
     assert {result.form for result in contest.results} == {"plain"}
     assert all("it fails: " in result.faults["kernel"] for result in contest.results)
+
+
+@on_cpu
+def test_prompts_of_about_one_length_are_one_size(qwen: Loaded) -> None:
+    contest = Contest()
+    model = as_ragged(qwen.network, kernels=competing(contest, PlainAttention()))
+    sizes = []
+    for length in (11, 14, 17):
+        run(RaggedDecoder(model), [row("a", list(range(length)), 1)])
+        sizes.append(len(contest.results))
+
+    assert sizes[0] == sizes[1] == sizes[2]
