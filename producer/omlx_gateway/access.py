@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
-from omlx_producer.wire import Priority
+from omlx_producer.wire import GenerationRequest, Priority
 
 OPEN_PATHS = ("/", "/health")
 """The page asks for a key itself, and shows nothing without one."""
@@ -90,9 +93,12 @@ def key_of(request: Request) -> ApiKey | None:
 
 
 def owner_of(request: Request) -> str | None:
-    """The name of a request's key, to which its files and batches belong."""
+    """To whom a request's jobs, files and batches belong: the hash of its key; None without keys.
+
+    The key's name may be given to another key.
+    """
     key = key_of(request)
-    return None if key is None else key.name
+    return None if key is None else key.sha256
 
 
 def owner_field(owner: str | None) -> dict[str, str]:
@@ -103,6 +109,26 @@ def owner_field(owner: str | None) -> dict[str, str]:
 def is_own(record: Mapping[str, str], owner: str | None) -> bool:
     """Whether a record is this owner's; all are of a gateway without keys."""
     return owner is None or record.get("owner") == owner
+
+
+def secret_of(owner: str, text: str) -> str:
+    """A text such as an idempotency key, made different for each owner. Others cannot guess it."""
+    return hmac.new(owner.encode(), text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def own_salt(owner: str | None, given: Any) -> Any:
+    """The cache salt of an owner's request, which no other owner's request has.
+
+    Args:
+        given: that of the request; None without one.
+
+    Raises:
+        InvalidRequest: if that is no salt.
+    """
+    if owner is None:
+        return given
+    asked = GenerationRequest.parse({"model": "x", "prompt": "x", "cache_salt": given})
+    return secret_of(owner, f"cache_salt:{asked.cache_salt or ''}")
 
 
 def require_model(request: Request, model: str | None) -> None:

@@ -57,7 +57,7 @@ class BatchRecords:
     """The records of batches in Redis.
 
     Attributes:
-        owner: the name of the API key whose batches are found; None for all.
+        owner: of the batches that are found, see `owner_of`; None for all.
     """
 
     connection: Redis

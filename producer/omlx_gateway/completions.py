@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
+from redis import Redis
+from rq.exceptions import DeserializationError
+from rq.job import Job
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from omlx_gateway.access import allowed_priority, key_of, require_model
+from omlx_gateway.access import (
+    allowed_priority,
+    own_salt,
+    owner_of,
+    require_model,
+    secret_of,
+)
 from omlx_gateway.errors import ApiError, api_error
 from omlx_gateway.gateway import Gateway, cancel, read_priority
 from omlx_gateway.streaming import JobStream, event_stream
 from omlx_producer import AsyncJobHandle
-from omlx_producer.client.outcome import unknown_job
+from omlx_producer.client.outcome import fetch_job, unknown_job
 from omlx_producer.errors import JobCancelled, JobFailed
 from omlx_producer.wire import Completion, GenerationRequest, read_queue_name
 from omlx_producer.wire.responses import chat_fields, response_of
@@ -57,11 +67,11 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
         own: the field of its prompt.
         foreign: that of the other endpoint.
     """
-    gateway = Gateway.of(request)
+    gateway, owner = Gateway.of(request), owner_of(request)
     priority = allowed_priority(request, read_priority(request))
     key = request.headers.get("idempotency-key")
-    if key and (caller := key_of(request)):
-        key = caller.own(key)
+    if key and owner:
+        key = secret_of(owner, f"idempotency_key:{key}")
     jobs = list[AsyncJobHandle]()
     echoed: GenerationRequest | None = None
     async with gateway.body_of(request) as body:
@@ -79,6 +89,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
                     param="stream",
                 )
             body = await run_in_threadpool(chat_fields, body)
+        body["cache_salt"] = salt = own_salt(owner, body.get("cache_salt"))
         streams = body.get("stream") is True
         form = JobStream(own == "messages", str(model or ""), _stream_options(body))
         last = request.headers.get("last-event-id") if streams else None
@@ -96,7 +107,7 @@ async def _complete(request: Request, own: str, foreign: str) -> Response:
     # The answer may take an hour.
     del body
     if last:
-        return await _go_on(request, last, form)
+        return await _go_on(request, last, form, salt if owner else None)
     # A client with a key comes again.
     detached = key is not None or request.headers.get("x-omlx-detach", "").lower() == "true"
     if streams:
@@ -190,19 +201,40 @@ def _stream_options(body: dict[str, Any]) -> dict[str, bool]:
     return {name: options.get(name) is True for name in ("include_usage", "include_drafted")}
 
 
-async def _go_on(request: Request, last: str, form: JobStream) -> Response:
-    """Go on with a stream that was cut, of this gateway or another one."""
+async def _go_on(request: Request, last: str, form: JobStream, salt: str | None) -> Response:
+    """Go on with a stream that was cut, of this gateway or another one.
+
+    Args:
+        salt: that the job must have, as those of the request's key do; None for any job.
+    """
     gateway = Gateway.of(request)
     found = _EVENT_ID.fullmatch(last)
     if found is None:
         raise ApiError(400, f"Last-Event-ID: got {last!r:.80}; give the id of an event")
-    state = await gateway.producer.status(found[1])
-    queue = read_queue_name(state.queue)
-    if queue is None:
-        raise unknown_job(found[1])
-    require_model(request, queue[0])
-    job = AsyncJobHandle(found[1], state.queue, gateway.producer)
+    queue = await run_in_threadpool(_find_queue, gateway.blocking, found[1], salt)
+    job = AsyncJobHandle(found[1], queue, gateway.producer)
     return await _stream(request, job, form, int(found[2]), keep=True)
+
+
+def _find_queue(connection: Redis, job_id: str, salt: str | None) -> str:
+    """The queue of a job that has a salt.
+
+    Raises:
+        UnknownJob: if there is none.
+    """
+    job = fetch_job(connection, job_id)
+    if read_queue_name(job.origin) is None or (salt is not None and _salt_of(job) != salt):
+        raise unknown_job(job_id)
+    return job.origin
+
+
+def _salt_of(job: Job) -> Any:
+    """The cache salt of a job's request, from a payload that may be anything."""
+    with contextlib.suppress(DeserializationError):
+        match job.kwargs:
+            case {"request": {"cache_salt": salt}}:
+                return salt
+    return None
 
 
 async def _stream(

@@ -48,7 +48,7 @@ class FileStore:
     """The files, by the records in Redis.
 
     Attributes:
-        owner: the name of the API key whose files are found and added; None for all.
+        owner: of the files that are found and added, see `owner_of`; None for all.
     """
 
     connection: Redis

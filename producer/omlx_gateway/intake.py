@@ -10,34 +10,26 @@ takes it as it is.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import IO, Any
 
 from redis import Redis
 from redis.exceptions import RedisError
 from redis.utils import str_if_bytes
 
+from omlx_gateway.batch_input import BatchInput, batch_error
 from omlx_gateway.batches import UNFINISHED_KEY, BatchRecords, drop_upload
 from omlx_gateway.errors import ApiError, api_error, log_failure, logged_outage
 from omlx_gateway.files import FileStore
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
-from omlx_producer.bulk.records import Record, read_records
-from omlx_producer.bulk.row import BadRow, Row, place_of
-from omlx_producer.bulk.shape import RowMaker, Shape
-from omlx_producer.client.models import read_models
 from omlx_producer.errors import InvalidRequest, UnknownJob
 
 LOOK_SECONDS = 0.5
 CLAIM_SECONDS = 10.0
-MAX_ROWS = 50_000
-MAX_ERRORS = 100
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +128,7 @@ class Intake:
             self._files.find(record["input_file_id"])
         except ApiError:
             message = f"the input file {record['input_file_id']} was deleted"
-            self._records.fail(batch_id, [_error("file_not_found", message)])
+            self._records.fail(batch_id, [batch_error("file_not_found", message)])
             return
         content = self._files.contents.open(record["input_file_id"])
         if content is None:
@@ -155,7 +147,7 @@ class Intake:
                 self._records.fail(batch_id, errors)
                 return
         except InvalidRequest as error:
-            self._records.fail(batch_id, [_error("invalid_request", api_error(error).message)])
+            self._records.fail(batch_id, [batch_error("invalid_request", api_error(error).message)])
             return
         batch = Batch.create(self._connection)
         if not self._records.move(
@@ -215,80 +207,9 @@ class Claim:
             self._renew(keys=[self._key], args=[self._token, 0])
 
 
-class BatchInput:
-    """The rows of an input, checked as those of the command line are.
-
-    Args:
-        kept: passes the records through, while they may be read.
-
-    Raises:
-        InvalidRequest: if no worker has announced a model.
-    """
-
-    def __init__(
-        self,
-        connection: Redis,
-        content: IO[bytes],
-        record: dict[str, str],
-        kept: Callable[[Iterator[Record]], Iterator[Record]],
-    ) -> None:
-        shape = Shape(sampling={"completion_window": record["completion_window"]})
-        self._maker = RowMaker("jsonl", shape, read_models(connection))
-        self._content = content
-        self._endpoint = record["endpoint"]
-        self._models = record["models"].split() if "models" in record else None
-        self._kept = kept
-
-    @contextlib.contextmanager
-    def rows(self) -> Iterator[Iterator[Row | BadRow]]:
-        """Its rows, in order."""
-        self._content.seek(0)
-        with contextlib.closing(RowIndex()) as index:
-            records = map(self._checked, self._kept(read_records(self._content, "jsonl")))
-            yield plan_rows(records, self._maker.make, index, Seen())
-
-    def errors(self) -> list[dict[str, Any]]:
-        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows."""
-        errors, count = list[dict[str, Any]](), 0
-        with self.rows() as rows:
-            for row in itertools.islice(rows, MAX_ROWS + 1):
-                count += 1
-                if len(errors) == MAX_ERRORS:
-                    continue
-                if isinstance(row, BadRow):
-                    errors.append(_error(row.code, row.reason, row.line))
-                elif self._models is not None and row.request.model not in self._models:
-                    message = f"{place_of(row.line, row.custom_id)}: model: got "
-                    message += f"{row.request.model!r}; this API key may use "
-                    message += ", ".join(self._models)
-                    errors.append(_error("model_not_allowed", message, row.line))
-        if count > MAX_ROWS:
-            message = f"the input has more than {MAX_ROWS} rows; split it"
-            errors.insert(0, _error("too_many_rows", message))
-        if not count:
-            errors.append(_error("empty_file", "the input has no rows; give a line for each"))
-        return errors
-
-    def _checked(self, record: Record) -> Record:
-        """A record, which has a problem if its endpoint is not the batch's."""
-        if not isinstance(record.value, dict):
-            return record
-        url = record.value.get("url")
-        if url != self._endpoint:
-            problem = f"url: got {url!a:.80}; give the endpoint of the batch, {self._endpoint}"
-            return replace(record, value=None, problem=problem)
-        if "body" not in record.value:
-            return replace(record, value=None, problem="body: missing; give a JSON object")
-        return record
-
-
 def _exists(batch: Batch) -> bool:
     try:
         batch.read()
     except UnknownJob:
         return False
     return True
-
-
-def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
-    return {"code": code, "message": message, "line": line, "param": None}

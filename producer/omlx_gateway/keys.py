@@ -7,6 +7,8 @@ import hmac
 import logging
 import os
 import secrets
+import shlex
+import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,7 @@ from omlx_producer.wire.request import ModelAlias
 
 PREFIX = "omlx-"
 PRIVATE_FILE = 0o600
+WRITABLE_BY_OTHERS = 0o022
 MOST_KEY_LETTERS = 200
 
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -54,23 +57,21 @@ class ApiKey(BaseModel):
     def may_join(self, priority: Priority) -> bool:
         return PRIORITIES.index(priority) >= PRIORITIES.index(self.level)
 
-    def own(self, text: str) -> str:
-        """A text such as an idempotency key, made different for each key."""
-        return hashlib.sha256(f"{self.sha256}:{text}".encode("utf-8", "replace")).hexdigest()
-
 
 class KeyFile:
     """The keys of a file, which is read again when it changes.
 
+    Later, its valid lines alone are in force, and none while it cannot be used; the log tells of
+    it once.
+
     Raises:
-        KeyFileError: if it cannot be read at first. Later, a broken file leaves the keys as they
-            were, and the log tells of it once.
+        KeyFileError: if it cannot be used at first, or a line is broken.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._keys = read_keys(path)
         self._seen = _version(path)
+        self._keys = read_keys(path)
 
     def find(self, key: str) -> ApiKey | None:
         """The line of a key; its time tells nothing of the hashes in the file."""
@@ -88,25 +89,47 @@ class KeyFile:
             return
         self._seen = version
         try:
-            self._keys = read_keys(self.path)
+            self._keys, problems = _read_lines(self.path)
         except KeyFileError as error:
-            log.error("%s; the keys stay as they were", error)
+            self._keys, problems = [], []
+            log.error("%s; no key is in force until then", error)
+        for problem in problems:
+            log.error("%s; the other lines are in force", problem)
 
 
 def read_keys(path: Path) -> list[ApiKey]:
     """The keys of a file.
 
     Raises:
-        KeyFileError: if it is missing, a line is no key, or two have one name.
+        KeyFileError: if it is missing, others may write it, a line is no key, or two have one name.
+    """
+    keys, problems = _read_lines(path)
+    if problems:
+        raise KeyFileError(problems[0])
+    return keys
+
+
+def _read_lines(path: Path) -> tuple[list[ApiKey], list[str]]:
+    """The keys of a file, and a sentence for each line that is none.
+
+    Raises:
+        KeyFileError: if it is missing, or others than its owner may write it.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            # What is no UTF-8 breaks its own line alone.
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError as error:
         raise KeyFileError(
-            f"{path}: cannot be read ({reason}); make it with: omlx-gateway keys add NAME"
+            f"{path}: cannot be read ({error.strerror}); make it with: omlx-gateway keys add NAME"
         ) from None
-    keys: dict[str, ApiKey] = {}
+    if mode & WRITABLE_BY_OTHERS:
+        raise KeyFileError(
+            f"{path}: others than its owner may write it (mode {mode:04o}); "
+            f"run: chmod 600 {shlex.quote(str(path))}"
+        )
+    keys, problems = dict[str, ApiKey](), list[str]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -116,15 +139,15 @@ def read_keys(path: Path) -> list[ApiKey]:
             # Without the value, which may be a key that somebody pasted.
             problem = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, problem["loc"])) or "the line"
-            raise KeyFileError(
+            problems.append(
                 f"{path}, line {number}: {field}: {problem['msg']}; mend or remove the line"
-            ) from None
-        if key.name in keys:
-            raise KeyFileError(
+            )
+            continue
+        if keys.setdefault(key.name, key) is not key:
+            problems.append(
                 f"{path}, line {number}: name: {key.name!r} has a line already; remove one"
             )
-        keys[key.name] = key
-    return list(keys.values())
+    return list(keys.values()), problems
 
 
 def add_key(path: Path, name: str, **allowed: Any) -> str:
@@ -177,9 +200,9 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
+def _version(path: Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode

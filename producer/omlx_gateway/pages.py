@@ -40,7 +40,8 @@ def page_of(
     start, after = 0, request.query_params.get("after")
     if after is not None:
         rank: Any = (connection.zrevrank if order == "desc" else connection.zrank)(key, after[:80])
-        if rank is None:
+        # Also that of an entry that is not asked for, or is another's.
+        if rank is None or document(after) == {}:
             raise ApiError(400, f"after: got {after!r:.80}, an unknown id", param="after")
         start = int(rank) + 1
     data: list[dict[str, Any]] = []

@@ -14,9 +14,10 @@ import httpx2
 import pytest
 from redis import Redis
 
+from omlx_gateway.batch_input import BatchInput
 from omlx_gateway.contents import RedisContents
 from omlx_gateway.files import FileStore
-from omlx_gateway.intake import BatchInput, Intake
+from omlx_gateway.intake import Intake
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.errors import UnknownJob

@@ -19,10 +19,13 @@ from redis import Redis
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, KeyFileError, hash_key
 from omlx_producer.operate import pause_model, paused_models
+from omlx_producer.wire import GenerationRequest
+from omlx_worker.engine.rows.row import Row
 from tests.helpers import bulk_runs
+from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.fake_worker import announce
 from tests.helpers.gateway import running_gateway
-from tests.helpers.workers import ALIAS, fetch, queue, wait_for
+from tests.helpers.workers import ALIAS, enqueue_raw, fetch, queue, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "Reverse a list."}]
 
@@ -214,26 +217,18 @@ def test_a_key_of_some_models_sees_and_uses_no_others(
 
         def ask(key: str, path: str, **options: Any) -> httpx2.Response:
             method = "POST" if "json" in options else "GET"
-            headers = bearer(key) | options.pop("headers", {})
-            return httpx2.request(method, url + path, headers=headers, **options)
+            return httpx2.request(method, url + path, headers=bearer(key), **options)
 
         for key in (all_models, own):
             answer = ask(key, "/v1/chat/completions", json=body)
             assert answer.status_code == 200
             assert len(ask(key, "/v1/models").json()["data"]) == 1
-        job = answer.headers["x-omlx-job"]
         assert ask(other, "/v1/models").json()["data"] == []
         for refused in (
             ask(other, "/v1/chat/completions", json=body),
             ask(other, "/v1/chat/completions", json={"messages": CHAT}),
             ask(other, "/v1/chat/completions", json={**body, "model": ["x"]}),
             ask(other, f"/v1/models/{ALIAS}"),
-            ask(
-                other,
-                "/v1/chat/completions",
-                json={**body, "model": "x"},
-                headers={"Last-Event-ID": f"{job}:0"},
-            ),
         ):
             assert refused.status_code == 403, refused.text
 
@@ -315,18 +310,140 @@ def test_keys_come_and_go_with_their_lines(
         assert [status(first), status(second)] == [200, 200]
         file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
         assert [status(first), status(second)] == [401, 200]
-        file.write_text("{")
+        broken = "{\n" + file.read_text()
+        file.write_text(broken)
         assert [status(first), status(second)] == [401, 200]
-        assert caplog.text.count("the keys stay as they were") == 1
+        file.write_bytes(b"\xff\n{")
+        assert [status(first), status(second)] == [401, 401]
+        assert caplog.text.count("line 1: the line: ") == 2
+        assert caplog.text.count("line 2: the line: ") == 1
+        file.write_text(broken)
+        file.chmod(0o620)
+        assert [status(first), status(second)] == [401, 401]
+        file.chmod(0o600)
+        assert [status(first), status(second)] == [401, 200]
+        file.unlink()
+        assert [status(first), status(second)] == [401, 401]
+        assert caplog.text.count("no key is in force until then") == 2
 
 
-def upload(client: OpenAI, *models: str) -> str:
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_refused(
+    file: Path, add: Callable[..., str], mode: int
+) -> None:
+    add("ann")
+    file.chmod(mode)
+    keys = ["keys", "list", "--file", str(file)], ["keys", "add", "ben", "--file", str(file)]
+    for arguments in (*keys, ["--api-keys", str(file)]):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert f"may write it (mode 0{mode:o}); run: chmod 600 {file}" in result.stderr
+    file.chmod(0o644)
+    assert KeyFile(file)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_stream_goes_on_for_its_own_key_alone(
+    file: Path, add: Callable[..., str], redis_url: str, connection: Redis
+) -> None:
+    own, other, admin = add("ann"), add("ben"), add("eve", "--admin")
+    body = {"model": ALIAS, "messages": CHAT, "stream": True, "cache_salt": "x"}
+    raw = enqueue_raw(connection, b"no payload", "raw").id
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+
+        def ask(key: str, body: dict[str, Any], **headers: str) -> httpx2.Response:
+            path = f"{url}/v1/chat/completions"
+            return httpx2.post(path, json=body, headers=bearer(key) | headers)
+
+        whole = ask(own, body)
+        job = whole.headers["x-omlx-job"]
+        again = {"Last-Event-ID": f"{job}:0"}
+        assert ask(own, body, **again).text == whole.text
+        for key in (other, admin):
+            refused, absent = ask(key, body, **again), ask(key, body, **{"Last-Event-ID": "no:0"})
+            assert refused.status_code == absent.status_code == 404
+            assert refused.text == absent.text.replace("'no'", f"'{job}'")
+        assert ask(own, body, **{"Last-Event-ID": f"{raw}:0"}).status_code == 404
+
+
+@pytest.mark.usefixtures("worker")
+def test_each_key_has_cache_salts_of_its_own_at_every_gateway(
+    file: Path, add: Callable[..., str], redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, ben = add("ann"), add("ben")
+    prepare, salts = FakeEngine.prepare, list[str | None]()
+
+    def noted(engine: FakeEngine, request: GenerationRequest, job_id: str) -> list[Row]:
+        salts.append(request.cache_salt)
+        return prepare(engine, request, job_id)
+
+    monkeypatch.setattr(FakeEngine, "prepare", noted)
+    window: Any = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+    def of_each_door(client: OpenAI, salt: str | None, *, rows: bool) -> set[str | None]:
+        """The salts of a chat, of two texts, of a response, and perhaps of a batch's row."""
+        salts.clear()
+        given: Any = {"model": ALIAS, "extra_body": {"cache_salt": salt} if salt else {}}
+        client.chat.completions.create(messages=CHAT, **given)
+        client.completions.create(prompt=["x", "y"], **given)
+        client.responses.create(input="x", **given)
+        if rows:
+            batch = client.batches.create(input_file_id=upload(client, ALIAS, salt=salt), **window)
+            wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+        assert len(salts) == 4 + rows
+        return {*salts}
+
+    with (
+        running_gateway(redis_url, keys=KeyFile(file)) as one,
+        running_gateway(redis_url, keys=KeyFile(file)) as two,
+        running_gateway(redis_url) as without,
+    ):
+        found = []
+        for url, key in ((one, ann), (two, ann), (one, ben), (without, "none")):
+            with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+                found.append(
+                    [
+                        of_each_door(client, salt, rows=url == one and bool(salt))
+                        for salt in (None, "x")
+                    ]
+                )
+                with pytest.raises(openai.BadRequestError, match="cache_salt: got 5"):
+                    client.completions.create(model=ALIAS, prompt="x", extra_body={"cache_salt": 5})
+    same, again, different, open_to_all = found
+    assert same == again
+    assert open_to_all == [{None}, {"x"}]
+    own = [salt for each in (*same, *different) for salt in each]
+    assert len({*own, "x"}) == 5
+
+
+def test_a_name_given_to_another_key_gives_it_nothing_of_the_old_one(
+    file: Path, add: Callable[..., str], redis_url: str
+) -> None:
+    window: Any = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    old = add("ann")
+    with running_gateway(redis_url, keys=KeyFile(file)) as url:
+        with OpenAI(base_url=f"{url}/v1", api_key=old, max_retries=0) as client:
+            made = upload(client, ALIAS)
+            batch = client.batches.create(input_file_id=made, **window).id
+        file.write_text("")
+        new = add("ann")
+        with OpenAI(base_url=f"{url}/v1", api_key=new, max_retries=0) as client:
+            assert [*client.files.list(), *client.batches.list()] == []
+            for attempt in (
+                lambda: client.files.content(made),
+                lambda: client.batches.cancel(batch),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    attempt()
+
+
+def upload(client: OpenAI, *models: str, salt: str | None = None) -> str:
     rows = [
         {
             "custom_id": f"row-{number}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {"model": model, "messages": CHAT, "max_tokens": 4},
+            "body": {"model": model, "messages": CHAT, "max_tokens": 4, "cache_salt": salt},
         }
         for number, model in enumerate(models)
     ]
@@ -360,6 +477,9 @@ def test_files_and_batches_belong_to_their_key(
         ):
             with pytest.raises(openai.NotFoundError):
                 attempt()
+        for listed in ben.files.list, ben.batches.list:
+            with pytest.raises(openai.BadRequestError, match="an unknown id"):
+                listed(after=made if listed == ben.files.list else batch.id)
         with pytest.raises(openai.BadRequestError, match="no file has the id"):
             ben.batches.create(input_file_id=made, **window)
         assert [*ben.files.list(), *ben.batches.list()] == []

@@ -1,0 +1,102 @@
+"""The input of a batch: its rows, checked as those of the command line are."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import IO, Any
+
+from redis import Redis
+
+from omlx_gateway.access import own_salt
+from omlx_producer.bulk.plan import RowIndex, Seen, plan_rows
+from omlx_producer.bulk.records import Record, read_records
+from omlx_producer.bulk.row import BadRow, Row, place_of
+from omlx_producer.bulk.shape import RowMaker, Shape
+from omlx_producer.client.models import read_models
+
+MAX_ROWS = 50_000
+MAX_ERRORS = 100
+
+
+class BatchInput:
+    """The rows of an input, checked as those of the command line are.
+
+    Args:
+        kept: passes the records through, while they may be read.
+
+    Raises:
+        InvalidRequest: if no worker has announced a model.
+    """
+
+    def __init__(
+        self,
+        connection: Redis,
+        content: IO[bytes],
+        record: dict[str, str],
+        kept: Callable[[Iterator[Record]], Iterator[Record]],
+    ) -> None:
+        shape = Shape(sampling={"completion_window": record["completion_window"]})
+        self._maker = RowMaker("jsonl", shape, read_models(connection))
+        self._content = content
+        self._endpoint = record["endpoint"]
+        self._owner = record.get("owner")
+        self._models = record["models"].split() if "models" in record else None
+        self._kept = kept
+
+    @contextlib.contextmanager
+    def rows(self) -> Iterator[Iterator[Row | BadRow]]:
+        """Its rows, in order."""
+        self._content.seek(0)
+        with contextlib.closing(RowIndex()) as index:
+            records = map(self._checked, self._kept(read_records(self._content, "jsonl")))
+            yield plan_rows(records, self._made, index, Seen())
+
+    def errors(self) -> list[dict[str, Any]]:
+        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows."""
+        errors, count = list[dict[str, Any]](), 0
+        with self.rows() as rows:
+            for row in itertools.islice(rows, MAX_ROWS + 1):
+                count += 1
+                if len(errors) == MAX_ERRORS:
+                    continue
+                if isinstance(row, BadRow):
+                    errors.append(batch_error(row.code, row.reason, row.line))
+                elif self._models is not None and row.request.model not in self._models:
+                    message = f"{place_of(row.line, row.custom_id)}: model: got "
+                    message += f"{row.request.model!r}; this API key may use "
+                    message += ", ".join(self._models)
+                    errors.append(batch_error("model_not_allowed", message, row.line))
+        if count > MAX_ROWS:
+            message = f"the input has more than {MAX_ROWS} rows; split it"
+            errors.insert(0, batch_error("too_many_rows", message))
+        if not count:
+            errors.append(batch_error("empty_file", "the input has no rows; give a line for each"))
+        return errors
+
+    def _made(self, record: Record) -> Row | BadRow:
+        """The row of a record, with the salt of the batch's owner."""
+        row = self._maker.make(record)
+        if isinstance(row, BadRow):
+            return row
+        salt = own_salt(self._owner, row.request.cache_salt)
+        return replace(row, request=row.request.model_copy(update={"cache_salt": salt}))
+
+    def _checked(self, record: Record) -> Record:
+        """A record, which has a problem if its endpoint is not the batch's."""
+        if not isinstance(record.value, dict):
+            return record
+        url = record.value.get("url")
+        if url != self._endpoint:
+            problem = f"url: got {url!a:.80}; give the endpoint of the batch, {self._endpoint}"
+            return replace(record, value=None, problem=problem)
+        if "body" not in record.value:
+            return replace(record, value=None, problem="body: missing; give a JSON object")
+        return record
+
+
+def batch_error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
+    """An entry of a batch's ``errors``, in OpenAI's form."""
+    return {"code": code, "message": message, "line": line, "param": None}
