@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omlx_gateway.errors import ApiError
-from omlx_gateway.gateway import Gateway
+from omlx_gateway.gateway import Gateway, is_json
 from omlx_gateway.keys import MOST_KEY_LETTERS, ApiKey, KeyFile
 from omlx_producer.wire import GenerationRequest, Priority
 
@@ -21,14 +21,19 @@ OPEN_PATHS = ("/", "/health")
 """The page asks for a key itself, and shows nothing without one."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 MINUTE = 60
+PAGE_HEADER = "X-Omlx-Page"
+"""Browsers let no page of another site send it, so that none presses a button."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ASKED_HEADERS = ("authorization", PAGE_HEADER)
 _PORT = re.compile(r":\d*\Z")
 
 
-class HostCheck:
-    """Middleware that answers at known names alone.
+class SiteCheck:
+    """Middleware that keeps out pages of other sites, where no key does.
 
-    Else any page could lead a name of its own to this machine ("DNS rebinding"), and a browser
-    would take the gateway for a part of its site.
+    It answers at known names alone. Else any page could lead a name of its own to this machine
+    ("DNS rebinding"), and a browser would take the gateway for a part of its site. And it refuses
+    what a browser sends for a page of another site without asking first, unless that only reads.
 
     Args:
         hosts: names beside those of this machine.
@@ -40,7 +45,8 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = Headers(scope=scope).get("host", "")
+            headers = Headers(scope=scope)
+            given = headers.get("host", "")
             if _PORT.sub("", given).lower() not in self._hosts:
                 raise ApiError(
                     403,
@@ -49,7 +55,36 @@ class HostCheck:
                     code="host_not_allowed",
                     headers={"Connection": "close"},
                 )
+            if scope["method"] not in SAFE_METHODS:
+                _require_own_site(headers)
         await self._app(scope, receive, send)
+
+
+def _require_own_site(headers: Headers) -> None:
+    """Refuse what a browser says is from another site.
+
+    Browsers ask before they send one of `ASKED_HEADERS` there, and no answer allows it. A program
+    with a browser inside may have them.
+
+    Raises:
+        ApiError: 403.
+    """
+    if is_json(headers) or any(name in headers for name in ASKED_HEADERS):
+        return
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    # Browsers send the first to names of this machine and over TLS alone.
+    if site is not None:
+        told = None if site in ("same-origin", "none") else f"Sec-Fetch-Site: got {site!r:.80}"
+    else:
+        own = origin is None or origin.partition("://")[2] == headers.get("host", "").lower()
+        told = None if own else f"Origin: got {origin!r:.80}"
+    if told:
+        raise ApiError(
+            403,
+            f"{told}; pages of other sites may only read",
+            code="site_not_allowed",
+            headers={"Connection": "close"},
+        )
 
 
 class KeyCheck:

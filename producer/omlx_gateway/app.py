@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from omlx_gateway.access import HostCheck, KeyCheck
+from omlx_gateway.access import KeyCheck, SiteCheck
 from omlx_gateway.errors import ApiError, ErrorAnswers
 from omlx_gateway.files import FileStore
 from omlx_gateway.gateway import Gateway
@@ -47,7 +47,7 @@ def create_app(
     gateway = Gateway.connect(redis_url(url), files_dir, limits)
     middleware = [
         Middleware(ErrorAnswers),
-        Middleware(HostCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
+        Middleware(SiteCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
         Middleware(BodyDeadline, limits.patience),
     ]
 

@@ -12,6 +12,7 @@ from typing import Any
 import redis.asyncio
 from redis import Redis
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from omlx_gateway.contents import Contents, FolderContents, RedisContents
@@ -99,8 +100,8 @@ class Gateway:
                 one: browsers let pages of other sites send what is not; 503 if too much is held.
             InvalidRequest: if it holds too many values.
         """
-        kind = request.headers.get("content-type", "")
-        if kind.partition(";")[0].strip().lower() != "application/json":
+        if not is_json(request.headers):
+            kind = request.headers.get("content-type", "")
             raise ApiError(415, f"Content-Type: got {kind!r:.80}; give application/json")
         found, held = bytearray(), 0
         try:
@@ -151,6 +152,12 @@ def _parse(found: bytearray) -> dict[str, Any]:
         raise ApiError(400, "the body is not a JSON object; give one")
     require_few_values(body)
     return body
+
+
+def is_json(headers: Headers) -> bool:
+    """Whether a body is called JSON."""
+    kind = headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower() == "application/json"
 
 
 async def cancel(job: AsyncJobHandle) -> None:

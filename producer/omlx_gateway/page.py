@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
-from omlx_gateway.access import require_admin
+from omlx_gateway.access import PAGE_HEADER, require_admin
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_producer.bulk.batch import BATCHES_ENDED_KEY, BATCHES_KEY, Batch
@@ -25,8 +25,6 @@ from omlx_producer.client.workers import read_rates, server_time
 from omlx_producer.errors import UnknownJob
 from omlx_producer.operate import pause_model, read_overview, resume_model
 
-PAGE_HEADER = "X-Omlx-Page"
-"""Browsers let no page of another site send it, so that none presses a button."""
 BATCHES_SHOWN = 50
 _BATCH_FIELDS = (
     *("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at"),

@@ -254,13 +254,6 @@ def test_a_client_that_hangs_up_while_it_sends_leaves_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_pages_of_other_sites_cannot_upload(gateway: str, folder: Path) -> None:
-    headers = FORM | {"Sec-Fetch-Site": "cross-site"}
-    body = FILE + PURPOSE + b"--b--\r\n"
-    assert httpx2.post(f"{gateway}/v1/files", headers=headers, content=body).status_code == 403
-    assert not folder.exists()
-
-
 @pytest.mark.usefixtures("known_model")
 def test_a_record_that_cannot_be_read_holds_up_no_others(client: OpenAI, connection: Redis) -> None:
     for number in range(9):

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from starlette.requests import Request
 from omlx_gateway import files, models
 from omlx_gateway.cli import main
 from omlx_gateway.keys import KeyFile, add_key
+from omlx_gateway.routes import routes
 from tests.helpers.gateway import error_of, running_gateway
 
 SECRET = "the text of a prompt"
@@ -139,6 +141,42 @@ def test_a_name_that_another_site_gave_this_machine_is_refused(gateway: str) -> 
         assert answer.status_code == 403
         assert error_of(answer)["code"] == "host_not_allowed"
         assert "--allow-host" in error_of(answer)["message"]
+
+
+# What browsers say of pages of other sites: to names of this machine and over TLS, and else.
+SITES = [
+    *({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}),
+    *({"Origin": "http://elsewhere.example"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "null"}),
+]
+FORM_KINDS = [
+    *({}, {"Content-Type": "text/plain"}, {"Content-Type": "multipart/form-data; boundary=b"}),
+    *({"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": ""}),
+]
+
+
+def test_pages_of_other_sites_can_only_read(gateway: str) -> None:
+    """Unless the browser asks first, as for JSON, and for headers beyond those of forms."""
+    effects = [
+        (method, re.sub("{.*?}", "x", route.path))
+        for route in routes
+        for method in route.methods or ()
+        if method not in ("GET", "HEAD")
+    ]
+    assert ("POST", "/v1/batches/x/cancel") in effects
+    own = {"Origin": gateway}
+    with httpx2.Client(base_url=gateway) as browser:
+        for method, path in effects:
+            for site, kind in zip(SITES, FORM_KINDS, strict=True):
+                answer = browser.request(method, path, headers=site | kind, content=b"{}")
+                assert answer.status_code == 403, (method, path)
+                assert error_of(answer)["code"] == "site_not_allowed"
+                assert next(iter(site.values())) in error_of(answer)["message"]
+            for allowed in ({}, own, own | {"Sec-Fetch-Site": "same-origin"}):
+                answer = browser.request(method, path, headers=allowed)
+                assert error_of(answer)["code"] != "site_not_allowed"
+        assert browser.get("/v1/batches", headers=SITES[0]).status_code == 200
+        asked = {"Authorization": "Bearer none", **SITES[0]}
+        assert browser.delete("/v1/files/x", headers=asked).status_code == 404
 
 
 def test_with_keys_a_gateway_has_any_name(redis_url: str, tmp_path: Path) -> None:

@@ -95,12 +95,14 @@ def test_other_sites_press_no_button(client: httpx2.Client, connection: Redis, p
     announce(connection, "held")
     batch = upload(connection)
     pause_model(connection, "held")
-    answer = client.post(
-        "/status/" + path.format(batch=batch.id).replace("resume/demo", "resume/held"),
-        headers={"Origin": "http://elsewhere.example", "Content-Type": "text/plain"},
-    )
-    assert answer.status_code == 403
-    assert answer.json()["error"]["message"].startswith("X-Omlx-Page: missing")
+    button = "/status/" + path.format(batch=batch.id).replace("resume/demo", "resume/held")
+    for headers, told in (
+        ({"Origin": "http://elsewhere.example"}, "Origin: got 'http://elsewhere.example'"),
+        ({}, "X-Omlx-Page: missing"),
+    ):
+        answer = client.post(button, headers={"Content-Type": "text/plain", **headers})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["message"].startswith(told)
     assert paused_models(connection) == {"held"}
     assert batch.read().state == "open"
     # Before they send the header, browsers ask. No answer allows it.
