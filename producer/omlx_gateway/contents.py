@@ -6,12 +6,14 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from redis import Redis
 
+from omlx_gateway.errors import NotStored
 from omlx_gateway.limits import MAX_FILE_BYTES, MAX_REDIS_FILE_BYTES
 from omlx_producer.bulk.batch import KEEP_SECONDS
 
@@ -68,10 +70,11 @@ class RedisContents:
 
     def open(self, file_id: str) -> IO[bytes] | None:
         key = _content_key(file_id)
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-        for index in range(self.connection.llen(key)):
-            chunk: Any = self.connection.lindex(key, index)
-            copy.write(chunk or b"")
+        with writing_to(Path(tempfile.gettempdir()), "TMPDIR"):
+            copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+            for index in range(self.connection.llen(key)):
+                chunk: Any = self.connection.lindex(key, index)
+                copy.write(chunk or b"")
         # It may have expired meanwhile.
         if not self.connection.exists(key):
             copy.close()
@@ -95,9 +98,9 @@ class FolderContents:
     seconds: int | None = None
 
     def write(self, file_id: str, content: IO[bytes]) -> int:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self.folder / (file_id + _PART_SUFFIX)
-        with contextlib.ExitStack() as undo:
+        with writing_to(self.folder, "--files-dir"), contextlib.ExitStack() as undo:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with part.open("xb") as stream:
                 undo.callback(part.unlink, missing_ok=True)
                 while chunk := content.read(_CHUNK_BYTES):
@@ -121,6 +124,25 @@ class FolderContents:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - part.stat().st_mtime > _STALE_SECONDS:
                     part.unlink()
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path, option: str) -> Iterator[None]:
+    """Name the folder when writing fails.
+
+    Args:
+        option: what names the folder.
+
+    Raises:
+        NotStored: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NotStored(
+            f"{folder}: cannot be written ({error.strerror or error}); free space or change its "
+            f"mode, or give another folder with {option}"
+        ) from None
 
 
 def _content_key(file_id: str) -> str:

