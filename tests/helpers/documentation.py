@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from shutil import which
+from textwrap import indent
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -48,9 +51,10 @@ NOT_TYPED = {
     "caffeinate -s": ON_A_MAC,
     "caffeinate -s omlx-worker run -m mlx-community/Qwen3.5-9B-MLX-4bit "
     "--model-alias qwen": DOWNLOAD,
-    "git pull && ./scripts/setup": HERE,
+    "git pull && ./scripts/setup worker": HERE,
     "pip install 'omlx-queue[gateway]'": "installs",
     "omlx-gateway --api-keys api-keys.jsonl --host 0.0.0.0": "serves other machines",
+    "llm install omlx-queue": "installs",
     "rq-dashboard --json": "is not installed; docker-compose.yml runs it",
     "omlx-worker service install -m demo --embedded-redis": INSTALLS,
     "omlx-worker service status": INSTALLS,
@@ -64,28 +68,93 @@ NOT_TYPED = {
 }
 """Commands that the test does not type, and why."""
 
+OPTIONAL = ("llm",)
+"""Programs whose commands are typed where they are beside this Python."""
+
+PRINTED_URL, PRINTED_REDIS = "http://127.0.0.1:8000", "redis://127.0.0.1:6379/0"
+
 ENDLESS = {
     "omlx-gateway --port 8000",
-    "omlx-gateway --port 8000 --redis-url redis://127.0.0.1:6379/0",
     "omlx-worker run -m demo --embedded-redis",
     "omlx-worker run -m demo --embedded-redis --metrics-port 9400",
     "omlx-submit status --watch",
 }
 """Commands that go on until they are interrupted."""
 
+_GATEWAY = f"omlx-gateway --port 8000 --redis-url {PRINTED_REDIS}"
 IN_THE_BACKGROUND = {
     # The test's own server takes the place of the embedded one.
-    "omlx-worker run -m demo --embedded-redis --name first": "omlx-worker run -m demo --name first",
+    "omlx-worker run -m demo --embedded-redis --name first": (
+        "omlx-worker run -m demo --name first 2>> background.log &"
+    ),
+    _GATEWAY: f"{_GATEWAY} 2>> background.log & "
+    f"curl --silent --retry 60 --retry-delay 1 --retry-connrefused {PRINTED_URL}/health",
 }
 """Commands that must go on beside the next ones, and what is typed for them."""
 
+_PRODUCER = "from omlx_producer import Producer\nproducer = Producer()\n"
+_JOB = f"{_PRODUCER}job = producer.submit(prompt='def f(x):', max_completion_tokens=9)\n"
+FRAGMENTS = {
+    "job = producer.submit(": (
+        f"import json\n{_PRODUCER}schema = json.load(open('person.json'))\n"
+    ),
+    "from omlx_producer import ChatChunks": _JOB,
+    'Job.fetch(id, connection=connection, serializer="json").return_value()': (
+        f"{_JOB}from rq.job import Job\n"
+        "assert job.result().text\n"
+        "id, connection = job.id, producer.connection\n"
+    ),
+    "with tqdm(total=len(prompts)) as bar:": (
+        f"{_PRODUCER}from tqdm import tqdm\nprompts = ['def f(x):'] * 3\n"
+    ),
+    "batch = producer.batch(prompts)": f"{_PRODUCER}prompts = ['def f(x):'] * 3\n",
+}
+"""The first lines, without comments, of Python blocks that are no whole programs, and what is run
+before them."""
+
+NOT_RUN = {
+    "message = producer.submit(messages=messages, tools=tools).result().choices[0].message": (
+        "is a part of examples/call_tools.py"
+    ),
+    'answered = producer.run(frame, template="Summarise: {text}").frame()': (
+        "needs a frame of pandas or polars; test_library has some"
+    ),
+}
+"""The first lines of Python blocks that the test does not run, and why."""
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in some language."""
+    fenced = rf"^```{language}\n(.*?)^```$"
+    return re.findall(fenced, page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
 
 def commands_of(page: Path) -> list[str]:
-    """The commands of a page in order: of indented blocks, those after ``$`` if any has one."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    """The commands of a page in order: of a block, those after ``$`` if any has one.
+
+    Blocks are indented, or fenced as ``bash``.
+    """
+
+    def indented(block: re.Match[str]) -> str:
+        return indent(block[2], " " * 4) if block[1] == "bash" else ""
+
+    fenced = r"^```(\w*)\n(.*?)^```$"
+    text = re.sub(fenced, indented, page.read_text(), flags=re.DOTALL | re.MULTILINE)
     found = []
     for block in re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE):
         lines = re.sub(r"\\\n\s*", "", block).splitlines()
         prompted = [line.removeprefix("    $ ") for line in lines if line.startswith("    $ ")]
         found += prompted or [line.removeprefix("    ") for line in lines]
     return [re.sub(r"\s+# .*", "", command).strip() for command in found]
+
+
+def is_typed(command: str) -> bool:
+    """Whether the test types a command here."""
+    program = command.split()[0]
+    beside = which(program, path=Path(sys.executable).parent)
+    return command not in NOT_TYPED and (program not in OPTIONAL or beside is not None)
+
+
+def first_line(block: str) -> str:
+    """The first line of a block, without its comment."""
+    return block.splitlines()[0].partition("  #")[0]

@@ -1,14 +1,12 @@
-"""A worker with the demo model serves the clients of docs/http.md, by the lines printed there."""
+"""A worker with the demo model serves OpenAI's clients, over HTTP and without a server."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +16,12 @@ from pydantic import BaseModel
 
 from omlx_gateway import openai as without_server
 from omlx_worker.queue.embedded import free_port
-from tests.helpers.documentation import PAGES, ROOT
 from tests.helpers.gateway import is_healthy
 from tests.helpers.redis_server import redis_server
 from tests.helpers.workers import wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-PAGE = PAGES["docs/http.md"].read_text()
-PRINTED_URL, PRINTED_REDIS = "http://127.0.0.1:8000", "redis://127.0.0.1:6379/0"
 CHAT: list[Any] = [{"role": "user", "content": "Ann is 30."}]
 
 
@@ -128,84 +123,3 @@ async def test_asynchronous_clients_parse_and_call(async_client: AsyncOpenAI) ->
         final = await stream.get_final_completion()
     [call] = final.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Person)
-
-
-def batch_rows() -> str:
-    schema = {"name": "person", "schema": Person.model_json_schema()}
-    schema_format = {"type": "json_schema", "json_schema": schema}
-    tool = pydantic_function_tool(Person)
-    bodies: list[dict[str, Any]] = [
-        {"response_format": schema_format},
-        {"tools": [tool], "tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
-    ]
-    lines = (
-        {
-            "custom_id": f"request-{number}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {"model": "demo", "messages": CHAT, "temperature": 0, **body},
-        }
-        for number, body in enumerate(bodies)
-    )
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
-def needs(block: str) -> set[str]:
-    """The packages that some lines import, or run."""
-    if block.startswith(("curl", "llm")):
-        return {block.split()[0]} - {"curl"}
-    names = re.findall(r"^(?:from|import) (\w+)", block, flags=re.MULTILINE)
-    return set(names) - sys.stdlib_module_names
-
-
-def python_with(names: set[str]) -> Path:
-    """A Python that has some packages; the test is skipped without one."""
-    code = f"import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, {sorted(names)})))"
-    for python in (sys.executable, os.environ.get("CLIENTS_PYTHON", sys.executable)):
-        if subprocess.run([python, "-c", code], check=False).returncode == 0:
-            return Path(python)
-    pytest.skip(f"set CLIENTS_PYTHON to a Python with {', '.join(sorted(names))}")
-
-
-BLOCKS = [(kind, block) for kind in ("python", "bash") for block in blocks(kind)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "block"), BLOCKS, ids=[" ".join(sorted(needs(b))) or "curl" for _, b in BLOCKS]
-)
-def test_the_lines_of_a_client_run_as_printed(
-    served: tuple[str, str], tmp_path: Path, kind: str, block: str
-) -> None:
-    def here(text: str) -> str:
-        return text.replace(PRINTED_URL, served[0]).replace(PRINTED_REDIS, served[1])
-
-    python = python_with(needs(block))
-    (tmp_path / "batchinput.jsonl").write_text(batch_rows())
-    (tmp_path / "extra-openai-models.yaml").write_text(here(blocks("yaml")[0]))
-    program = [str(python), "-c"] if kind == "python" else ["bash", "-ec"]
-    done = subprocess.run(
-        [*program, here(block)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "HOME": str(tmp_path),
-            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
-            "LLM_USER_PATH": str(tmp_path),
-            "PATH": f"{python.parent}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'producer'}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip()
-    if "Ann is 30" in block:
-        assert re.search(r"name='.*' age=\d+|\"age\": \d+", done.stdout), done.stdout
-    if "batchinput" in block:
-        assert done.stdout.count('"custom_id"') == 3
