@@ -6,7 +6,8 @@
 Same process, checkpoint and prompts, which are read before the laps. A ratio is taken within a lap,
 to `BatchGenerator`'s speed in it, or to the first depth's with ``--alone``, which leaves mlx-lm
 out. ``--then "rows=8,32 contexts=8192 laps=2"`` measures more settings in the same process. Figures
-are written as they come, and a side that fails loses only its own. ``--read`` also times prompts.
+are written as they come. A side that fails loses only its own, and the exit code is then 1.
+``--read`` also times prompts.
 
 On Linux, preload OpenBLAS: LD_PRELOAD=.../openblas-pthread/libblas.so.3.
 """
@@ -133,6 +134,11 @@ class Results:
         self._done += line
         self.write()
 
+    @property
+    def failed(self) -> list[str]:
+        """The sides that failed, by their rows."""
+        return [f"{side['rows']} rows, {side['side']}" for side in self._done if side["failed"]]
+
 
 def decode(
     tokenizer: Any, caches: PromptCaches, sides: Sides, args: argparse.Namespace, results: Results
@@ -210,6 +216,8 @@ def main() -> None:
         decode(tokenizer, caches, sides, further(args, text), results)
     # MLX aborts a process that ends while its device is at work.
     mx.synchronize()
+    if results.failed:
+        sys.exit(f"failed: {'; '.join(results.failed)}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from omlx_worker.engine.ragged.decoder import RaggedDecoder
 from omlx_worker.engine.rows.row import Sampling
 from scripts.bench.models import add_model_options, model_of
 
-PROMPTS, DEPTH = 64, 3
+DEPTH = 3
 SIDES: dict[str, tuple[int, int]] = {
     "head": (DEPTH, 0),
     "plain": (0, 0),
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=96, help="a row")
     parser.add_argument("--prompt", type=int, default=320, help="tokens")
+    parser.add_argument("--prompts", type=int, default=64, help="of each kind")
     parser.add_argument("--learn", type=int, default=200, help="steps before those counted")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
@@ -134,7 +135,7 @@ def main() -> None:
     head["command"] = shlex.join(["python", "-m", "scripts.bench.copying", *sys.argv[1:]])
     lines: list[tuple[str, dict[str, Measured]]] = []
     for rows, kind in itertools.product(args.rows, ("edit", "ordinary")):
-        prompts = prompts_of(tokenizer, kind, args.prompt, PROMPTS + rows)
+        prompts = prompts_of(tokenizer, kind, args.prompt, args.prompts + rows)
         lines.append((kind, run(network, prompts, rows, args.tokens, args.learn)))
         if args.json:
             figures = [

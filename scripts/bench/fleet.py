@@ -3,6 +3,7 @@
     python -m scripts.bench.fleet                    everything, in about five minutes
     python -m scripts.bench.fleet --only idle --workers 200
     python -m scripts.bench.fleet --only expiry job makespan claims
+    python -m scripts.bench.fleet --workers 4 --settle 1 --seconds 1 --rows 100000    a quick look
 
 ``idle``      the share of the server's thread that idle workers take, by command; how many of them
               one submission wakes, with the one that looks for all, and how long the server takes
@@ -30,6 +31,7 @@ import heapq
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import random
 import statistics
@@ -60,9 +62,9 @@ QUEUES = [queue_name(ALIAS, priority) for priority in PRIORITIES]
 PROCESSES, RINGS, BELL = 2, 200, "bell"
 WAKE_SECONDS = 0.5
 SUBMISSIONS = 10
-LEASES, ENTRIES = 32_000, 1_000_000
+LEASES = 32_000
 JOBS, JOB_TOKENS, TOKENS_A_STEP = 1000, 64, 4
-WORKERS, SLOTS, ROWS = 1000, 16, 1_000_000
+WORKERS, SLOTS = 1000, 16
 CLAIMS = 50
 
 
@@ -174,12 +176,12 @@ def idle(options: argparse.Namespace, console: Console) -> None:
             process.start()
         while connection.hlen(f"omlx:workers:{ALIAS}") < each * PROCESSES:
             time.sleep(0.2)
-        time.sleep(YOUNG_SECONDS + 20)
+        time.sleep(min(options.settle, YOUNG_SECONDS + 20))
         before, began = spent(connection), time.monotonic()
         time.sleep(options.seconds)
         after, took = spent(connection), time.monotonic() - began
         quiet.set()
-        time.sleep(1.5 * lookout.LOOK_SECONDS + 1)
+        time.sleep(min(options.settle, 1.5 * lookout.LOOK_SECONDS + 1))
         looks = [claiming(url, connection) for _ in range(SUBMISSIONS)]
         for process in processes:
             process.kill()
@@ -207,11 +209,11 @@ def idle(options: argparse.Namespace, console: Console) -> None:
 # What expires
 
 
-def expire_leases(connection: Redis) -> None:
+def expire_leases(connection: Redis, count: int) -> None:
     """Leases of dead workers, which expire together."""
     score = time.time() + GRACE_SECONDS - 60
     with connection.pipeline(transaction=False) as pipe:
-        for n in range(LEASES):
+        for n in range(count):
             job, execution = f"job-{n}", f"omlx-{n:032x}"
             fields = {"status": "started", "origin": QUEUES[1], "omlx_execution": execution}
             pipe.hset(f"rq:job:{job}", mapping=fields)
@@ -219,21 +221,21 @@ def expire_leases(connection: Redis) -> None:
         pipe.execute()
 
 
-def expire_entries(connection: Redis) -> None:
+def expire_entries(connection: Redis, count: int) -> None:
     """Finished jobs that are gone and still in RQ's registry."""
-    for start in range(0, ENTRIES, 10_000):
+    for start in range(0, count, 10_000):
         entries = {f"job-{n}": 1 + n for n in range(start, start + 10_000)}
         connection.zadd(f"rq:finished:{QUEUES[1]}", entries)
 
 
-def expiry(_: argparse.Namespace, console: Console) -> None:
+def expiry(options: argparse.Namespace, console: Console) -> None:
     table = Table("expire together", "calls", "longest call", "99th percentile", "all calls")
-    for name, plant in (
-        (f"{LEASES:,} leases", expire_leases),
-        (f"{ENTRIES:,} finished jobs", expire_entries),
+    for name, plant, count in (
+        ("leases", expire_leases, LEASES),
+        ("finished jobs", expire_entries, options.rows),
     ):
         with a_server() as (_url, connection):
-            plant(connection)
+            plant(connection, count)
             upkeep = Upkeep(LeaseTable(connection, "leader", QUEUES))
             with all_calls(connection) as calls:
                 for _ids in upkeep.sweep():
@@ -241,7 +243,7 @@ def expiry(_: argparse.Namespace, console: Console) -> None:
                 found = sorted(call.milliseconds for call in scripts(calls()))
         percentile = found[int(0.99 * len(found))]
         table.add_row(
-            name,
+            f"{count:,} {name}",
             f"{len(found):,}",
             f"{found[-1]:.1f} ms",
             f"{percentile:.1f} ms",
@@ -306,15 +308,16 @@ def simulate(lengths: list[int]) -> int:
     return max(ends)
 
 
-def makespan(_: argparse.Namespace, console: Console) -> None:
-    table = Table(f"{ROWS:,} rows, {WORKERS:,} workers", "mean", "longest", "steps", "of the least")
+def makespan(options: argparse.Namespace, console: Console) -> None:
+    rows = f"{options.rows:,} rows, {WORKERS:,} workers"
+    table = Table(rows, "mean", "longest", "steps", "of the least")
     generator = random.Random(1)
     for name, draw in (
         ("uniform", lambda: generator.randint(1, 1000)),
         ("lognormal", lambda: min(2048, 1 + int(generator.lognormvariate(5, 1)))),
         ("one in twenty is long", lambda: 2000 if generator.random() < 0.05 else 100),
     ):
-        lengths = [draw() for _ in range(ROWS)]
+        lengths = [draw() for _ in range(options.rows)]
         steps, longest = simulate(lengths), max(lengths)
         least = max(sum(lengths) / (WORKERS * SLOTS), longest)
         mean = f"{statistics.fmean(lengths):.0f}"
@@ -344,9 +347,9 @@ def plant_batches(connection: Redis, rows: int, batches: int) -> None:
         connection.zadd(f"omlx:batches:{queue}", {run: 0})
 
 
-def claims(_: argparse.Namespace, console: Console) -> None:
+def claims(options: argparse.Namespace, console: Console) -> None:
     table = Table("waiting rows", "batches", "median claim of 16", "longest claim")
-    for rows, batches in ((1000, 1), (ROWS, 100)):
+    for rows, batches in ((1000, 1), (options.rows, 100)):
         with a_server() as (_url, connection):
             plant_batches(connection, rows, batches)
             # While the server writes its file anew, each page that it changes is copied first.
@@ -376,6 +379,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--workers", type=int, default=400, help="idle workers")
     parser.add_argument("--seconds", type=float, default=30.0, help="to watch idle workers for")
+    parser.add_argument("--settle", type=float, default=math.inf, help="seconds before, at most")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="a multiple of 100,000")
     options = parser.parse_args()
     for part in options.only:
         PARTS[part](options, Console())

@@ -53,7 +53,7 @@ class PromptCaches:
         caches: list[Any] = make_prompt_cache(self._network)
         for cache, arrays in zip(caches, self.layers_of(prompt), strict=True):
             if isinstance(cache, KVCache):
-                cache.state = arrays
+                cache.state = (*arrays, len(prompt) - 1)
             else:
                 cache.cache = list(arrays)
         return caches
