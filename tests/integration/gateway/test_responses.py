@@ -266,7 +266,9 @@ def test_a_batch_of_responses_is_served_and_a_wrong_row_is_named(client: OpenAI)
     require_answers([json.loads(line) for line in text.splitlines()])
     assert failed.errors
     assert failed.errors.data
-    assert (failed.errors.data[0].message or "").startswith("line 1: max_output_tokens: got 0")
+    assert (failed.errors.data[0].message or "").startswith(
+        "line 1, id '0': max_output_tokens: got 0"
+    )
 
 
 ENDED = ("completed", "failed")

@@ -107,7 +107,7 @@ def test_the_command_line_refuses_the_same_ones_with_the_same_sentences(
         lines.append({"custom_id": field, "url": "/v1/chat/completions", "body": body})
         with pytest.raises(InvalidRequest) as caught:
             producer.submit(body)
-        sentences.append(f"line {len(lines)}: {caught.value}")
+        sentences.append(f"line {len(lines)}, id '{field}': {caught.value}")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = CliRunner().invoke(cli, ["run", str(rows), "--dry-run", "--redis-url", redis_url])

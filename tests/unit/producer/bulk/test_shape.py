@@ -106,9 +106,9 @@ def test_a_bad_line_has_a_code_and_a_sentence_with_its_line(
 @pytest.mark.parametrize(
     ("value", "shape", "reason"),
     [
-        ({"id": "a", "call": ""}, {"template": "{call}"}, "line 1, id 'a': call: empty; give text"),
-        ({"a": "", "b": ""}, {"template": "{a}{b}{a}"}, "line 1: a, b: empty; give text"),
-        ({"prompt": ""}, {}, "line 1: prompt: empty; give text"),
+        ({"id": "a", "call": ""}, {"template": "{call}"}, "line 1, id 'a': call: empty; the"),
+        ({"a": "", "b": ""}, {"template": "{a}{b}", "empty": "run"}, "line 1: a, b: empty; give"),
+        ({"prompt": ""}, {}, "line 1: prompt: empty; the template needs it, so fill it in"),
         ({"a": "x" * 1001}, {"template": "{a}"}, "line 1: a: got 1001 characters, which are at"),
         ({"a": "\ud800"}, {"template": "{a}"}, "line 1: a: got '\\ud800'; give text without"),
         ("x" * 1001, {}, "line 1: prompt: got 1001 characters"),
@@ -321,7 +321,7 @@ def test_a_row_of_which_only_a_part_could_be_read_keeps_its_id() -> None:
     bad = maker.make(Record(3, {"id": 7, "a": "caf\udce9"}, "not UTF-8"))
     assert isinstance(bad, BadRow)
     assert (bad.custom_id, bad.own_id, bad.code) == ("7", True, "unparsable")
-    assert bad.reason == "line 3: not UTF-8"
+    assert bad.reason == "line 3, id '7': not UTF-8"
     nameless = maker.make(Record(3, {"id": "\udce9", "a": "x"}, "not UTF-8"))
     assert isinstance(nameless, BadRow)
     assert (nameless.custom_id, nameless.reason) == (None, "line 3: not UTF-8")
