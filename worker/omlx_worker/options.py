@@ -59,7 +59,7 @@ _REMEDIES = {
 
 
 class ModelCommand(SectionedCommand):
-    """A command with ``--model``. An argument in its place is told of it."""
+    """A command with ``--model``. It refuses a bare argument and names the option."""
 
     allow_extra_args = True
 

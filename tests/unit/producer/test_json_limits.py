@@ -1,4 +1,4 @@
-"""The JSON of a request may hold so many values; they are counted before Python makes them."""
+"""The number of JSON values in a request is limited, and counted before any is built."""
 
 from __future__ import annotations
 
