@@ -52,7 +52,7 @@ def test_an_interrupt_leaves_the_total_and_a_clean_screen(
             session.type(b"\x03")
             assert session.wait() == 130
             lines = session.screen.lines
-    assert lines[0].startswith("line 1: ")
+    assert lines[0].startswith("line 1, id 'bad': ")
     (bar,) = (line for line in lines if "\u2501" in line)
     assert re.match(rf"[\d,]+/{ROWS:,} ", bar), lines
     assert not any("^C" in line for line in lines)
