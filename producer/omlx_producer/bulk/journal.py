@@ -56,7 +56,8 @@ class Journal:
     def append(self, line: bytes) -> int:
         """Write a line with its line end; returns its offset. Not durable before `sync`."""
         offset = self._end
-        self._file.write(line)
+        with naming(self.path):
+            self._file.write(line)
         self._end += len(line)
         self._dirty = True
         return offset
@@ -64,8 +65,9 @@ class Journal:
     def sync(self) -> None:
         """Make everything appended durable."""
         if self._dirty:
-            self._file.flush()
-            sync_file(self._file.fileno())
+            with naming(self.path):
+                self._file.flush()
+                sync_file(self._file.fileno())
             self._dirty = False
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -77,10 +79,11 @@ class Journal:
                 offset += len(line)
 
     def close(self) -> None:
-        try:
-            self.sync()
-        finally:
-            self._file.close()
+        with naming(self.path):
+            try:
+                self.sync()
+            finally:
+                self._file.close()
 
     def rewrite(self, offsets: Iterable[int]) -> None:
         """Atomically replace the file by some of its lines, in the order given, and close it."""
@@ -107,6 +110,16 @@ def lock(stream: IO[bytes], path: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in an error of writing it: that of a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: Path, *, like: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a file that replaces ``path``, durable and whole, when the block succeeds.
 
@@ -114,7 +127,7 @@ def replacing(path: Path, *, like: Path | None = None) -> Iterator[IO[bytes]]:
     the permissions of the file that it replaces; of ``like``, if there is none.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT}")
-    with draft.open("xb") as stream:
+    with naming(path), draft.open("xb") as stream:
         try:
             copy_mode(path if path.exists() else like, stream)
             yield stream

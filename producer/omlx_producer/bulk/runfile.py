@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omlx_producer.bulk.journal import copy_mode, lock, sync_file, sync_folder
+from omlx_producer.bulk.journal import copy_mode, lock, naming, sync_file, sync_folder
 
 
 def run_path(output: Path) -> Path:
@@ -95,11 +95,12 @@ class RunFile:
         document = json.dumps(fields, indent=2).encode()
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        # Over the whole old document, so that a kill leaves the one or the other.
-        self._stream.write(document.ljust(size - 1) + b"\n")
-        self._stream.flush()
-        self._stream.truncate(len(document) + 1)
-        sync_file(self._stream.fileno())
+        with naming(Path(self._stream.name)):
+            # Over the whole old document, so that a kill leaves the one or the other.
+            self._stream.write(document.ljust(size - 1) + b"\n")
+            self._stream.flush()
+            self._stream.truncate(len(document) + 1)
+            sync_file(self._stream.fileno())
 
     _stream: IO[bytes] = field(init=False, repr=False)
 

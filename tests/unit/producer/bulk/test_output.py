@@ -427,8 +427,9 @@ def test_a_full_disk_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_module, "sync_file", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as caught:
             files.commit([ok("b")])
+        assert caught.value.filename == str(out)
         with pytest.raises(OSError, match="No space left"):
             files.close()
     index.close()
