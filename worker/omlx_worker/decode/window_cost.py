@@ -50,9 +50,12 @@ class WindowCost:
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[Window]] = {}
+        # Until the next window: a scheduler asks for each row and step.
+        self._costs: dict[int, Cost | None] = {}
 
     def add(self, context: int, tokens: int, seconds: float) -> None:
         """A window of ``tokens``, padding included, behind ``context`` took ``seconds``."""
+        self._costs.clear()
         windows = self._windows.setdefault(_span(context), deque(maxlen=REMEMBERED))
         windows.append((max(seconds, SHORTEST_SECONDS), tokens))
 
@@ -61,11 +64,14 @@ class WindowCost:
 
         A range of contexts in which nothing was timed has the cost of the nearest shorter one.
         """
-        cost = None
-        for span in sorted(self._windows):
-            if span <= _span(context):
-                cost = _cost(_fastest(self._windows[span]), cost)
-        return cost
+        last = _span(context)
+        if last not in self._costs:
+            cost = None
+            for span in sorted(self._windows):
+                if span <= last:
+                    cost = _cost(_fastest(self._windows[span]), cost)
+            self._costs[last] = cost
+        return self._costs[last]
 
 
 def _fastest(windows: Iterable[Window]) -> list[Window]:
