@@ -101,7 +101,7 @@ class Benchmark:
     @property
     def forms(self) -> list[Result]:
         """Which forms of its layers' parts ran so far, and how fast they are."""
-        return HERE.results
+        return list(HERE.results)
 
     def run(self) -> Iterator[str]:
         """Measure; yields the progress after every turn of a side."""

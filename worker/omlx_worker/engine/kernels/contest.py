@@ -16,7 +16,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
@@ -79,19 +79,24 @@ class Contest:
 
     Attributes:
         fixed: likewise.
-        results: every part and size so far, in the order in which they were met.
     """
 
     def __init__(self, folder: Path | None = None, *, fixed: bool = False) -> None:
         self.fixed = fixed
-        self.results: list[Result] = []
+        self._results: dict[tuple[str, str, str], Result] = {}
         self._file = folder / f"kernels-{_identity()}.json" if folder and not fixed else None
         if self._file and self._file.exists():
             try:
-                self.results = [Result(**fields) for fields in json.loads(self._file.read_text())]
+                kept = [Result(**fields) for fields in json.loads(self._file.read_text())]
             except (ValueError, TypeError) as error:
                 log.warning("%s is not used, its kernels are timed anew: %s", self._file, error)
-        self._known = {(kept.part, kept.size, kept.shapes): kept for kept in self.results}
+                kept = []
+            self._results = {(kind.part, kind.size, kind.shapes): kind for kind in kept}
+
+    @property
+    def results(self) -> ValuesView[Result]:
+        """Every part and size so far, in the order in which they were met. It grows."""
+        return self._results.values()
 
     def run(
         self,
@@ -111,11 +116,10 @@ class Contest:
                 the arguments.
         """
         key = part, size, _shapes(like or arguments)
-        result = self._known.get(key)
+        result = self._results.get(key)
         if result is None:
             result = _decided(key, plain, kernels, sampled(like or arguments), fixed=self.fixed)
-            self._known[key] = result
-            self.results.append(result)
+            self._results[key] = result
             mx.clear_cache()  # the memory of rows was counted without it
             self._keep()
         return kernels.get(result.form, plain)(*arguments)
