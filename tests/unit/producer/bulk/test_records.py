@@ -78,7 +78,7 @@ def test_json_that_is_no_object_a_line_is_refused_once_with_the_remedy(
             "id\ttext\n".encode("utf-16"),
             "text in UTF-16; save the file as UTF-8, as iconv -f UTF-16",
         ),
-        (gzip.compress(b"id\n"), "compressed; give it a name in .gz, or unzip it"),
+        (gzip.compress(b"id\n", mtime=0), "compressed; give it a name in .gz, or unzip it"),
     ],
 )
 def test_what_is_no_text_in_utf_8_is_refused_with_the_remedy(
