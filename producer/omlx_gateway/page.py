@@ -26,10 +26,7 @@ from omlx_producer.errors import UnknownJob
 from omlx_producer.operate import pause_model, read_overview, resume_model
 
 BATCHES_SHOWN = 50
-_BATCH_FIELDS = (
-    *("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at"),
-    "rests_until",
-)
+_BATCH_FIELDS = ("id", "state", "rows", "ok", "failures", "left", "created_at", "ended_at")
 
 
 def page(_: Request) -> HTMLResponse:

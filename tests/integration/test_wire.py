@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import zlib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import redis
 
 from omlx_producer import Producer
 from omlx_producer.bulk.batch import Batch
-from omlx_producer.wire import When
 from tests.helpers.workers import ALIAS, enqueue, fetch, is_over, running_worker, status, wait_for
 
 KEY = "omlx:batch:0123456789ab"
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
-SUBMIT, READ, RESULT, GROUP, ENDED, CANCEL, BATCH, HOURS, PROGRESS = re.findall(
+SUBMIT, READ, RESULT, GROUP, ENDED, CANCEL, BATCH, PROGRESS = re.findall(
     r"^```redis\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 
@@ -74,16 +72,6 @@ def test_a_job_by_hand_is_cancelled_by_hand_while_it_runs(
         job = fetch(connection, "hello")
         wait_for(lambda: is_over(job))
         assert job.get_status().value == "stopped"
-
-
-def test_the_hours_of_a_batch_by_hand_are_those_of_their_clock(connection: redis.Redis) -> None:
-    type_lines(connection, BATCH)
-    type_lines(connection, HOURS)
-    fields = {name.decode(): text.decode() for name, text in connection.hgetall(KEY).items()}
-    when = When.read(fields)
-    for month, hour in ((1, 21), (7, 20), (11, 21)):
-        evening = datetime(2026, month, 5, hour, tzinfo=UTC).timestamp()
-        assert (when.rests_until(evening - 1), when.rests_until(evening)) == (evening, None)
 
 
 def test_a_batch_by_hand_ends_with_its_rows(redis_url: str, connection: redis.Redis) -> None:

@@ -17,10 +17,10 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omlx_producer.environment import DOTENV, PREFIX, app_folder
-from omlx_producer.wire.hours import Hours
 from omlx_producer.wire.keys import PRIORITIES, queue_name
 from omlx_producer.wire.request import DEFAULT_CHAT_TOKENS, MAX_DRAFT_DEPTH, ModelAlias
 from omlx_worker.decode.depth.policies import Mode
+from omlx_worker.hours import Hours
 from omlx_worker.logs import LogFormat, LogLevel
 
 MOST_ROWS = 1024

@@ -37,7 +37,6 @@ class BulkArguments(RequestFields, total=False):
         with_body: add the whole response to a table or a frame.
         keep: add the columns of a file to a table.
         csv_safe: put ``'`` before cells of a CSV that look like formulas.
-        at, until: times of day, such as ``22:00``, between which rows may begin.
 
     >>> arguments: BulkArguments = {"template": "# {title}", "max_completion_tokens": 8}
     >>> len(list(producer.run([{"title": "Rust"}, {"title": "Iron"}], **arguments)))
@@ -59,8 +58,6 @@ class BulkArguments(RequestFields, total=False):
     with_body: bool
     keep: bool
     csv_safe: bool
-    at: str | None
-    until: str | None
 
 
 _SHAPE = {each.name for each in fields(Shape)}

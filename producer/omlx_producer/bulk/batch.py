@@ -9,8 +9,7 @@ jobs were deleted, or ended by other tools (mend.lua). So a batch needs nothing 
 A run's batch (see `omlx_producer.bulk.collector`) differs in two things: its rows come as there is
 room, named by their digests and known in a set; and its results leave as somebody takes them.
 
-Of two open batches for one queue, the one that was served less recently goes first. A batch may
-have hours, see `When`; its rows begin in no others.
+Of two open batches for one queue, the one that was served less recently goes first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -45,12 +43,10 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
 from omlx_producer.errors import UnknownJob
 from omlx_producer.wire import (
-    ALWAYS,
     EXPIRING_KEY,
     WIRE_FIELD,
     WIRE_VERSION,
     Priority,
-    When,
     queue_name,
     read_queue_name,
     row_job_id,
@@ -204,8 +200,6 @@ class BatchState:
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
         fetched_at, fetched_to: when its results left Redis, and for which file.
-        hours: of each day in which its rows begin, such as ``22:00-07:00``.
-        rests_until: when they may begin; None if they may now, or none is left.
 
     >>> state = producer.batch(["def f(x):"]).wait()
     >>> state.rows, state.ok, state.failed, state.over
@@ -224,8 +218,6 @@ class BatchState:
     ended_at: float | None
     fetched_at: float | None = None
     fetched_to: str = ""
-    hours: str = ""
-    rests_until: float | None = None
 
     @property
     def failed(self) -> int:
@@ -273,8 +265,6 @@ class BatchState:
             ended_at=float(found["ended_at"]) if "ended_at" in found else None,
             fetched_at=float(found["fetched_at"]) if "fetched_at" in found else None,
             fetched_to=found.get("fetched_to", ""),
-            hours=found.get("hours", ""),
-            rests_until=When.read(found).rests_until(time.time()) if number("left") > 0 else None,
         )
 
 
@@ -292,7 +282,6 @@ class Batch:
         *,
         priority: Priority = "bulk",
         job_timeout: int = JOB_SECONDS,
-        when: When = ALWAYS,
     ) -> Batch:
         """Make a new batch; fill it with `upload`."""
         batch = cls(connection, f"batch-{new_run_id()}")
@@ -303,7 +292,6 @@ class Batch:
             "priority": priority,
             "job_timeout": job_timeout,
             "created_at": now,
-            **when.fields,
         }
         with connection.pipeline() as pipe:
             pipe.hset(batch.key, mapping=created)
@@ -448,10 +436,10 @@ class Batch:
     def of_run(cls, connection: redis.Redis, run: str) -> Batch:
         return cls(connection, f"batch-{run}")
 
-    def open_run(self, priority: Priority, job_timeout: int, when: When = ALWAYS) -> None:
+    def open_run(self, priority: Priority, job_timeout: int) -> None:
         """Make the batch of a run, or find it."""
         settings: dict[str, Any] = {"state": "open", "home": 1, WIRE_FIELD: WIRE_VERSION}
-        settings |= {"priority": priority, "job_timeout": job_timeout, **when.fields}
+        settings |= {"priority": priority, "job_timeout": job_timeout}
         args: list[Any] = [self.run, server_time(self.connection), KEEP_SECONDS]
         args += [part for field in settings.items() for part in field]
         self.connection.register_script(_OPEN_RUN)(keys=[self.key, BATCHES_KEY], args=args)

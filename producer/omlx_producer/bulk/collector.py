@@ -27,7 +27,7 @@ from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.outage import Outage, passes, waiting_text
 from omlx_producer.signals import StopSignals
 from omlx_producer.terminal import write
-from omlx_producer.wire import ALWAYS, Priority, When
+from omlx_producer.wire import Priority
 
 # Keeps four workers with 256 rows each busy while the client is away for as long as a row takes.
 DEFAULT_WINDOW = 1024
@@ -81,12 +81,11 @@ class Collector:
         window: int = DEFAULT_WINDOW,
         priority: Priority = "bulk",
         job_timeout: int = JOB_SECONDS,
-        when: When = ALWAYS,
         on_results: Callable[[list[RowResult]], None] = lambda _: None,
         rerun_failures: bool = False,
     ) -> None:
         self._batch = Batch.of_run(connection, run)
-        self._settings: tuple[Priority, int, When] = (priority, job_timeout, when)
+        self._settings: tuple[Priority, int] = (priority, job_timeout)
         self._rows: Iterator[Row | BadRow] = iter(rows)
         self._sink = sink
         self._window = window

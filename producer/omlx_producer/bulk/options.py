@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +18,7 @@ from omlx_producer.bulk.shape import Shape
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.models import only_model
 from omlx_producer.errors import InvalidRequest, shown
-from omlx_producer.wire import ModelInfo, Priority, When
-from omlx_producer.wire.hours import DAY
+from omlx_producer.wire import ModelInfo, Priority
 
 MAX_SHOWN = 60
 Count = Annotated[int, Field(ge=1)]
@@ -38,8 +36,6 @@ class RunOptions:
         delimiter: of the cells of a CSV; by default what its name or its first line says.
         limit: take only so many rows from the start of the input.
         default_model: of rows that name none. A run keeps the one that it began with.
-        at, until: times of day, see `When`.
-        begun: when they were given, in seconds since 1970.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -57,9 +53,6 @@ class RunOptions:
     delimiter: str | None = None
     limit: Count | None = None
     default_model: str | None = None
-    at: str | None = None
-    until: str | None = None
-    begun: float = field(default_factory=time.time)
 
     @classmethod
     def of(cls, name: str, kind: Format | None, shape: Shape, **options: Any) -> RunOptions:
@@ -78,7 +71,6 @@ class RunOptions:
         require_input(name, made.kind)
         if made.delimiter is not None:
             made = replace(made, delimiter=_delimiter(made.delimiter, made.kind))
-        _ = made.when  # raises
         return made
 
     @property
@@ -88,26 +80,6 @@ class RunOptions:
         settings = {**asdict(self), "input": name}
         del settings["limit"]
         return settings
-
-    @property
-    def when(self) -> When:
-        """When rows may begin.
-
-        Raises:
-            InvalidRequest: if ``at`` or ``until`` is no time of day.
-        """
-        return When.of(self.at, self.until, self.begun)
-
-    def begun_as(self, earlier: RunOptions | None) -> RunOptions:
-        """These options, or if an earlier run with the same hours goes on, begun with it.
-
-        A command that is given again within half a day after the hour that it named does not wait
-        for the next day.
-        """
-        if earlier is None or (earlier.at, earlier.until) != (self.at, self.until):
-            return self
-        opened = max(earlier.begun, earlier.when.opens_at or 0)
-        return replace(self, begun=earlier.begun) if self.begun < opened + DAY / 2 else self
 
     def with_default_model(
         self, models: Mapping[str, ModelInfo], earlier: RunOptions | None

@@ -23,8 +23,8 @@ from omlx_producer.bulk.meter import Meter, Speed
 from omlx_producer.bulk.row import NO_MODEL, REFUSED, BadRow, RowResult
 from omlx_producer.client.waiting import read_started
 from omlx_producer.client.workers import read_workers
-from omlx_producer.terminal import counted, local_time, write
-from omlx_producer.wire import When, row_job_id
+from omlx_producer.terminal import counted, write
+from omlx_producer.wire import row_job_id
 
 Style = Literal["auto", "bar", "ndjson", "none"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -348,12 +348,6 @@ def ignored_text(ignored: Mapping[str, int]) -> str:
 def say_ignored(ignored: Mapping[str, int]) -> None:
     if ignored:
         write(ignored_text(ignored) + "\n", err=True)
-
-
-def say_rest(when: When) -> None:
-    """Say when rows begin, if they do not yet."""
-    if (until := when.rests_until(time.time())) is not None:
-        write(f"the rows begin at {local_time(until)}\n", err=True)
 
 
 def duration(seconds: float) -> str:

@@ -23,7 +23,7 @@ from omlx_producer.bulk.output import (
     require_run_output,
 )
 from omlx_producer.bulk.plan import RowIndex, balanced
-from omlx_producer.bulk.progress import Progress, Show, say_ignored, say_rest
+from omlx_producer.bulk.progress import Progress, Show, say_ignored
 from omlx_producer.errors import InvalidRequest
 from omlx_producer.signals import StopSignals
 
@@ -75,9 +75,7 @@ def run_here(
     require_run_output(path, options.input, keep=options.keep)
     client.require_suitable()
     models, earlier = client.models(), RunOptions.of_run(path)
-    options = options.with_default_model(models, earlier).begun_as(earlier)
-    if isinstance(progress, str):
-        say_rest(options.when)
+    options = options.with_default_model(models, earlier)
     with (
         Input.open(options, models, given, only_failures=only_failures) as source,
         Output.open(path) as target,
@@ -133,7 +131,6 @@ class Run:
             window=options.window,
             priority=options.priority,
             job_timeout=options.job_timeout,
-            when=options.when,
             on_results=self._progress.count,
             rerun_failures=only_failures,
         )
@@ -213,7 +210,6 @@ def detach(client: Client, options: RunOptions, given: Given | None = None) -> B
             client.connection,
             priority=options.priority,
             job_timeout=options.job_timeout,
-            when=options.when,
         )
         batch.upload(source.rows(index))
         source.say_skipped()

@@ -56,7 +56,6 @@ def stream_results(
             window=options.window,
             priority=options.priority,
             job_timeout=options.job_timeout,
-            when=options.when,
             on_results=shown.count,
         )
         try:

@@ -31,7 +31,7 @@ from omlx_producer.cli.session import goes_on, open_producer
 from omlx_producer.terminal import counted, local_time, write
 
 LOOK_SECONDS, CANCEL_SECONDS = 0.1, 10.0
-TIMES = ("created_at", "ended_at", "fetched_at", "rests_until")
+TIMES = ("created_at", "ended_at", "fetched_at")
 # What `status` shows of a batch even if it is 0.
 ALWAYS = ("rows", "ok")
 

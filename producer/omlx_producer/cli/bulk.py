@@ -13,7 +13,7 @@ import click
 
 from omlx_producer.bulk.input import look_through
 from omlx_producer.bulk.options import RunOptions, require_input
-from omlx_producer.bulk.progress import STYLES, Style, failure_text, say_rest
+from omlx_producer.bulk.progress import STYLES, Style, failure_text
 from omlx_producer.bulk.records import FORMATS, Format
 from omlx_producer.bulk.run import Ended, detach, run_here
 from omlx_producer.bulk.shape import EMPTY, Empty, Shape
@@ -88,8 +88,6 @@ ordered_option = option(
 )
 @_run("--limit", type=click.IntRange(min=1), help="Take the first rows only, this many.")
 @_run("--dry-run", is_flag=True, help="Check and count all rows; run nothing.")
-@_run("--at", metavar="HH:MM", help="Begin at this time of day; with --until, each day.")
-@_run("--until", metavar="HH:MM", help="Begin no row after it, until the next day's hours.")
 @_run("--detach", "detached", is_flag=True, help="Leave the rows to the workers, and end.")
 @output_option
 @ordered_option
@@ -115,8 +113,6 @@ def run(
     limit: int | None,
     dry_run: bool,
     detached: bool,
-    at: str | None,
-    until: str | None,
     queue_anyway: bool,
     replace_results: bool,
     with_body: bool,
@@ -161,8 +157,6 @@ def run(
             csv_safe=csv_safe,
             delimiter=delimiter,
             limit=limit,
-            at=at,
-            until=until,
         )
         if dry_run:
             findings = look_through(options, producer.models())
@@ -171,7 +165,6 @@ def run(
                 raise click.exceptions.Exit(JOB_ENDED_BADLY)
         elif detached:
             batch = detach(producer, options)
-            say_rest(options.when)
             click.echo(batch.id)
         elif output is not None:
             with resumable(input):
@@ -220,7 +213,7 @@ def retry(
         with resumable(source):
             ended = run_here(
                 producer,
-                dataclasses.replace(earlier, input=source, window=window, at=None, until=None),
+                dataclasses.replace(earlier, input=source, window=window),
                 output,
                 ordered=ordered,
                 only_failures=True,

@@ -75,7 +75,7 @@ def _batch_cells(batch: ListedBatch) -> dict[str, str]:
     ended = "-" if state.state == "uploading" else f"{state.ok + state.failed}/{state.rows}"
     return {
         "batch": state.id,
-        "state": "resting" if state.rests_until else state.state,
+        "state": state.state,
         "ended": ended,
         "failed": str(state.failed),
         "age": _age(batch.seconds),

@@ -68,7 +68,6 @@ from omlx_producer.wire.events import (
     parse_event,
     token_digest,
 )
-from omlx_producer.wire.hours import ALWAYS, Hours, When
 from omlx_producer.wire.keys import (
     ENDED_SECONDS,
     EXPIRING_KEY,
@@ -104,7 +103,6 @@ from omlx_producer.wire.structure import Constraint, NamedSchema, ResponseFormat
 from omlx_producer.wire.tools import Calling, FunctionDefinition, Tool, ToolChoice, ToolChoiceOption
 
 __all__ = [
-    "ALWAYS",
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_TOKENS",
     "ENDED_SECONDS",
@@ -132,7 +130,6 @@ __all__ = [
     "FunctionCall",
     "FunctionDefinition",
     "GenerationRequest",
-    "Hours",
     "InvalidRequest",
     "JobEvent",
     "Markup",
@@ -156,7 +153,6 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceOption",
     "Usage",
-    "When",
     "answer_text",
     "ended_key",
     "events_key",

@@ -46,9 +46,6 @@ def test_a_snapshot_has_models_workers_queues_and_batches(
     expected = {"id": batch.id, "state": "open", "rows": 3, "ok": 0, "left": 3, "models": ["demo"]}
     assert expected.items() <= shown.items()
     assert shown["created_at"] <= found["at"]
-    assert shown["rests_until"] is None
-    connection.hset(batch.key, "opens_at", 4_000_000_000)
-    assert client.get("/status").json()["batches"][0]["rests_until"] == 4_000_000_000
 
 
 def test_the_history_has_the_rates_of_all_workers_together(

@@ -1,8 +1,7 @@
-"""Hours: of batches, whose rows wait for them, and of workers, which rest outside of theirs."""
+"""Workers rest outside of their hours, and between their steps."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -12,11 +11,10 @@ from redis import Redis
 from rich.console import Console
 
 from omlx_producer import Producer
-from omlx_producer.bulk.batch import Batch
 from omlx_producer.cli.overview import draw_overview
 from omlx_producer.operate import read_overview
-from omlx_producer.wire import Hours, When
-from tests.helpers.leases import claim, commit, done, kill, sweep, table
+from omlx_worker.hours import Hours
+from tests.helpers.leases import sweep, table
 from tests.helpers.workers import (
     enqueue,
     events,
@@ -27,81 +25,8 @@ from tests.helpers.workers import (
     streamed_text,
     wait_for,
 )
-from tests.integration.producer.bulk.test_collector import rows
 
 HOUR = 3600
-
-
-def hours(connection: Redis, start: float, end: float, offset: int = 0) -> When:
-    """Hours around now, on a clock with this offset from UTC; in hours."""
-    now = connection.time()[0] + offset
-    clocks = [int(now + HOUR * shift) % 86_400 // 60 * 60 for shift in (start, end)]
-    return When(hours=Hours(*clocks), offsets=f"0:{offset}")
-
-
-def upload(connection: Redis, when: When, count: int = 2, start: int = 0) -> Batch:
-    batch = Batch.create(connection, when=when)
-    batch.upload(rows(count, start))
-    return batch
-
-
-def test_rows_begin_in_the_hours_of_their_batch_alone(connection: Redis) -> None:
-    windows = [(-1.0, 1.0), (1.0, 2.0), (-2.0, -1.0), (-12.0, 11.0), (-0.5, 23.0), (2.0, 1.0)]
-    for (start, end), offset in itertools.product(windows, (0, 5 * HOUR + 1800, -9 * HOUR)):
-        when = hours(connection, start, end, offset)
-        batch = upload(connection, when, 1)
-        leases = table(connection)
-        claimed = claim(leases)
-        assert (
-            bool(claimed)
-            == (batch.read().rests_until is None)
-            == (when.rests_until(time.time()) is None)
-        )
-        for job in claimed:
-            commit(leases, job, done(job.id))
-        batch.cancel()
-
-
-def test_the_clocks_of_a_batch_change_when_its_offsets_say_so(connection: Redis) -> None:
-    now = connection.time()[0]
-    when = hours(connection, -1, 1)
-    for changed, open_ in ((now - 60, False), (now + 60, True)):
-        later = When(hours=when.hours, offsets=f"0:0 {changed}:{-4 * HOUR}")
-        batch = upload(connection, later, 1)
-        assert len(claim(table(connection))) == open_
-        batch.cancel()
-
-
-def test_a_batch_that_waits_for_its_first_hour_keeps_no_other_waiting(connection: Redis) -> None:
-    resting = upload(connection, When(opens_at=time.time() + HOUR))
-    upload(connection, When(opens_at=time.time() - HOUR), 3)
-    assert len(claim(table(connection), 9)) == 3
-    state = resting.read()
-    assert (state.state, state.left) == ("open", 2)
-    assert state.rests_until == pytest.approx(time.time() + HOUR, abs=60)
-    connection.hset(resting.key, "opens_at", int(time.time()) - 1)
-    assert len(claim(table(connection), 9)) == 2
-
-
-def test_a_row_whose_worker_dies_waits_for_the_next_hours(connection: Redis) -> None:
-    batch, leases = upload(connection, hours(connection, -1, 1)), table(connection)
-    [row] = claim(leases)
-    connection.hset(batch.key, "hours", str(hours(connection, 1, 2).hours))
-    kill(connection, leases)
-    other = enqueue(connection, priority="bulk")
-    assert [job.id for job in claim(table(connection), 9)] == [other.id]
-    connection.hset(batch.key, "hours", "")
-    assert next(job.id for job in claim(table(connection), 9)) == row.id
-
-
-def test_rows_of_a_batch_that_rests_expire_at_the_end_of_their_window(
-    redis_url: str, connection: Redis
-) -> None:
-    batch = Batch.create(connection, when=When(opens_at=time.time() + HOUR))
-    batch.upload(rows(2, completion_window="1s"))
-    with running_worker(redis_url, lease_seconds=1.0):
-        wait_for(lambda: batch.read().over)
-    assert (batch.read().state, batch.read().failures) == ("expired", {"expired": 2})
 
 
 @pytest.fixture

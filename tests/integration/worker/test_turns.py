@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from rq.defaults import RQ_KEY_PREFIX as RQ
 from omlx_producer import Completion, InvalidRequest, JobCancelled, JobFailed, Producer
 from omlx_producer.bulk.batch import Batch
 from omlx_producer.bulk.row import Row, digest_of
-from omlx_producer.wire import GenerationRequest, events_key, row_job_id
+from omlx_producer.wire import GenerationRequest, events_key
 from omlx_worker.control.intake import decode_request
 from tests.helpers.leases import claim, kill, table
 from tests.helpers.redis_server import values_up_to_1_mib
@@ -231,19 +230,6 @@ def test_rows_of_a_batch_hold_all_answers(
         assert line["response"]["body"]["messages"] == messages
     tokens = 2 * sum(answer.usage.completion_tokens for answer in answers)
     assert state.usage.completion_tokens == tokens
-
-
-def test_turns_of_a_batch_that_rests_wait_for_its_hours(redis_url: str, connection: Redis) -> None:
-    request = GenerationRequest.parse({**OPTIONS, "messages": THREE, "max_completion_tokens": 60})
-    batch = Batch.create(connection)
-    batch.upload([Row("r1", 1, request, digest_of("r1", request.to_wire()))])
-    with running_worker(redis_url, step_seconds=0.005):
-        wait_for(lambda: started(connection))
-        connection.hset(batch.key, "opens_at", int(time.time()) + 3600)
-        wait_for(lambda: not started(connection))
-        assert len(request_of(connection, row_job_id(batch.run, "1")).turns) == 1
-        connection.hset(batch.key, "opens_at", "")
-        wait_for(lambda: batch.read().ok == 1)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 -- Take up to `limit` jobs over all queues, the first queue first, and start them.
 --
 -- After the jobs of a queue come rows of the open batches for that queue, the least recently served
--- batch first. A row becomes a job when it is taken. A batch may have hours, outside of which its rows
--- wait.
+-- batch first. A row becomes a job when it is taken.
 --
 -- A job whose workers have died is a suspect and runs alone; see omlx_worker.queue.quarantine. A
 -- worker that holds nothing takes it and nothing else. A worker that holds jobs stops in front of it.
@@ -178,27 +177,11 @@ local function take_row(queue, run, entry)
   redis.call('LPOP', waiting_key(run, queue))
 end
 
--- Whether the rows of a batch are not to begin now; see omlx_producer.wire.hours.
-local function rests(run)
-  local fields = redis.call('HMGET', batch_key(run), 'opens_at', 'hours', 'utc_offsets')
-  if time < (tonumber(fields[1] or '') or 0) then return true end
-  local pattern = '^(%d+):(%d+)-(%d+):(%d+)$'
-  local hour, minute, last_hour, last_minute = string.match(fields[2] or '', pattern)
-  if not hour then return false end
-  local offset = 0
-  for since, seconds in string.gmatch(fields[3] or '', '(%d+):(-?%d+)') do
-    if tonumber(since) <= time then offset = tonumber(seconds) end
-  end
-  local start, ending = 3600 * hour + 60 * minute, 3600 * last_hour + 60 * last_minute
-  return (time + offset - start) % 86400 >= (ending - start) % 86400
-end
-
 local function take_rows_of(queue, run)
   check_batch(run, queue)
   local entry = redis.call('LINDEX', waiting_key(run, queue), 0)
   local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE))
   if too_new then newer = run end
-  if rests(run) then return end
   while entry and not too_new and has_room() do
     take_row(queue, run, entry)
     entry = redis.call('LINDEX', waiting_key(run, queue), 0)
@@ -226,8 +209,6 @@ local function take(queue, job)
     newer = job
     return false
   elseif is_kept(fields[9]) then
-    return false
-  elseif fields[7] and rests(string.match(fields[7], '^%S*')) then
     return false
   else
     is_over = treatment(fields) == 'alone'

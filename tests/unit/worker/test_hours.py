@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from omlx_producer.errors import InvalidRequest
-from omlx_producer.wire import Hours, When
+from omlx_worker.hours import Hours
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -52,38 +51,14 @@ def shown(seconds: float | None) -> str | None:
 )
 def test_hours_are_those_of_the_wall_clock(hours: str, now: str, until: str | None) -> None:
     assert shown(Hours.parse(hours).rests_until(at(now))) == until
-    start, _, end = hours.partition("-")
-    # A batch that was made in another season, as a machine elsewhere reads it.
-    when = When.read(When.of(start, end, at("2025-12-01 12:00")).fields)
-    assert shown(when.rests_until(at(now))) == until
-
-
-def test_a_start_without_an_end_comes_once() -> None:
-    when = When.of("22:00", None, at("2026-01-05 23:00"))
-    assert shown(when.rests_until(at("2026-01-05 23:00"))) == "01-06 22:00"
-    assert when.rests_until(at("2026-01-06 22:00")) is None
-    assert when.rests_until(at("2026-01-07 12:00")) is None
-
-
-def test_an_end_without_a_start_begins_now_and_each_day_at_the_same_time() -> None:
-    when = When.of(None, "07:00", at("2026-01-05 23:14:30"))
-    assert when.rests_until(at("2026-01-05 23:14:30")) is None
-    assert shown(when.rests_until(at("2026-01-06 07:00"))) == "01-06 23:14"
-
-
-def test_without_either_nothing_rests() -> None:
-    assert When.of(None, None, 0.0).rests_until(1e9) is None
-    assert set(When().fields.values()) == {""}
 
 
 @pytest.mark.parametrize("given", ["24:00", "7", "7:5", "\u0660\u0667:00", "22:00:00", "", "night"])
 def test_what_is_no_time_of_day_is_refused(given: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"--at: got .*; give a time of day, as in 22:00"):
-        When.of(given, None, 0.0)
     with pytest.raises(ValueError, match="no time of day"):
         Hours.parse(f"07:00-{given}")
 
 
 def test_hours_that_end_as_they_begin_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="--until: got '7:00', when the hours begin"):
-        When.of("07:00", "7:00", 0.0)
+    with pytest.raises(ValueError, match="they are empty"):
+        Hours.parse("07:00-7:00")
