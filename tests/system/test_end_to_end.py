@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -293,31 +292,6 @@ def test_bulk_rows_make_place_for_a_high_job_and_go_on_without_losing_a_token(
         tokens = demo.greedy(demo.tokenizer.encode(heldout[index]), lengths[index])
         assert text == demo.tokenizer.decode(tokens).rstrip("\ufffd")
     assert "makes room for a more urgent one" in log.read_text()
-
-
-@pytest.mark.system
-def test_turns_of_a_conversation_read_only_what_is_new(
-    redis_url: str, connection: Redis, heldout: Sequence[str]
-) -> None:
-    answer = {"role": "assistant", "generate": True}
-    questions = [{"role": "user", "content": prompt} for prompt in heldout[:3]]
-    questions[0]["content"] *= 4
-    asked = [message for question in questions for message in (question, answer)]
-    options: dict[str, Any] = {"model": "demo", "temperature": 0, "draft": False}
-    options["max_completion_tokens"] = TOKENS
-    with worker(redis_url), Producer(connection) as producer:
-        job = producer.submit(messages=asked, priority="bulk", **options)
-        result = producer.result(job.id, timeout=120)
-        messages: list[dict[str, Any]] = []
-        for question in questions:
-            messages.append(question)
-            text = producer.submit(messages=messages, **options).result(timeout=120).text
-            messages.append({"role": "assistant", "content": text})
-    assert result["messages"] == messages
-    first, *later = [turn["usage"] for turn in result["turns"]]
-    assert not first["prompt_tokens_details"]["cached_tokens"]
-    for before, turn in zip(result["turns"], later, strict=False):
-        assert turn["prompt_tokens_details"]["cached_tokens"] >= before["usage"]["prompt_tokens"]
 
 
 @pytest.mark.system

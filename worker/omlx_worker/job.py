@@ -188,9 +188,7 @@ class ActiveJob:
         self.fingerprint = fingerprint
         self.created = int(time.time())
         level = HIGH if claim.urgent else LEVELS.get(claim.priority, DEFAULT)
-        # Kept: it reads every message of the request.
-        self.later_turns = request.later_turns
-        goes_on = (level < BULK and request.messages is not None) or self.later_turns
+        goes_on = level < BULK and request.messages is not None
         self.choices = [Choice(DecodeRow(replace(row, goes_on=goes_on), level)) for row in rows]
         self.sent = 0
         self._checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
@@ -281,14 +279,9 @@ class ActiveJob:
     def take_event(self) -> TokensEvent | None:
         """What was produced since the last event, or None when there is nothing new.
 
-        Of a job of several turns only the last one is published: an event's text is that of the
-        result's choice.
-
         Text that a row held back until its stop token, which is no token of the text, comes
         without tokens; that stop token is counted then, so that ids still grow.
         """
-        if self.later_turns:
-            return None
         taken = [
             choice.take(index, with_logprobs=self.request.logprobs, with_drafts=self.streams)
             for index, choice in enumerate(self.choices)

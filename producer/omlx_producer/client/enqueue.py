@@ -42,7 +42,6 @@ from omlx_producer.wire import (
 
 # A MULTI of this many jobs delays other clients by about 3 ms; one of 50,000 by 200 ms.
 CHUNK = 500
-_TO_COME = {"role": "assistant", "content": "", "generate": True}
 JOB_SECONDS = 3600
 RESULT_SECONDS = 24 * 3600
 FAILURE_SECONDS = 7 * 24 * 3600
@@ -134,12 +133,8 @@ def job_id_of_content(request: GenerationRequest) -> str:
 
 
 def _content(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asks for; ``stream`` only says how its tokens come. Workers write answers."""
-    content = {name: value for name, value in request.items() if name not in ("stream", "turns")}
-    if answered := {turn["message"] for turn in request.get("turns", ())}:
-        messages = enumerate(request["messages"])
-        content["messages"] = [_TO_COME if at in answered else each for at, each in messages]
-    return content
+    """What a request asks for; ``stream`` only says how its tokens come."""
+    return {name: value for name, value in request.items() if name != "stream"}
 
 
 def _digest(text: str) -> str:

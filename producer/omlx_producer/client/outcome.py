@@ -150,10 +150,10 @@ class Outcome:
         completion = self.unwrap()
         return DoneEvent(
             job_id=self.job_id,
-            n=max(cursor, completion.streamed.completion_tokens),
+            n=max(cursor, completion.usage.completion_tokens),
             finish_reasons=[choice.finish_reason for choice in completion.choices],
             tool_calls=completion.tool_calls,
-            usage=completion.streamed,
+            usage=completion.usage,
         )
 
 

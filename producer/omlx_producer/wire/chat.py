@@ -27,8 +27,7 @@ class Message(RequestPart):
     """One chat message.
 
     An assistant's ``content`` may be null; its ``refusal``, if there is one, is then its text. The
-    message of an answer can be sent back as it is, with its ``tool_calls``. One with ``generate``
-    has no content yet: the model answers there, before it reads what follows.
+    message of an answer can be sent back as it is, with its ``tool_calls``.
 
     >>> Message(role="user", content="Write a function that reverses a list.").role
     'user'
@@ -50,7 +49,6 @@ class Message(RequestPart):
     tool_call_id: Text | None = Field(
         default=None, description="the id of the call that the message answers"
     )
-    generate: bool = Field(default=False, description="true or false")
 
     @model_validator(mode="before")
     @classmethod
@@ -77,16 +75,6 @@ class Message(RequestPart):
                     f"tool_calls[{index}].function.arguments: got "
                     f"{call.function.arguments[:60]!r}; give a JSON object as text"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_generate(self) -> Self:
-        if self.generate and self.role != "assistant":
-            raise ValueError(
-                f"generate: given in a message of the {self.role}; give it in the assistant's"
-            )
-        if self.generate and self.characters:
-            raise ValueError("generate: given beside content; leave one of the two out")
         return self
 
     @property

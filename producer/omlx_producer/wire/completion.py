@@ -55,14 +55,9 @@ class Choice(Wire):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class _Turn(Wire):
-    usage: Usage
-
-
 class _Body(Wire):
     choices: list[Choice] = Field(min_length=1)
     usage: Usage
-    turns: list[_Turn] = Field(default=[])
 
 
 def answer_text(choice: Mapping[str, Any]) -> str:
@@ -83,8 +78,7 @@ class Completion(dict[str, Any]):
 
     Attributes:
         choices: the answers, by index.
-        usage: the token counts of all choices together, and of all turns of a conversation.
-        streamed: those of what its stream holds: of several turns the last one.
+        usage: the token counts of all choices together.
 
     Raises:
         pydantic.ValidationError: if the body is not that of a completion.
@@ -101,7 +95,6 @@ class Completion(dict[str, Any]):
         super().__init__(body)
         self.choices: list[Choice] = parsed.choices
         self.usage: Usage = parsed.usage
-        self.streamed: Usage = parsed.turns[-1].usage if parsed.turns else parsed.usage
 
     @property
     def text(self) -> str:

@@ -9,7 +9,6 @@ import codecs
 import struct
 import zlib
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -230,29 +229,6 @@ class Usage(Wire):
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
     speculation: Speculation = Speculation()
-
-    def __add__(self, other: Usage) -> Usage:
-        """The counts of two turns of a conversation, each with its prompt."""
-        mine, theirs = self.speculation, other.speculation
-        pairs = zip_longest(mine.accepted, theirs.accepted, fillvalue=0)
-        cached = self.prompt_tokens_details.cached_tokens
-        thought = self.completion_tokens_details.reasoning_tokens
-        return Usage(
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            total_tokens=self.total_tokens + other.total_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=cached + other.prompt_tokens_details.cached_tokens
-            ),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=thought + other.completion_tokens_details.reasoning_tokens
-            ),
-            speculation=Speculation(
-                steps=mine.steps + theirs.steps,
-                drafted=mine.drafted + theirs.drafted,
-                accepted=[sum(pair) for pair in pairs],
-            ),
-        )
 
 
 class TokensEvent(Wire):

@@ -11,7 +11,6 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from omlx_producer.errors import InvalidRequest, describe
 from omlx_producer.wire.chat import Message
-from omlx_producer.wire.events import FinishReason, Usage
 from omlx_producer.wire.json_limits import require_few_values
 from omlx_producer.wire.keys import JOB_FUNCTION
 from omlx_producer.wire.openai_fields import fold_request
@@ -68,18 +67,6 @@ class ResponseEcho(RequestPart):
     )
 
 
-class Turn(RequestPart):
-    """A turn of a conversation that was answered, beside its message.
-
-    Attributes:
-        message: its place in ``messages``.
-    """
-
-    message: int = Field(ge=0, description="a whole number of at least 0")
-    finish_reason: FinishReason = Field(description="a finish reason")
-    usage: Usage = Field(description="token counts")
-
-
 class GenerationRequest(RequestPart):
     """One generation request.
 
@@ -98,10 +85,6 @@ class GenerationRequest(RequestPart):
     text of a seeded request. ``cache: false`` reads the whole prompt, also what the worker keeps of
     prompts with the same prefix. Requests share such prefixes only with requests of the same
     ``cache_salt``. A job that is not finished ``completion_window`` after its submission fails.
-
-    ``messages`` may ask for several answers, one after the other: each assistant's message with
-    ``generate``, and the one after the last message. A worker that has one writes it to its place
-    and into ``turns``, and puts the job back for the next.
 
     ``prompt_logprobs`` scores the prompt, as ``echo`` with ``logprobs`` does; then
     ``max_completion_tokens`` may be 0, and ``n`` must be 1.
@@ -230,9 +213,6 @@ class GenerationRequest(RequestPart):
     responses: ResponseEcho | None = Field(
         default=None, description="what a request to /v1/responses leaves in its chat"
     )
-    turns: Annotated[list[Turn], Field(fail_fast=True)] = Field(
-        default=[], description="a list; workers write it"
-    )
     completion_window: (
         Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?[smhd]$")] | None
     ) = Field(default=None, description='a time such as "24h", "90m" or "30s"')
@@ -263,9 +243,6 @@ class GenerationRequest(RequestPart):
                 raise ValueError(
                     f"messages: got {characters} characters; give at most {MAX_PROMPT_CHARACTERS}"
                 )
-            self._check_turns(self.messages)
-        if self.turns and (self.messages is None or self.n > 1):
-            raise ValueError("turns: workers write it, of a chat with one choice; leave it out")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(
                 f"top_logprobs: got {self.top_logprobs} without logprobs; give logprobs: true too"
@@ -276,26 +253,6 @@ class GenerationRequest(RequestPart):
                     f"logit_bias: got the key {key[:40]!r}; give token ids as keys, as in '42'"
                 )
         return self
-
-    def _check_turns(self, messages: list[Message]) -> None:
-        for index, message in enumerate(messages):
-            beside = messages[max(0, index - 1) : index] + messages[index + 1 : index + 2]
-            if message.generate and (not index or any(m.role == "assistant" for m in beside)):
-                raise ValueError(
-                    f"messages[{index}].generate: given first or beside another message of the "
-                    "assistant; give it between messages of the user"
-                )
-        if not any(message.generate for message in messages):
-            return
-        if self.n > 1:
-            raise ValueError(
-                f"n: got {self.n} beside generate in messages; "
-                "give each choice a request of its own"
-            )
-        if self.prompt_logprobs is not None:
-            raise ValueError(
-                "prompt_logprobs: given beside generate in messages; leave one of the two out"
-            )
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
@@ -344,34 +301,6 @@ class GenerationRequest(RequestPart):
                 "leave one of the two out"
             )
         return self
-
-    @property
-    def _next(self) -> int | None:
-        """The place of the answer that is to be generated; None after the last message."""
-        places = (at for at, message in enumerate(self.messages or ()) if message.generate)
-        return next(places, None)
-
-    @property
-    def turn(self) -> GenerationRequest:
-        """The request of the next answer alone."""
-        if self._next is None:
-            return self
-        return self.model_copy(update={"messages": (self.messages or [])[: self._next]})
-
-    @property
-    def later_turns(self) -> bool:
-        """Whether there is more to be answered after the next answer."""
-        return self._next is not None and self._next + 1 < len(self.messages or ())
-
-    def answered(
-        self, message: Message, finish_reason: FinishReason, usage: Usage
-    ) -> GenerationRequest:
-        """This request with its next answer."""
-        messages = self.messages or []
-        place = len(messages) if self._next is None else self._next
-        turn = Turn(message=place, finish_reason=finish_reason, usage=usage)
-        written = [*messages[:place], message, *messages[place + 1 :]]
-        return self.model_copy(update={"messages": written, "turns": [*self.turns, turn]})
 
     @property
     def constraint(self) -> Constraint | None:

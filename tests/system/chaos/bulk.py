@@ -21,7 +21,7 @@ from omlx_producer.wire import PRIORITIES, answer_text
 from tests.helpers.bulk_runs import batch_line, errors, lines, write_jsonl
 from tests.helpers.workers import ALIAS
 from tests.system.chaos.clients import SUBMIT_ALL
-from tests.system.chaos.workload import Accepted, conversation, planned
+from tests.system.chaos.workload import Accepted, planned
 
 OUTPUT = "out.jsonl"
 
@@ -30,7 +30,7 @@ class BulkRows:
     """Rows with known texts, in a file. Their prompts have one of two beginnings.
 
     Args:
-        chats: whether some rows are chats of several turns.
+        chats: whether some rows are chats.
     """
 
     def __init__(self, path: Path, random: Random, *, chats: bool = True) -> None:
@@ -49,7 +49,7 @@ class BulkRows:
         ]
         for document in documents[::3] if chats else ():
             body = document["body"]
-            body["messages"] = conversation(body.pop("prompt"), "more", "and more")
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
             document["url"] = "/v1/chat/completions"
         write_jsonl(path, documents)
         self.texts = {

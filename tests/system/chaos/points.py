@@ -26,7 +26,6 @@ KILL, STOP, CUT = "kill", "stop", "cut"
 POINTS = (
     "claim-sent",
     "after-claim",
-    "between-turns",
     "prefill",
     "append-sent",
     "between-appends",
@@ -147,12 +146,9 @@ def _wrap_calls() -> None:
             reach("after-sweep")
         yield from returned
 
-    def gives_back(self: LeaseTable, jobs: Any, *payloads: Any) -> Any:
+    def gives_back(self: LeaseTable, jobs: Any) -> Any:
         with _waiting_at("give-back-sent"):
-            given_back = give_back(self, jobs, *payloads)
-        if payloads:
-            reach("between-turns")
-        return given_back
+            return give_back(self, jobs)
 
     def renews(self: LeaseTable, jobs: Any = None) -> Any:
         with _waiting_at("renew-sent"):

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from omlx_producer.wire import PRIORITIES
 from tests.system.chaos.invariants import status_of
 from tests.system.chaos.points import CUT, KILL, STOP
 from tests.system.chaos.processes import Nursery
-from tests.system.chaos.workload import conversation, submit, submit_after, submit_some
+from tests.system.chaos.workload import submit, submit_after, submit_some
 from tests.system.chaos.world import LEASE_SECONDS, World, world
 
 DEFAULT = {("between-appends", 7), ("before-commit", 1)}
@@ -123,41 +122,6 @@ def test_a_worker_killed_while_it_gives_its_jobs_back(nursery: Nursery, tmp_path
         place.wait_for_fall(victim)
         assert victim.code == -signal.SIGKILL, place.story()
         place.check_at_rest()
-        place.settle()
-        place.check()
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("point", "count", "what"),
-    [
-        ("give-back-sent", 1, KILL),
-        ("give-back-sent", 3, KILL),
-        ("between-turns", 1, KILL),
-        ("between-turns", 4, KILL),
-        ("give-back-sent", 2, CUT),
-        ("prefill", 4, KILL),
-        ("commit-sent", 1, KILL),
-    ],
-)
-def test_conversations_whose_worker_fails_between_their_turns(
-    point: str, count: int, what: str, nursery: Nursery, tmp_path: Path
-) -> None:
-    with world(nursery, tmp_path) as place:
-        place.jobs = [
-            submit(
-                place.connection,
-                None,
-                priority=priority,
-                messages=conversation(f"talk {priority}", "more", "and more"),
-                max_completion_tokens=20,
-            )
-            for priority in PRIORITIES
-        ]
-        victim = place.start_worker(at=[(point, count, what)], step_seconds=0.02)
-        if what == KILL:
-            place.wait_for_fall(victim)
-            place.check_at_rest()
         place.settle()
         place.check()
 

@@ -13,11 +13,10 @@ from redis import Redis
 
 from omlx_producer import JobHandle, Producer
 from omlx_producer.client.enqueue import job_id_of
-from omlx_producer.wire import PRIORITIES, GenerationRequest, Message, Priority, Usage
+from omlx_producer.wire import PRIORITIES, GenerationRequest, Priority
 from tests.helpers.fake_engine import FakeEngine, expected
 from tests.helpers.workers import ALIAS, enqueue
 
-NO_TOKENS = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
 FINAL = frozenset({"finished", "failed", "stopped", "canceled"})
 
 
@@ -52,12 +51,6 @@ def submit(
     return job
 
 
-def conversation(*texts: str) -> list[dict[str, Any]]:
-    """Messages of the user, each to be answered before the next."""
-    answer = {"role": "assistant", "generate": True}
-    return [message for text in texts for message in ({"role": "user", "content": text}, answer)]
-
-
 def submit_once(
     connection: Redis, key: str, priority: Priority, fields: dict[str, Any]
 ) -> JobHandle:
@@ -69,11 +62,7 @@ def submit_once(
 def planned(key: str, priority: Priority, fields: dict[str, Any]) -> tuple[str, list[str], bool]:
     """The id of the job with an idempotency key, its texts, and whether it publishes its tokens."""
     job_id, request, engine = job_id_of(key), GenerationRequest(**fields), FakeEngine()
-    while request.later_turns:
-        [row] = engine.prepare(request.turn, job_id)
-        answer = Message(role="assistant", content=expected(row)[1])
-        request = request.answered(answer, "stop", NO_TOKENS)
-    rows = engine.prepare(request.turn, job_id)
+    rows = engine.prepare(request, job_id)
     streams = priority != "bulk" if request.stream is None else request.stream
     return job_id, [expected(row)[1] for row in rows], streams
 
@@ -109,8 +98,8 @@ def submit_some(connection: Redis, random: Random, count: int) -> list[Accepted]
         if random.random() < 0.2:
             fields["stream"] = random.random() < 0.5
         prompt: str | None = f"prompt {number} " * random.randint(1, 4)
-        if random.random() < 0.2 and "n" not in fields:
-            fields["messages"] = conversation(f"prompt {number}", "more", "and more")
+        if random.random() < 0.2:
+            fields["messages"] = [{"role": "user", "content": f"prompt {number}"}]
             prompt = None
         jobs.append(submit(connection, prompt, priority=random.choice(PRIORITIES), **fields))
     return jobs

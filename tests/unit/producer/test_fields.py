@@ -43,8 +43,8 @@ def parts(annotation: Any) -> tuple[Any, ...]:
 def test_the_typed_fields_are_those_of_a_request() -> None:
     hints = get_type_hints(GenerationRequest, include_extras=True)
     expected = {name: written(hints[name]) for name in GenerationRequest.model_fields}
-    # Only a translation from /v1/responses sets the one, and only workers the other.
-    del expected["responses"], expected["turns"]
+    # Only a translation from /v1/responses sets it.
+    del expected["responses"]
     # A missing model is filled in, and validation folds the old name into the new one.
     expected["model"] |= None
     expected["max_tokens"] = expected["max_completion_tokens"]

@@ -92,7 +92,6 @@ def test_a_request_of_very_many_values_is_refused(fields: dict[str, Any]) -> Non
         {"messages": [1] * 1000},
         {"messages": [USER | {"content": "x", "tool_calls": [1] * 1000}]},
         {"messages": [USER | {"content": "x"}], "tools": [1] * 1000},
-        {"messages": [USER | {"content": "x"}], "turns": [1] * 1000},
         {"prompt": "x", "stop": [1] * 1000},
         {"prompt": "x", "stop_token_ids": ["x"] * 1000},
         {"prompt": "x", "structured_outputs": {"choice": [1] * 1000}},

@@ -142,6 +142,8 @@ BAD: list[tuple[Any, str]] = [
     (OK | {"temperature": float("nan")}, "temperature: got nan; give a number from 0 to 2"),
     (OK | {"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
     (OK | {"usr": "me"}, "usr: unknown field; remove it"),
+    (OK | {"turns": []}, "turns: unknown field; remove it"),
+    (message(generate=True), "messages[0].generate: unknown field; remove it"),
     (
         OK | {"functions": [{}]},
         "functions: no longer OpenAI's; give tools and tool_choice instead",

@@ -87,7 +87,7 @@ class Intake:
             if claim.data_bytes > MAX_BODY_BYTES:
                 raise InvalidRequest(TOO_LONG.format(claim.data_bytes))
             request = decode_request(claim.data, self._model_alias)
-            rows = self._engine.prepare(request.turn, claim.id)
+            rows = self._engine.prepare(request, claim.id)
         except InvalidRequest as error:
             return Failed(one_line(str(error)), retry=False)
         except Exception as error:

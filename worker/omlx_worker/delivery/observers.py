@@ -19,11 +19,10 @@ log = logging.getLogger("omlx_worker.delivery.observers")
 
 
 OUTCOMES = (
-    *("finished", "failed", "stopped", "retried", "answered", "given back", "lost"),
+    *("finished", "failed", "stopped", "retried", "given back", "lost"),
     *("refused", "abandoned"),
 )
-"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it. A job of
-several turns leaves as answered after each of them but the last."""
+"""How a job leaves. Redis refuses the end of a job, a worker that breaks abandons it."""
 
 
 class JobObserver:

@@ -23,7 +23,7 @@ from omlx_producer.outage import LongCall, Outage, passes
 from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
 from omlx_worker.delivery.observers import Observers
 from omlx_worker.delivery.outbox import Outbox
-from omlx_worker.delivery.response import finished, next_turn
+from omlx_worker.delivery.response import finished
 from omlx_worker.job import ActiveJob
 from omlx_worker.messages import (
     Admit,
@@ -143,8 +143,6 @@ class Publisher:
                     self._closed = True
         self._append([(job, self._make(job, job.take_due_event)) for job in moved.values()])
         over = [job for job in moved.values() if job.finished and job.claim in self._jobs]
-        self._go_on([job for job in over if job.later_turns])
-        over = [job for job in over if not job.later_turns]
         made = [(job.claim, self._make(job, partial(finished, job))) for job in over]
         self._finish([(claim, ending) for claim, ending in made if ending])
         self._give_back([drop.claim for drop in dropped if isinstance(drop.reason, GivenBack)])
@@ -268,27 +266,6 @@ class Publisher:
         progress = [(job, event) for job in jobs if (event := self._make(job, job.take_event))]
         self._append(progress)
         self._put_back([claim for claim in claims if self._leases.holds(claim)])
-
-    def _go_on(self, jobs: Sequence[ActiveJob]) -> None:
-        """Write the answers of turns into their jobs and put these back for their next turns.
-
-        This worker takes them first: it has what was read.
-        """
-        made = [(job.claim, self._make(job, partial(next_turn, job))) for job in jobs]
-        payloads = {claim: payload for claim, payload in made if payload}
-        held = [claim for claim in payloads if self._leases.holds(claim)]
-        try:
-            if held:
-                self._insist(lambda: self._leases.give_back(held, payloads))
-        except LongCall as error:
-            if len(jobs) > 1:
-                for job in jobs:
-                    self._go_on([job])
-            else:
-                self._fail_long(held[0], error)
-            return
-        for claim in payloads:
-            self._leave(claim, "answered" if claim in held else "lost")
 
     def _put_back(self, claims: Sequence[Claim]) -> None:
         if claims:

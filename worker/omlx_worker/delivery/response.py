@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from functools import reduce
 from typing import Any
 
 from omlx_producer.wire import (
     DoneEvent,
     FailedEvent,
-    GenerationRequest,
-    Message,
     PromptLogprob,
     ToolCall,
     Usage,
@@ -32,8 +29,6 @@ def finished(job: ActiveJob) -> Ending:
     """The ending of a job whose rows have all finished."""
     usage = job.usage()
     body = response_body(job, usage)
-    if job.request.turns or job.request.turn is not job.request:
-        body |= _conversation(job, body)
     completion = Completion(body)
     event = DoneEvent(
         job_id=job.id,
@@ -41,7 +36,7 @@ def finished(job: ActiveJob) -> Ending:
         finish_reasons=[choice.finish_reason for choice in completion.choices],
         choices=[choice.end(index) for index, choice in enumerate(job.choices)] if job.sent else [],
         tool_calls=completion.tool_calls,
-        usage=completion.streamed,
+        usage=usage,
     )
     row_body = response_of(job.request, body) if job.request.responses is not None else None
     ending = Ending("finished", event, body, published=job.sent, row_body=row_body)
@@ -50,32 +45,6 @@ def finished(job: ActiveJob) -> Ending:
         failed = FailedEvent(job_id=job.id, n=event.n, error=TOO_LONG.format(too_long(size)))
         return Ending("failed", failed, retry=False)
     return ending
-
-
-def next_turn(job: ActiveJob) -> bytes:
-    """The payload of a job whose turn was answered and that has others."""
-    return _answered(job, response_body(job, job.usage())).to_payload()
-
-
-def _answered(job: ActiveJob, body: dict[str, Any]) -> GenerationRequest:
-    """The request of a job with the answer of its response body."""
-    [choice] = body["choices"]
-    message = Message.model_validate(choice["message"])
-    return job.request.answered(message, choice["finish_reason"], job.usage())
-
-
-def _conversation(job: ActiveJob, body: dict[str, Any]) -> dict[str, Any]:
-    """What the result of a job of several turns has beside its last answer."""
-    request = _answered(job, body)
-    usages = [turn.usage for turn in request.turns]
-    return {
-        "messages": [
-            message.model_dump(exclude_none=True, exclude={"generate"})
-            for message in request.messages or ()
-        ],
-        "turns": [turn.model_dump() for turn in request.turns],
-        "usage": reduce(Usage.__add__, usages).model_dump(),
-    }
 
 
 def response_body(job: ActiveJob, usage: Usage) -> dict[str, Any]:

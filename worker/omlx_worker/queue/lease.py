@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis import Redis
@@ -225,18 +225,15 @@ class LeaseTable:
         leases = [part for job in held for part in job.lease]
         return self._lost(self._renew(args=[self.seconds, GRACE_SECONDS, *leases]), held)
 
-    def give_back(self, jobs: Iterable[Claim], payloads: Mapping[Claim, bytes] = {}) -> int:
+    def give_back(self, jobs: Iterable[Claim]) -> int:
         """Put jobs back at the front of their queues, the oldest first; returns how many.
 
         Jobs whose leases are gone, such as cancelled ones, are dropped.
-
-        Args:
-            payloads: new ones, of jobs that go on with a next turn.
         """
         held = sorted(jobs, key=lambda job: job.claimed_at, reverse=True)
         if not held:
             return 0
-        args = [part for job in held for part in (*job.lease, payloads.get(job, ""))]
+        args = [part for job in held for part in job.lease]
         replies = self._give_back(args=args)
         for job, returned in zip(held, replies, strict=True):
             if returned:

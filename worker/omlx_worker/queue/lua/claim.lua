@@ -76,7 +76,7 @@ local UNSUPPORTED = {'success_callback_name', 'failure_callback_name', 'stopped_
 
 local function unsupported(fields)
   for i, name in ipairs(UNSUPPORTED) do
-    local value = fields[9 + i]
+    local value = fields[8 + i]
     if value and value ~= '' and value ~= '0' and value ~= '[]' then return name end
   end
   return ''
@@ -84,7 +84,7 @@ end
 
 local function read(job)
   return redis.call('HMGET', job_key(job), 'status', 'timeout', DEATHS, STOP, 'data',
-    'enqueued_at', ROW, WIRE, KEPT, unpack(UNSUPPORTED))
+    'enqueued_at', ROW, WIRE, unpack(UNSUPPORTED))
 end
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
@@ -107,12 +107,6 @@ end
 
 -- Whether a newer producer has written the payload.
 local function is_newer(version) return as_count(version) > known end
-
--- Whether another worker goes first, which has read the turns of a conversation before this one.
-local function is_kept(text)
-  local ends, other = string.match(text or '', '^(%S+) (.*)$')
-  return ends and other ~= worker and time < (tonumber(ends) or 0)
-end
 
 -- How to treat a job. Jobs to be stopped or failed do not run, so they need not be alone.
 local function treatment(fields)
@@ -143,7 +137,7 @@ local function start(queue, job, fields)
   redis.call('HSET', key, 'status', 'started', 'worker_name', worker,
     EXECUTION, execution, 'started_at', date, 'last_heartbeat', date)
   if tokens > 0 then redis.call('HSET', key, STREAMED, tokens)
-  else redis.call('HDEL', key, STREAMED, KEPT) end
+  else redis.call('HDEL', key, STREAMED) end
   redis.call('PERSIST', key)
   claimed[#claimed + 1] = {job, execution, queue, number(time), tokens, data, bytes,
     fields[2] or '', unsupported(fields), as_count(fields[3]), treatment(fields), fields[6] or '',
@@ -207,8 +201,6 @@ local function take(queue, job)
     looks_left = looks_left - 1
   elseif is_newer(fields[8]) then
     newer = job
-    return false
-  elseif is_kept(fields[9]) then
     return false
   else
     is_over = treatment(fields) == 'alone'

@@ -64,7 +64,6 @@ local EXECUTION = 'omlx_execution'  -- the last execution that claimed it
 local GROUP = 'omlx_group'      -- of the submitter, whose stream of ends tells of it
 local WIRE = 'omlx_wire'        -- the version of the payload; also of a batch's rows
 local ROW = 'omlx_row'          -- of a batch's row: run, number, digest and custom_id
-local KEPT = 'omlx_kept'        -- which worker has read its earlier turns, and until when it goes first
 
 -- The time, now or at seconds since 1970: those seconds, and RQ's format in job hashes.
 local function now(at)
