@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -13,10 +14,8 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +23,6 @@ import pytest
 import redis
 from rich.console import Console
 
-from omlx_producer.producer import Producer
 from omlx_producer.wire import (
     ChoiceDelta,
     DoneEvent,
@@ -33,98 +31,101 @@ from omlx_producer.wire import (
     Usage,
     events_key,
 )
-from omlx_worker.demo.display import Panels
-from omlx_worker.demo.play import Play, Shown
-from omlx_worker.demo.prompts import CONSTRAINED, COPY, Prompt
-from omlx_worker.demo.run import figures
-from omlx_worker.demo.table import draw
+from omlx_worker.demo.run import Show, Shown, draw_table, figures
 
 
-def shown(number: int, generated: str = "", tokens: int = 7, kind: str = "") -> Shown:
-    entry = Shown(number, Prompt(f"def prompt_{number}():\n", kind), tokens=tokens)
-    entry.pieces.append((generated, False))
-    return entry
+def shown(number: int, generated: str = "", tokens: int = 7) -> Shown:
+    return Shown(number, f"job-{number}", pieces=[(generated, False)], tokens=tokens)
 
 
-def ended(entry: Shown, speculation: Speculation | None = None) -> Shown:
+def ended(job: Shown, speculation: Speculation | None = None) -> Shown:
     usage = Usage(
         prompt_tokens=5,
-        completion_tokens=entry.tokens,
-        total_tokens=5 + entry.tokens,
+        completion_tokens=job.tokens,
+        total_tokens=5 + job.tokens,
         speculation=speculation or Speculation(),
     )
-    entry.end = DoneEvent(job_id="j", n=entry.tokens, finish_reasons=["length"], usage=usage)
-    entry.whole = True
-    return entry
+    job.end = DoneEvent(job_id="j", n=job.tokens, finish_reasons=["length"], usage=usage)
+    job.whole = True
+    return job
 
 
-class FakeCrew:
-    """Two workers without processes."""
+class FakeWorker:
+    """A worker without a process."""
 
-    def __init__(self) -> None:
-        self.members: list[Any] = [SimpleNamespace(name=name, pid=ord(name)) for name in "ab"]
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.killed = False
 
     def require_running(self) -> None:
         pass
 
-    def kill(self, name: str) -> Any:
-        [victim] = [member for member in self.members if member.name == name]
-        self.members.remove(victim)
-        return victim
+    def kill(self) -> None:
+        self.killed = True
 
 
-def play_of(jobs: list[Shown], producer: Producer | None = None, kill_at: int = 1000) -> Play:
-    return Play(jobs, FakeCrew(), producer, kill_at)  # type: ignore[arg-type]
+def show_of(jobs: list[Shown], connection: Any = None, kill_at: int = 20) -> Show:
+    workers: Any = {"a": FakeWorker(97), "b": FakeWorker(98)}
+    return Show(jobs, workers, connection, kill_at)
+
+
+def drawn(show: Show, width: int = 80, height: int = 24) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width, height=height).print(show.draw(width, height))
+    return output.getvalue()
 
 
 def test_drafted_parts_of_a_text_are_kept_apart() -> None:
-    entry = Shown(1, Prompt("x"))
+    job = Shown(1)
     for n, text, drafted in ((3, "abcd", [(0, 1), (2, 3)]), (4, "ef", None)):
         delta = ChoiceDelta(index=0, text=text, tokens=[], drafted=drafted)
-        entry.take(TokensEvent(job_id="j", n=n, choices=[delta]))
-    assert (entry.generated, entry.tokens) == ("abcdef", 4)
-    assert [text for text, drafted in entry.pieces if drafted] == ["a", "c"]
+        job.take(TokensEvent(job_id="j", n=n, choices=[delta]))
+    assert (job.text, job.tokens) == ("abcdef", 4)
+    assert [text for text, drafted in job.pieces if drafted] == ["a", "c"]
 
 
-def test_the_worker_with_the_most_jobs_is_killed_and_the_other_goes_on(
-    redis_url: str, connection: redis.Redis
+def test_the_worker_with_the_most_jobs_is_killed_once_each_has_its_tokens(
+    connection: redis.Redis,
 ) -> None:
-    jobs = [shown(number, tokens=3) for number in range(1, 5)]
-    for entry, worker in zip(jobs, "abba", strict=True):
-        entry.job_id = f"job-{entry.number}"
-        connection.hset(f"rq:job:{entry.job_id}", "worker_name", worker)
-        connection.xadd(events_key(entry.job_id), {"event": "x"}, id=f"{entry.number * 10}-0")
+    jobs = [shown(number, tokens=25) for number in range(1, 5)]
+    for job, worker in zip(jobs, "abba", strict=True):
+        connection.hset(f"rq:job:{job.job_id}", "worker_name", worker)
+        connection.xadd(events_key(job.job_id), {"event": "x"}, id=f"{job.number * 10}-0")
+    jobs[0].tokens = 19
     ended(jobs[3])
-    with Producer(redis_url) as producer:
-        play = play_of(jobs, producer, kill_at=13)
-        play.look()
-        assert (play.notice, play.moved) == ("", [])
-        assert [entry.worker for entry in jobs[:3]] == ["a", "b", "b"]
+    show = show_of(jobs, connection)
 
-        jobs[0].tokens = 4
-        play.look()
-        assert [member.name for member in play.crew.members] == ["a"]
-        assert [(entry.number, entry.moved_at) for entry in play.moved] == [(2, 20), (3, 30)]
-        assert play.notice.startswith("kill -9 98: worker b is dead, with 2 jobs")
-        assert jobs[1].place == "its worker was killed"
+    show.look()
+    assert show.notice == ""
+    assert [job.worker for job in jobs[:3]] == ["a", "b", "b"]
+    assert "worker b: pid 98, 2 jobs" in drawn(show)
 
-        play.look()
-        assert jobs[1].place == "its worker was killed"
-        for entry in play.moved:
-            connection.hset(f"rq:job:{entry.job_id}", "worker_name", "a")
-        play.look()
-        assert jobs[1].place == "worker a, from token 20"
-        play.look()
-        assert play.notice == "worker a goes on with them, each from its last token"
+    jobs[0].tokens = 20
+    show.look()
+    assert [job.moved_at for job in jobs] == [None, 20, 30, None]
+    assert show.notice.startswith("kill -9 98: worker b is dead, with 2 jobs")
+
+    show.look()
+    assert drawn(show).count("its worker was killed") == 2
+    for job in jobs[1:3]:
+        connection.hset(f"rq:job:{job.job_id}", "worker_name", "a")
+    show.look()
+    assert "worker a, from token 20" in drawn(show)
+    assert show.notice == "worker a goes on with them, each from its last token"
+
+
+def test_no_worker_is_killed_before_the_last_job_is_submitted(connection: redis.Redis) -> None:
+    jobs = [shown(1, tokens=25), Shown(2)]
+    show = show_of(jobs, connection)
+    show.look()
+    assert show.notice == ""
 
 
 def test_the_figures_tell_what_came_whole_the_crash_and_the_drafts() -> None:
     speculation = Speculation(steps=10, drafted=15, accepted=[8, 2])
     jobs = [ended(shown(1, tokens=30), speculation), ended(shown(2, tokens=10), speculation)]
     jobs[1].moved_at = 4
-    play = play_of(jobs)
-    play.moved = [jobs[1]]
-    assert figures(play) == [
+    assert figures(jobs) == [
         "2 jobs, 40 tokens, 2 texts streamed without a gap or a repetition",
         "a worker died with 1 job; the other went on from tokens 4",
         "67% of 30 drafts accepted: a step brings 2.0 tokens a job instead of 1",
@@ -134,11 +135,7 @@ def test_the_figures_tell_what_came_whole_the_crash_and_the_drafts() -> None:
 def test_a_text_with_a_gap_is_not_counted_as_whole() -> None:
     jobs = [ended(shown(1)), ended(shown(2))]
     jobs[0].whole = False
-    assert "1 texts streamed" in figures(play_of(jobs))[0]
-
-
-def test_without_drafts_there_is_no_acceptance() -> None:
-    assert figures(play_of([ended(shown(1))]))[1:] == ["no drafts were made"]
+    assert "1 texts streamed" in figures(jobs)[0]
 
 
 @pytest.mark.parametrize(
@@ -152,29 +149,23 @@ def test_without_drafts_there_is_no_acceptance() -> None:
     ],
 )
 def test_the_constrained_answer_is_praised_only_if_it_matches(generated: str, valid: bool) -> None:
-    answer = ended(Shown(2, CONSTRAINED, [(generated, False)], 9))
-    lines = figures(play_of([ended(shown(1, generated)), answer]))
+    lines = figures([ended(shown(1, generated)), ended(shown(2, generated))])
     assert ("job 2 wrote JSON that matches its schema" in lines) == valid
     assert not any(line.startswith("job 1 ") for line in lines)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (132, 43), (240, 70)])
 def test_the_panels_of_all_jobs_fit_the_terminal(width: int, height: int) -> None:
-    output = io.StringIO()
-    screen = Console(file=output, width=width, height=height)
-    text = "    a long line\n" * 20 + "    the last"
-    jobs = [shown(number, text) for number in range(1, 8)]
-    jobs.append(shown(8, text, kind=COPY.kind))
+    jobs = [shown(number, "    a long line\n" * 20 + "    the last") for number in range(1, 9)]
     jobs[0].worker, jobs[0].moved_at = "b", 12
 
-    screen.print(Panels(play_of(jobs), screen).draw())
+    text = drawn(show_of(jobs), width, height)
 
-    text = output.getvalue()
     assert len(text.splitlines()) <= height - 1
     assert max(map(len, text.splitlines())) <= width
     assert text.count("the last") == 8
-    assert all(f" {number}: 7 tokens " in text for number in range(1, 8))
-    assert " 8: copies its prompt, 7 tokens " in text
+    assert all(f" {number}: 7 tokens " in text for number in range(3, 9))
+    assert " 1: copies its prompt, 7 tokens " in text
     assert " worker b, from token 12 " in text
     assert "worker a: pid 97, 0 jobs   worker b: pid 98, 1 job" in text
 
@@ -182,48 +173,31 @@ def test_the_panels_of_all_jobs_fit_the_terminal(width: int, height: int) -> Non
 def test_accepted_drafts_have_a_colour_of_their_own() -> None:
     output = io.StringIO()
     screen = Console(file=output, force_terminal=True, color_system="standard", width=80, height=24)
-    job = Shown(1, Prompt("asked "), [("drafted", True), (" own", False)])
+    job = Shown(3, pieces=[("drafted", True), (" own", False)])
 
-    screen.print(Panels(play_of([job]), screen).draw())
+    screen.print(show_of([job]).draw(80, 24))
 
     styles = {
         name: output.getvalue().split(name)[0].rsplit("\x1b", 1)[1]
-        for name in ("asked", "drafted", "own")
+        for name in ("def", "drafted", "own")
     }
-    assert styles["drafted"] == "[1;32m"
-    assert styles["asked"] == "[2m"
-    assert styles["own"] == "[0m "
+    assert styles == {"def": "[2m", "drafted": "[1;32m", "own": "[0m "}
 
 
-def test_the_panels_move_while_the_jobs_run() -> None:
+def test_the_table_shows_each_row_beside_the_answer_that_has_come(tmp_path: Path) -> None:
+    (tmp_path / "releases.csv").write_text(f"id,call\n1,Package({'long' * 30}\n2,Package(two)\n")
+    (tmp_path / "release.json").write_text('{"properties": {"name": {"type": "string"}}}')
+    choice = {"message": {"content": '{"name": "a-long-name"}'}}
+    line = {"custom_id": "1", "response": {"body": {"choices": [choice]}}}
+    (tmp_path / "table.csv.jsonl").write_text(json.dumps(line) + '\n{"custom_id": "2", "resp')
     output = io.StringIO()
-    screen = Console(file=output, force_terminal=True, width=80, height=24)
-    job = shown(1)
-    wanted = ["first words", "later words"]
-    deadline = time.monotonic() + 10.0
 
-    def running() -> bool:
-        """Write the next words as soon as the ones before are on the screen."""
-        assert time.monotonic() < deadline, "the words were never drawn"
-        if job.generated and job.generated not in output.getvalue():
-            return True
-        job.pieces = [(wanted.pop(0) if wanted else "", False)]
-        return bool(job.generated)
+    Console(file=output, width=60).print(draw_table(tmp_path))
 
-    Panels(play_of([job]), screen).follow(running)
-
-    drawn = output.getvalue()
-    assert drawn.index("first words") < drawn.index("later words")
-
-
-def test_the_table_shows_each_row_beside_the_answer_that_has_come() -> None:
-    output = io.StringIO()
-    calls = {"1": "Package(" + "long" * 30, "2": "Package(two)"}
-    Console(file=output, width=60).print(draw(["name"], calls, {"1": {"name": "a-long-name"}}))
-    lines = output.getvalue().splitlines()
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
     assert lines[-2].startswith("Package(long")
-    assert lines[-2].rstrip().endswith("a-long-name")
-    assert lines[-1].rstrip().endswith("…")
+    assert lines[-2].endswith("a-long-name")
+    assert lines[-1].endswith("…")
 
 
 def _own_terminal() -> None:
@@ -288,6 +262,8 @@ def test_the_demo_survives_a_kill_makes_a_table_and_builds_no_kernels(
     assert re.search(r"\d+% of \d+ drafts accepted", terminal.output)
     assert "job 2 wrote JSON that matches its schema" in terminal.output
     table = terminal.output.rpartition("release.json")[2]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", table)
+    assert re.search(r" 3\.0\.2 .* … +…", plain, re.DOTALL), "the rows came all at once"
     assert all(name in table for name in ("flask", "numpy", "requests"))
     assert "omlx-worker bench" in table
     if mx.default_device() == mx.cpu:

@@ -1,1 +1,1 @@
-"""``omlx-worker demo``: a server, a worker with the demo model, and prompts side by side."""
+"""``omlx-worker demo``: a Redis server, two workers with the demo model, prompts, and a table."""
