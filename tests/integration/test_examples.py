@@ -42,8 +42,6 @@ def arguments(
     return {
         "bulk": [str(prompts), str(output)],
         "plain_redis_consumer": [job.id],
-        "openai_client": ["fake"],
-        "openai_async_client": ["fake"],
     }
 
 
@@ -60,8 +58,6 @@ def check(name: str, output: str) -> None:
         assert [line.split()[0] for line in output.splitlines()] == ["row-1", "row-2"]
     elif name == "after_each_job":
         assert re.fullmatch(r"(\d+ tokens: .+\n){3}", output)
-    elif name == "openai_client":
-        assert len(re.findall(r" \d+ tokens\n", output)) == 20
     elif name == "async_client":
         assert output.splitlines()[-1].startswith("20 jobs, ")
     else:

@@ -1,4 +1,4 @@
-"""A worker with the demo model serves OpenAI's clients, over HTTP and without a server."""
+"""A worker with the demo model serves OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import redis
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
-from omlx_gateway import openai as without_server
 from omlx_worker.queue.embedded import free_port
 from tests.helpers.gateway import is_healthy
 from tests.helpers.redis_server import redis_server
@@ -31,8 +30,8 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, str]]:
-    """The URLs of a gateway and of its Redis."""
+def served() -> Iterator[str]:
+    """The base URL of a gateway."""
     port = free_port()
     command = [sys.executable, "-c", "from omlx_worker.cli import main; main()", "run"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -43,33 +42,21 @@ def served() -> Iterator[tuple[str, str]]:
         )
         try:
             wait_for(lambda: is_healthy(port, process) and connection.exists("omlx:models"), 120)
-            yield f"http://127.0.0.1:{port}", server.url
+            yield f"http://127.0.0.1:{port}/v1"
         finally:
             process.terminate()
             process.wait(60)
 
 
-@pytest.fixture(params=["http", "in process"])
-def client(served: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[OpenAI]:
-    url, redis_url = served
-    with (
-        OpenAI(base_url=f"{url}/v1", api_key="none")
-        if request.param == "http"
-        else without_server.OpenAI(redis_url)
-    ) as client:
+@pytest.fixture
+def client(served: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=served, api_key="none") as client:
         yield client
 
 
-@pytest.fixture(params=["http", "in process"])
-async def async_client(
-    served: tuple[str, str], request: pytest.FixtureRequest
-) -> AsyncIterator[AsyncOpenAI]:
-    url, redis_url = served
-    async with (
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
-        if request.param == "http"
-        else without_server.AsyncOpenAI(redis_url)
-    ) as client:
+@pytest.fixture
+async def async_client(served: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=served, api_key="none") as client:
         yield client
 
 
