@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -15,14 +16,14 @@ from starlette.responses import JSONResponse, Response
 
 from omlx_gateway.access import KeyCheck, SiteCheck
 from omlx_gateway.errors import ApiError, ErrorAnswers
-from omlx_gateway.files import FileStore
 from omlx_gateway.gateway import Gateway
-from omlx_gateway.intake import Intake
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
 from omlx_gateway.senders import BodyDeadline
 from omlx_producer.connection import redis_url
+
+CLEAN_SECONDS = 600
 
 
 def create_app(
@@ -54,12 +55,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.gateway = gateway
-        intake = Intake(gateway.blocking, FileStore(gateway.blocking, gateway.contents))
-        intake.start()
+        cleaning = asyncio.create_task(_clean_up(gateway))
         try:
             yield
         finally:
-            await run_in_threadpool(intake.stop)
+            cleaning.cancel()
             await gateway.close()
 
     app = Starlette(
@@ -71,6 +71,14 @@ def create_app(
     # A redirect would name the host that the request names.
     app.router.redirect_slashes = False
     return app
+
+
+async def _clean_up(gateway: Gateway) -> None:
+    """Remove what uploads that were killed have left, as long as the gateway runs."""
+    while True:
+        await asyncio.sleep(CLEAN_SECONDS)
+        with suppress(OSError):
+            await run_in_threadpool(gateway.contents.clean_up)
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:

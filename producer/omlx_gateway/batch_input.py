@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import IO, Any
 
@@ -25,37 +25,37 @@ class BatchInput:
     """The rows of an input, checked as those of the command line are.
 
     Args:
-        kept: passes the records through, while they may be read.
+        window: the completion window of rows without one.
+        endpoint: of all rows.
+        owner: of the batch, see `owner_of`.
 
     Raises:
         InvalidRequest: if no worker has announced a model.
     """
 
     def __init__(
-        self,
-        connection: Redis,
-        content: IO[bytes],
-        record: dict[str, str],
-        kept: Callable[[Iterator[Record]], Iterator[Record]],
+        self, connection: Redis, content: IO[bytes], window: str, endpoint: str, owner: str | None
     ) -> None:
-        shape = Shape(sampling={"completion_window": record["completion_window"]})
+        shape = Shape(sampling={"completion_window": window})
         self._maker = RowMaker("jsonl", shape, read_models(connection))
         self._content = content
-        self._endpoint = record["endpoint"]
-        self._owner = record.get("owner")
-        self._models = record["models"].split() if "models" in record else None
-        self._kept = kept
+        self._endpoint = endpoint
+        self._owner = owner
 
     @contextlib.contextmanager
     def rows(self) -> Iterator[Iterator[Row | BadRow]]:
         """Its rows, in order."""
         self._content.seek(0)
         with contextlib.closing(RowIndex()) as index:
-            records = map(self._checked, self._kept(read_records(self._content, "jsonl")))
+            records = map(self._checked, read_records(self._content, "jsonl"))
             yield plan_rows(records, self._made, index, Seen())
 
-    def errors(self) -> list[dict[str, Any]]:
-        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows."""
+    def errors(self, models: Collection[str] | None) -> list[dict[str, Any]]:
+        """What is wrong with it, in OpenAI's form; at most `MAX_ERRORS` rows.
+
+        Args:
+            models: that its rows may use; None for all.
+        """
         errors, count = list[dict[str, Any]](), 0
         with self.rows() as rows:
             for row in itertools.islice(rows, MAX_ROWS + 1):
@@ -64,10 +64,10 @@ class BatchInput:
                     continue
                 if isinstance(row, BadRow):
                     errors.append(batch_error(row.code, row.reason, row.line))
-                elif self._models is not None and row.request.model not in self._models:
+                elif models is not None and row.request.model not in models:
                     message = f"{place_of(row.line, row.custom_id)}: model: got "
                     message += f"{row.request.model!r}; this API key may use "
-                    message += ", ".join(self._models)
+                    message += ", ".join(models)
                     errors.append(batch_error("model_not_allowed", message, row.line))
         if count > MAX_ROWS:
             message = f"the input has more than {MAX_ROWS} rows; split it"

@@ -1,403 +1,246 @@
 """/v1/batches: OpenAI's batches, each a detached batch of the queue.
 
-A batch has a record in Redis with a status. It is ``validating`` until a gateway has uploaded the
-rows of its input, see `omlx_gateway.intake`; ``in_progress`` or ``cancelling`` until the workers
-have ended its batch; then it has its files, and never changes again.
+A batch is its hash in the queue, which has fields of OpenAI's form beside the queue's own. A
+request for one checks its input and uploads the rows before it is answered. Its output and error
+file are made of its results, see `omlx_gateway.outputs`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import math
 import re
-import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import IO, Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from redis import Redis
-from redis.exceptions import WatchError
+from redis.utils import str_if_bytes
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from omlx_gateway.access import is_own, key_of, owner_field, owner_of
-from omlx_gateway.errors import ApiError
-from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore, decoded, file_key, new_record
+from omlx_gateway.batch_input import BatchInput, batch_error
+from omlx_gateway.errors import RETRY_SECONDS, ApiError, api_error
+from omlx_gateway.files import FILES_KEY, PURPOSE, FileStore
 from omlx_gateway.gateway import Gateway
-from omlx_gateway.outputs import is_error
+from omlx_gateway.outputs import output_ids
 from omlx_gateway.pages import page_of
-from omlx_producer.bulk.batch import KEEP_SECONDS, Batch, BatchState
-from omlx_producer.bulk.shape import CHAT_URL, COMPLETION_URL, RESPONSES_URL
-from omlx_producer.errors import UnknownJob
+from omlx_producer.bulk.batch import Batch, BatchState
+from omlx_producer.errors import InvalidRequest, JobCancelled, describe
 from omlx_producer.wire import GenerationRequest
 
 BATCHES_KEY = "omlx:http_batches"
 """The ids of batches by the time at which they were made."""
-UNFINISHED_KEY = "omlx:http_batches:unfinished"
-ENDPOINTS = (CHAT_URL, COMPLETION_URL, RESPONSES_URL)
-_ID = re.compile(r"batch_[0-9a-f]{24}")
-_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
-MAX_METADATA, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
+_ID = re.compile(r"batch_([0-9a-f]{12})")
+_STATUSES = {"uploading": "validating", "open": "in_progress", "done": "completed"}
 _TIMES = (
-    *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at"),
-    *("failed_at", "expired_at", "cancelling_at", "cancelled_at"),
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+    *("cancelling_at", "cancelled_at"),
 )
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
 
 
-def record_key(batch_id: str) -> str:
-    return f"omlx:http_batch:{batch_id}"
+class NewBatch(BaseModel):
+    """The body of a request for a batch."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input_file_id: str = Field(description="the id of a file")
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
+        description="/v1/chat/completions, /v1/completions or /v1/responses"
+    )
+    completion_window: str = Field(description="'24h'")
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = Field(
+        default=None,
+        description="at most 16 texts of 512 characters, with names of 64 characters",
+    )
+
+    @classmethod
+    def read(cls, body: dict[str, Any]) -> NewBatch:
+        """Check a body.
+
+        Raises:
+            ApiError: 400, with the field.
+        """
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])[:80].encode("ascii", "replace").decode()
+            sentence = describe(error, cls, body, "a JSON object")
+            raise ApiError(400, sentence, param=name) from None
+
+    def fields(self, owner: str | None) -> dict[str, Any]:
+        """What it adds to the hash of its batch.
+
+        Raises:
+            InvalidRequest: if the completion window is none.
+        """
+        asked = {"model": "x", "prompt": "x", "completion_window": self.completion_window}
+        seconds = GenerationRequest.parse(asked).window_seconds or 0
+        fields = self.model_dump(exclude_none=True) | owner_field(owner)
+        if self.metadata is not None:
+            fields["metadata"] = json.dumps(self.metadata)
+        return fields | {"expires_at": time.time() + seconds}
 
 
-@dataclass(frozen=True)
-class BatchRecords:
-    """The records of batches in Redis.
+def find(connection: Redis, batch_id: str, owner: str | None) -> tuple[Batch, dict[str, str]]:
+    """A batch, and its hash.
 
-    Attributes:
-        owner: of the batches that are found, see `owner_of`; None for all.
+    Raises:
+        ApiError: 404.
     """
+    known = _ID.fullmatch(batch_id)
+    batch = Batch.of_run(connection, known[1] if known else "")
+    raw: Any = connection.hgetall(batch.key) if known else {}
+    found = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
+    if "created_at" not in found or "input_file_id" not in found or not is_own(found, owner):
+        raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
+    return batch, found
 
-    connection: Redis
-    owner: str | None = None
 
-    def find(self, batch_id: str) -> dict[str, str]:
-        """The record of a batch.
-
-        Raises:
-            ApiError: 404.
-        """
-        known = _ID.fullmatch(batch_id)
-        found: Any = self.connection.hgetall(record_key(batch_id)) if known else {}
-        record = decoded(found)
-        if "created_at" not in record or not is_own(record, self.owner):
-            raise ApiError(404, f"no batch has the id {batch_id!r:.80}; check the id", param="id")
-        return record
-
-    def add(self, batch_id: str, record: Mapping[Any, Any], now: float) -> bool:
-        """Make a new record; returns False if there is one, which stays as it is."""
-        key = record_key(batch_id)
-        with self.connection.pipeline() as pipe:
-            while True:
-                try:
-                    pipe.watch(key)  # type: ignore[no-untyped-call]
-                    if pipe.exists(key):
-                        return False
-                    pipe.multi()
-                    pipe.hset(key, mapping=dict(record))
-                    pipe.zadd(BATCHES_KEY, {batch_id: now})
-                    pipe.sadd(UNFINISHED_KEY, batch_id)
-                    pipe.execute()
-                except WatchError:
-                    # Also if the connection has broken, with or without a record.
-                    continue
-                return True
-
-    def move(
-        self,
-        batch_id: str,
-        changes: Mapping[str, Any],
-        *,
-        files: Mapping[str, Mapping[Any, Any]] | None = None,
-        over: bool = False,
-        **expected: str,
-    ) -> bool:
-        """Change a record, if it still has these values; returns whether it had.
-
-        Args:
-            files: records of files to make with it.
-            over: the record never changes again. It is kept for as long as the results.
-            expected: values of fields; empty for a field that it lacks.
-        """
-        key = record_key(batch_id)
-        with self.connection.pipeline() as pipe:
-            try:
-                pipe.watch(key)  # type: ignore[no-untyped-call]
-                found = decoded(pipe.hgetall(key))
-                if any(found.get(name, "") != value for name, value in expected.items()):
-                    return False
-                pipe.multi()
-                pipe.hset(key, mapping={name: str(value) for name, value in changes.items()})
-                for file_id, record in (files or {}).items():
-                    pipe.hset(file_key(file_id), mapping=dict(record))
-                    pipe.expire(file_key(file_id), KEEP_SECONDS)
-                    pipe.zadd(FILES_KEY, {file_id: time.time()})
-                if over:
-                    pipe.srem(UNFINISHED_KEY, batch_id)
-                    pipe.expire(key, KEEP_SECONDS)
-                pipe.execute()
-            except WatchError:
-                return False
-        return True
-
-    def fail(self, batch_id: str, errors: list[dict[str, Any]]) -> None:
-        """End a batch whose input is wrong."""
-        changes = {"status": "failed", "failed_at": _now(), "errors": json.dumps(errors)}
-        self.move(batch_id, changes, over=True, status="validating")
-
-    def settle(self, batch_id: str) -> tuple[dict[str, str], BatchState | None]:
-        """Bring a record up to what the workers have done; returns it, and its batch if open.
-
-        Raises:
-            ApiError: 404.
-        """
-        while True:
-            record = self.find(batch_id)
-            status = record["status"]
-            if status == "validating" and time.time() > float(record["expires_at"]):
-                ended = {"status": "expired", "expired_at": _now()}
-                self.move(batch_id, ended, over=True, status=status)
-                continue
-            if status not in ("in_progress", "cancelling"):
-                return record, None
-            batch = Batch(self.connection, record["batch"]) if record.get("batch") else None
-            if status == "cancelling":
-                drop_upload(batch)
-            try:
-                state = batch.read() if batch is not None else None
-            except UnknownJob:
-                state = None
-            if batch is None or state is None:
-                self._end_without(batch_id, status)
-            elif not state.over:
-                if status == "cancelling" and state.state == "open":
-                    batch.cancel()
-                    continue
-                return record, state
-            else:
-                self._finalize(batch_id, record, batch, state)
-
-    def _end_without(self, batch_id: str, status: str) -> None:
-        """End a batch that the queue does not have (any more)."""
-        if status == "cancelling":
-            changes: dict[str, Any] = {"status": "cancelled", "cancelled_at": _now()}
-        else:
-            message = "the batch was deleted from the queue, or has expired"
-            error = {"code": "batch_deleted", "message": message, "line": None, "param": None}
-            changes = {"status": "failed", "failed_at": _now(), "errors": json.dumps([error])}
-        self.move(batch_id, changes, over=True, status=status)
-
-    def _finalize(
-        self, batch_id: str, record: Mapping[str, str], batch: Batch, state: BatchState
-    ) -> None:
-        """Make the files of a batch that is over."""
-        ended, ended_at = (
-            "completed" if state.state == "done" else state.state,
-            int(state.ended_at or time.time()),
-        )
-        changes: dict[str, Any] = {
-            "status": ended,
-            "finalizing_at": ended_at,
-            f"{ended}_at": ended_at,
+def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
+    """A batch in OpenAI's form."""
+    state = BatchState.of(batch.id, found)
+    status = _STATUSES.get(state.state, state.state)
+    times = dict[str, int | None].fromkeys(_TIMES)
+    if status not in ("validating", "failed"):
+        times["in_progress_at"] = int(state.created_at)
+    if "cancelling_at" in found:
+        times["cancelling_at"] = int(float(found["cancelling_at"]))
+    if state.ended_at is not None:
+        times[f"{status}_at"] = times["finalizing_at"] = int(state.ended_at)
+    output, error = output_ids(batch)
+    errors = json.loads(found.get("errors", "[]"))
+    return {
+        "id": f"batch_{batch.run}",
+        "object": "batch",
+        "endpoint": found["endpoint"],
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": found["input_file_id"],
+        "completion_window": found["completion_window"],
+        "status": status,
+        "output_file_id": output if state.over and state.ok else None,
+        "error_file_id": error if state.over and state.failed else None,
+        "created_at": int(state.created_at),
+        "expires_at": int(float(found["expires_at"])),
+        **times,
+        "request_counts": {
             "total": state.rows,
             "completed": state.ok,
             "failed": state.failed,
-        }
-        sizes = {"output": 0, "error": 0}
-        for line in batch.results(state.rows):
-            sizes["error" if is_error(line) else "output"] += len(line)
-        files = {}
-        for kind, size in sizes.items():
-            if size:
-                # Another gateway makes the same ids.
-                digest = hashlib.sha256(f"{batch_id} {kind}".encode()).hexdigest()
-                changes[f"{kind}_file_id"] = file_id = f"file-{digest[:24]}"
-                files[file_id] = {
-                    **new_record(
-                        f"{batch_id}_{kind}.jsonl", size, "batch_output", record.get("owner")
-                    ),
-                    "batch": batch.id,
-                    "kind": kind,
-                    "expires_at": ended_at + KEEP_SECONDS,
-                }
-        self.move(batch_id, changes, files=files, over=True, status=record["status"])
-
-
-def drop_upload(batch: Batch | None) -> None:
-    """Delete a batch that is not uploaded yet, so that its upload cannot open it."""
-    if batch is None:
-        return
-    with batch.connection.pipeline() as pipe:
-        while True:
-            try:
-                pipe.watch(batch.key)  # type: ignore[no-untyped-call]
-                found = decoded(pipe.hgetall(batch.key))
-                if found.get("state") != "uploading":
-                    return
-                pipe.multi()
-                queues = found.get("queues", "").split()
-                pipe.delete(batch.key, batch.results_key, *map(batch.waiting_key, queues))
-                pipe.execute()
-            except WatchError:
-                continue
-            return
-
-
-def _now() -> int:
-    return int(time.time())
-
-
-def _document(batch_id: str, record: dict[str, str], state: BatchState | None) -> dict[str, Any]:
-    """A batch in OpenAI's form."""
-    status = record["status"]
-    counts = {name: int(record.get(name, 0)) for name in ("total", "completed", "failed")}
-    if state is not None:
-        counts = {"total": state.rows, "completed": state.ok, "failed": state.failed}
-        if state.state == "cancelling":
-            status = "cancelling"
-    errors = json.loads(record["errors"]) if "errors" in record else None
-    return {
-        "id": batch_id,
-        "object": "batch",
-        "endpoint": record["endpoint"],
-        "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": record["input_file_id"],
-        "completion_window": record["completion_window"],
-        "status": status,
-        "output_file_id": record.get("output_file_id"),
-        "error_file_id": record.get("error_file_id"),
-        **{name: int(record[name]) if name in record else None for name in _TIMES},
-        "request_counts": counts,
-        "metadata": json.loads(record["metadata"]) if "metadata" in record else None,
+        },
+        "metadata": json.loads(found["metadata"]) if "metadata" in found else None,
     }
 
 
 async def create(request: Request) -> JSONResponse:
-    async with Gateway.of(request).body_of(request) as body:
+    gateway = Gateway.of(request)
+    async with gateway.body_of(request) as body, gateway.uploads:
         return JSONResponse(await run_in_threadpool(_create, request, body))
 
 
 def _create(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    gateway, key, owner = Gateway.of(request), key_of(request), owner_of(request)
-    for name in body:
-        if name not in _FIELDS:
-            raise ApiError(400, f"{name!a:.80}: unknown; leave it out", param=name[:80])
-    endpoint, window = body.get("endpoint"), body.get("completion_window")
-    if endpoint not in ENDPOINTS:
-        raise ApiError(
-            400, f"endpoint: got {endpoint!r:.80}; give {' or '.join(ENDPOINTS)}", param="endpoint"
-        )
-    if not isinstance(window, str):
-        raise ApiError(
-            400, f"completion_window: got {window!r:.80}; give '24h'", param="completion_window"
-        )
-    # Its errors name the field.
-    asked = GenerationRequest.parse({"model": "x", "prompt": "x", "completion_window": window})
-    metadata = _checked_metadata(body.get("metadata"))
-    file_id = body.get("input_file_id")
-    if not isinstance(file_id, str):
-        raise ApiError(
-            400,
-            f"input_file_id: got {file_id!r:.80}; give the id of a file",
-            param="input_file_id",
-        )
-    try:
-        file = FileStore(gateway.blocking, gateway.contents, owner).find(file_id)
-    except ApiError as error:
-        raise ApiError(400, f"input_file_id: {error.message}", param="input_file_id") from None
-    if file["purpose"] != PURPOSE:
-        raise ApiError(
-            400,
-            f"input_file_id: {file_id} has the purpose {file['purpose']}; give a file with 'batch'",
-            param="input_file_id",
-        )
-    batch_id, now = _new_id(request), time.time()
-    record: dict[Any, Any] = {
-        "status": "validating",
-        "endpoint": str(endpoint),
-        "input_file_id": file_id,
-        "completion_window": window,
-        "created_at": str(int(now)),
-        "expires_at": str(math.ceil(now + (asked.window_seconds or 0))),
-    }
-    if metadata is not None:
-        record["metadata"] = json.dumps(metadata)
-    record |= owner_field(owner)
-    if key is not None and key.models is not None:
-        record["models"] = " ".join(key.models)
-    records = BatchRecords(gateway.blocking, owner)
-    if not records.add(batch_id, record, now):
-        found, state = records.settle(batch_id)
-        if any(found.get(name) != record.get(name) for name in _FIELDS):
-            raise ApiError(400, "Idempotency-Key: was given with another request; give a new key")
-        return _document(batch_id, found, state)
-    return _document(batch_id, record, None)
+    connection, key, owner = Gateway.of(request).blocking, key_of(request), owner_of(request)
+    new = NewBatch.read(body)
+    batch, fields = _batch_of(request), new.fields(owner)
+    with _open_input(request, new.input_file_id) as content:
+        if not batch.begin(fields):
+            return _known(batch, fields, owner)
+        now = time.time()
+        connection.zadd(BATCHES_KEY, {f"batch_{batch.run}": now})
+        connection.zadd(FILES_KEY, dict.fromkeys(output_ids(batch), now))
+        with batch.kept():
+            try:
+                source = BatchInput(connection, content, new.completion_window, new.endpoint, owner)
+                errors = source.errors(None if key is None else key.models)
+            except InvalidRequest as error:
+                errors = [batch_error("invalid_request", api_error(error).message)]
+        if errors:
+            batch.fail(json.dumps(errors))
+        else:
+            with source.rows() as rows, contextlib.suppress(JobCancelled):
+                batch.upload(rows)
+    return _document(*find(connection, f"batch_{batch.run}", owner))
 
 
-def _new_id(request: Request) -> str:
-    """A batch's id, the same for the same ``Idempotency-Key`` of an API key."""
-    given = request.headers.get("idempotency-key")
-    if given is None:
-        return f"batch_{secrets.token_hex(12)}"
-    digest = hashlib.sha256(f"{owner_of(request)}:{given}".encode()).hexdigest()
-    return f"batch_{digest[:24]}"
-
-
-def _checked_metadata(given: Any) -> dict[str, str] | None:
-    """The metadata of a new batch.
+def _open_input(request: Request, file_id: str) -> IO[bytes]:
+    """The content of an input.
 
     Raises:
         ApiError: 400.
     """
+    gateway = Gateway.of(request)
+    store = FileStore(gateway.blocking, gateway.contents, owner_of(request))
+    try:
+        file = store.find(file_id)
+        if file["purpose"] == PURPOSE:
+            return store.open(file_id)
+        problem = f"{file_id} has the purpose {file['purpose']}; give a file with 'batch'"
+    except ApiError as error:
+        problem = error.message
+    raise ApiError(400, f"input_file_id: {problem}", param="input_file_id")
+
+
+def _batch_of(request: Request) -> Batch:
+    """A new batch; the same one for the same ``Idempotency-Key`` of an API key."""
+    connection, given = Gateway.of(request).blocking, request.headers.get("idempotency-key")
     if given is None:
-        return None
-    if not isinstance(given, dict) or len(given) > MAX_METADATA:
+        return Batch.new(connection)
+    digest = hashlib.sha256(f"{owner_of(request)}:{given}".encode()).hexdigest()
+    return Batch.of_run(connection, digest[:12])
+
+
+def _known(batch: Batch, fields: dict[str, Any], owner: str | None) -> dict[str, Any]:
+    """The batch that an earlier request with the same ``Idempotency-Key`` has made.
+
+    Raises:
+        ApiError: 400 if that was another request, 409 while it uploads its rows.
+    """
+    _, found = find(batch.connection, f"batch_{batch.run}", owner)
+    if any(found.get(name) != fields.get(name) for name in NewBatch.model_fields):
+        raise ApiError(400, "Idempotency-Key: was given with another request; give a new key")
+    if found["state"] == "uploading":
         raise ApiError(
-            400,
-            f"metadata: got {given!r:.60}; give an object of at most {MAX_METADATA} texts",
-            param="metadata",
+            409,
+            "Idempotency-Key: another request with it uploads the batch; "
+            f"try again in {RETRY_SECONDS} s",
+            code="batch_is_uploaded",
+            headers={"Retry-After": str(RETRY_SECONDS)},
         )
-    for name, value in given.items():
-        wrong = len(name) > MAX_KEY_CHARACTERS or not isinstance(value, str)
-        if wrong or len(value) > MAX_VALUE_CHARACTERS or not _is_text(name + value):
-            raise ApiError(
-                400,
-                f"metadata: got {value!a:.60} for {name!a:.60}; give texts of at most "
-                f"{MAX_VALUE_CHARACTERS} characters with names of at most {MAX_KEY_CHARACTERS}",
-                param="metadata",
-            )
-    return given
-
-
-def _is_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return _document(batch, found)
 
 
 def retrieve(request: Request) -> JSONResponse:
-    batch_id = request.path_params["batch_id"]
-    records = BatchRecords(Gateway.of(request).blocking, owner_of(request))
-    return JSONResponse(_document(batch_id, *records.settle(batch_id)))
+    connection, batch_id = Gateway.of(request).blocking, request.path_params["batch_id"]
+    return JSONResponse(_document(*find(connection, batch_id, owner_of(request))))
 
 
 def cancel(request: Request) -> JSONResponse:
-    batch_id = request.path_params["batch_id"]
-    records = BatchRecords(Gateway.of(request).blocking, owner_of(request))
-    while True:
-        record, _ = records.settle(batch_id)
-        status = record["status"]
-        if status in ("validating", "in_progress"):
-            changes = {"status": "cancelling", "cancelling_at": _now()}
-            if not records.move(batch_id, changes, status=status):
-                continue
-        elif status not in ("cancelling", "cancelled"):
-            raise ApiError(409, f"{batch_id} is {status}; only a batch that runs can be cancelled")
-        return JSONResponse(_document(batch_id, *records.settle(batch_id)))
+    connection, batch_id = Gateway.of(request).blocking, request.path_params["batch_id"]
+    batch, found = find(connection, batch_id, owner_of(request))
+    if not batch.cancel() and found["state"] != "cancelled":
+        status = _document(batch, found)["status"]
+        raise ApiError(409, f"{batch_id} is {status}; only a batch that runs can be cancelled")
+    return JSONResponse(_document(*find(connection, batch_id, owner_of(request))))
 
 
 def list_all(request: Request) -> JSONResponse:
     # Of all owners: what is not found is taken for expired.
-    records, owner = BatchRecords(Gateway.of(request).blocking), owner_of(request)
+    connection, owner = Gateway.of(request).blocking, owner_of(request)
 
     def document(batch_id: str) -> dict[str, Any] | None:
         try:
-            record, state = records.settle(batch_id)
+            batch, found = find(connection, batch_id, None)
         except ApiError:
             return None
-        return _document(batch_id, record, state) if is_own(record, owner) else {}
+        return _document(batch, found) if is_own(found, owner) else {}
 
-    page = page_of(records.connection, BATCHES_KEY, request, document, most=100, usual=20)
+    page = page_of(connection, BATCHES_KEY, request, document, most=100, usual=20)
     return JSONResponse(page)
 
 

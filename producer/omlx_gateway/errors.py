@@ -26,7 +26,7 @@ from omlx_producer.errors import (
     one_line,
     unquoted,
 )
-from omlx_producer.outage import Outage, cause, passes
+from omlx_producer.outage import cause, passes
 
 RETRY_SECONDS = 5
 # OpenAI's clients send a request again after 409 and 5xx, unless they are told not to.
@@ -101,18 +101,8 @@ def api_error(error: Exception) -> ApiError:
             )
         case RedisError() | OmlxQueueError():
             return ApiError(500, sentence, "server_error", "redis_error")
-    log_failure("a request failed", error)
+    log.error("a request failed", exc_info=unquoted(error))
     return ApiError(500, "the gateway failed; its log says where", "server_error", "internal_error")
-
-
-def log_failure(told: str, error: Exception) -> None:
-    """Log what no request should meet."""
-    log.error(told, exc_info=unquoted(error))
-
-
-def logged_outage() -> Outage:
-    """For a thread that repeats its calls to Redis: the gateway's log tells when they fail."""
-    return Outage(log=log)
 
 
 class ErrorAnswers:

@@ -1,7 +1,7 @@
 """/v1/files: inputs of batches, and what batches have written.
 
-A record of each file is in Redis, its bytes are where `omlx_gateway.contents` says. The files that
-a batch writes have no bytes of their own, see `omlx_gateway.outputs`.
+A record of each upload is in Redis, its bytes are where `omlx_gateway.contents` says. The files
+that a batch writes have neither, see `omlx_gateway.outputs`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,8 +30,9 @@ from omlx_gateway.access import is_own, owner_field, owner_of
 from omlx_gateway.contents import Contents, writing_to
 from omlx_gateway.errors import ApiError
 from omlx_gateway.gateway import Gateway
-from omlx_gateway.outputs import output_lines
+from omlx_gateway.outputs import OutputFile
 from omlx_gateway.pages import page_of
+from omlx_producer.errors import UnknownJob
 
 FILES_KEY = "omlx:files"
 """The ids of files by the time at which they were made."""
@@ -63,7 +64,8 @@ class FileStore:
         with contextlib.ExitStack() as undo:
             undo.callback(self.contents.delete, file_id)
             size = self.contents.write(file_id, content)
-            record = new_record(filename, size, PURPOSE, self.owner)
+            record: dict[Any, Any] = {"filename": filename, "bytes": size, "purpose": PURPOSE}
+            record |= {"created_at": int(time.time()), **owner_field(self.owner)}
             with self.connection.pipeline() as pipe:
                 if seconds := self.contents.seconds:
                     record["expires_at"] = record["created_at"] + seconds
@@ -75,17 +77,43 @@ class FileStore:
             undo.pop_all()
         return {"id": file_id, **record}
 
+    def read(self, file_id: str) -> dict[str, str] | None:
+        """The record of a file of any owner; None if there is none.
+
+        It is empty for the output file of a batch that has written none yet.
+        """
+        if output := OutputFile.of(self.connection, file_id):
+            with contextlib.suppress(UnknownJob):
+                return output.record()
+            return None
+        found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
+        return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()} or None
+
     def find(self, file_id: str) -> dict[str, str]:
-        """The record of a file.
+        """The record of a file of this owner.
 
         Raises:
             ApiError: 404.
         """
-        found: Any = self.connection.hgetall(file_key(file_id)) if _ID.fullmatch(file_id) else {}
-        record = decoded(found)
+        record = self.read(file_id)
         if not record or not is_own(record, self.owner):
             raise ApiError(404, f"no file has the id {file_id!r:.80}; check the id", param="id")
         return record
+
+    def open(self, file_id: str) -> IO[bytes]:
+        """The bytes of an upload.
+
+        Raises:
+            ApiError: 404.
+        """
+        found = self.contents.open(file_id)
+        if found is None:
+            raise ApiError(
+                404,
+                f"the content of {file_id} is not where this gateway keeps files; start all "
+                "gateways without --files-dir, or with the same folder",
+            )
+        return found
 
     def delete(self, file_id: str) -> None:
         """Forget a file.
@@ -94,22 +122,13 @@ class FileStore:
             ApiError: 404.
         """
         self.find(file_id)
+        if output := OutputFile.of(self.connection, file_id):
+            output.delete()
         with self.connection.pipeline() as pipe:
             pipe.delete(file_key(file_id))
             pipe.zrem(FILES_KEY, file_id)
             pipe.execute()
         self.contents.delete(file_id)
-
-
-def decoded(found: Mapping[Any, Any]) -> dict[str, str]:
-    """A record as Redis gives it, in texts."""
-    return {str_if_bytes(name): str_if_bytes(value) for name, value in found.items()}
-
-
-def new_record(filename: str, size: int, purpose: str, owner: str | None) -> dict[Any, Any]:
-    """The fields of a file in Redis."""
-    record = {"filename": filename, "bytes": size, "purpose": purpose}
-    return {**record, "created_at": int(time.time()), **owner_field(owner)}
 
 
 def _document(file_id: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -185,20 +204,14 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
 
 
 def list_all(request: Request) -> JSONResponse:
-    gateway, owner = Gateway.of(request), owner_of(request)
-    store, purpose = (
-        FileStore(gateway.blocking, gateway.contents),
-        request.query_params.get("purpose"),
-    )
+    store, purpose = _store(request), request.query_params.get("purpose")
 
     def document(file_id: str) -> dict[str, Any] | None:
-        try:
-            record = store.find(file_id)
-        except ApiError:
-            return None
-        if purpose not in (None, record["purpose"]) or not is_own(record, owner):
-            return {}
-        return _document(file_id, record)
+        record = store.read(file_id)
+        if not record:
+            return record
+        asked = purpose in (None, record["purpose"]) and is_own(record, store.owner)
+        return _document(file_id, record) if asked else {}
 
     return JSONResponse(page_of(store.connection, FILES_KEY, request, document, most=10_000))
 
@@ -211,18 +224,10 @@ def retrieve(request: Request) -> JSONResponse:
 def content(request: Request) -> Response:
     store, file_id = _store(request), request.path_params["file_id"]
     record = store.find(file_id)
-    if batch_id := record.get("batch"):
-        lines = output_lines(store.connection, batch_id, errors=record["kind"] == "error")
-        return StreamingResponse(lines, media_type="application/jsonl")
-    found = store.contents.open(file_id)
-    if found is None:
-        raise ApiError(
-            404,
-            f"the content of {file_id} is not where this gateway keeps files; start all gateways "
-            "without --files-dir, or with the same folder",
-        )
+    output = OutputFile.of(store.connection, file_id)
+    parts = output.lines() if output else _parts(store.open(file_id))
     told = {"Content-Length": record["bytes"]}
-    return StreamingResponse(_parts(found), media_type="application/jsonl", headers=told)
+    return StreamingResponse(parts, media_type="application/jsonl", headers=told)
 
 
 def _parts(content: IO[bytes]) -> Iterator[bytes]:

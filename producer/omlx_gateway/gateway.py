@@ -25,6 +25,8 @@ from omlx_producer.errors import InvalidRequest, UnknownJob
 from omlx_producer.wire import PRIORITIES, Priority
 from omlx_producer.wire.json_limits import read_json, require_few_values
 
+UPLOADS_AT_ONCE = 4
+
 
 @dataclass
 class Gateway:
@@ -33,6 +35,7 @@ class Gateway:
     Attributes:
         blocking: a client for what runs on threads.
         contents: the bytes of uploads.
+        uploads: the right to check and upload the input of a batch, which keeps a thread busy.
     """
 
     producer: AsyncProducer
@@ -40,6 +43,7 @@ class Gateway:
     blocking: Redis
     contents: Contents
     limits: Limits = field(default_factory=Limits)
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE))
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _held_bytes: int = 0
 

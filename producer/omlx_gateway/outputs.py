@@ -1,36 +1,95 @@
 """The output and the error file of a batch: its result lines in Redis, read on demand.
 
-So they have no bytes on disk, and every gateway has them.
+So they have no records and no bytes of their own, and every gateway has them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from redis import Redis
+from redis.utils import str_if_bytes
 
-from omlx_gateway.errors import ApiError
-from omlx_producer.bulk.batch import Batch
+from omlx_producer.bulk.batch import KEEP_SECONDS, Batch
 from omlx_producer.errors import UnknownJob
 
+_ID = re.compile(r"file-([0-9a-f]{12})0{11}([01])")
 
-def output_lines(connection: Redis, batch_id: str, *, errors: bool) -> Iterator[bytes]:
-    """The lines of one of its files, in the order of the input.
 
-    Args:
-        batch_id: of the batch in the queue.
-        errors: those of rows that failed, else those of rows with a response.
+def output_ids(batch: Batch) -> tuple[str, str]:
+    """The ids of a batch's output file and of its error file."""
+    return f"file-{batch.run}{0:012}", f"file-{batch.run}{1:012}"
 
-    Raises:
-        ApiError: 404, at once, if the results have been deleted.
-    """
-    batch = Batch(connection, batch_id)
-    try:
-        rows = batch.read().rows
-    except UnknownJob:
-        raise ApiError(404, f"the results of {batch_id} were deleted, or have expired") from None
-    return (line for line in batch.results(rows) if is_error(line) == errors)
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that a batch writes: its rows that failed, or those with a response."""
+
+    batch: Batch
+    errors: bool
+
+    @classmethod
+    def of(cls, connection: Redis, file_id: str) -> OutputFile | None:
+        """The file with this id; None if it is not one of a batch."""
+        found = _ID.fullmatch(file_id)
+        return cls(Batch.of_run(connection, found[1]), found[2] == "1") if found else None
+
+    @property
+    def _kind(self) -> str:
+        return "error" if self.errors else "output"
+
+    def record(self) -> dict[str, str]:
+        """Its record, as uploads have one; empty until the batch is over, or if it has no lines.
+
+        Raises:
+            UnknownJob: if the batch has expired, or the file was deleted.
+        """
+        state = self.batch.read()
+        names = ("owner", f"{self._kind}_bytes", f"{self._kind}_deleted")
+        stored: Any = self.batch.connection.hmget(self.batch.key, names)
+        owner, size, deleted = (each and str_if_bytes(each) for each in stored)
+        if deleted:
+            raise UnknownJob(f"the {self._kind} file of {self.batch.id} was deleted")
+        if not state.over or not (state.failed if self.errors else state.ok):
+            return {}
+        ended = int(state.ended_at or 0)
+        return {
+            "filename": f"batch_{self.batch.run}_{self._kind}.jsonl",
+            "bytes": size or self._count(),
+            "purpose": "batch_output",
+            "created_at": str(ended),
+            "expires_at": str(ended + KEEP_SECONDS),
+        } | ({"owner": owner} if owner else {})
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines, in the order of the input.
+
+        Raises:
+            UnknownJob: at once, if the batch has expired.
+        """
+        rows = self.batch.read().rows
+        return (line for line in self.batch.results(rows) if is_error(line) == self.errors)
+
+    def delete(self) -> None:
+        """Forget the file. Its lines expire with the batch."""
+        self._note("deleted", "1")
+
+    def _count(self) -> str:
+        """Its bytes, which do not change any more."""
+        size = str(sum(map(len, self.lines())))
+        self._note("bytes", size)
+        return size
+
+    def _note(self, name: str, value: str) -> None:
+        with self.batch.connection.pipeline() as pipe:
+            pipe.hset(self.batch.key, f"{self._kind}_{name}", value)
+            # It may have expired meanwhile.
+            pipe.expire(self.batch.key, KEEP_SECONDS, nx=True)
+            pipe.execute()
 
 
 def is_error(line: bytes) -> bool:

@@ -41,7 +41,7 @@ from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.client.cancel import STOP_FIELD
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
-from omlx_producer.errors import UnknownJob
+from omlx_producer.errors import JobCancelled, UnknownJob
 from omlx_producer.wire import (
     EXPIRING_KEY,
     WIRE_FIELD,
@@ -60,13 +60,42 @@ BATCHES_ENDED_KEY = f"{BATCHES_KEY}:ended"
 # After the end of a batch, and after the last write of an upload.
 KEEP_SECONDS = 7 * 24 * 3600
 UPLOAD_SECONDS = 3600
+# Whoever uploads says more often that it does.
+ALIVE_SECONDS = 15
 ROWS_AT_ONCE = 200
-OVER = ("done", "expired", "cancelled")
+OVER = ("done", "expired", "cancelled", "failed")
 
-# A hash without `created_at` is what a late write made of an expired batch.
+# Make a batch, unless there is one with this id. An upload that nobody goes on with is replaced.
+#
+# KEYS  the batch
+# ARGV  time, seconds to keep an upload, seconds after which nobody goes on with one, fields
+_BEGIN = """
+local found = redis.call('HMGET', KEYS[1], 'created_at', 'state', 'queues')
+if found[1] == ARGV[1] then return 1 end
+if found[1] then
+  local alive = redis.call('TTL', KEYS[1]) > ARGV[2] - ARGV[3]
+  if found[2] ~= 'uploading' or alive then return 0 end
+end
+for queue in string.gmatch(found[3] or '', '%S+') do
+  redis.call('DEL', KEYS[1] .. ':waiting:' .. queue)
+end
+redis.call('DEL', KEYS[1], KEYS[1] .. ':results')
+redis.call('HSET', KEYS[1], 'state', 'uploading', 'created_at', ARGV[1], unpack(ARGV, 4))
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+
+_FAIL = """
+if redis.call('HGET', KEYS[1], 'state') ~= 'uploading' then return end
+redis.call('HSET', KEYS[1], 'state', 'failed', 'errors', ARGV[1], 'ended_at', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+"""
+
+# Returns the state of the batch; false if it has expired, or was replaced.
 _OPEN = """
-if redis.call('HEXISTS', KEYS[1], 'created_at') == 0 then return 0 end
-if redis.call('HGET', KEYS[1], 'state') ~= 'uploading' then return 1 end
+local found = redis.call('HMGET', KEYS[1], 'created_at', 'state')
+if found[1] ~= ARGV[5] then return false end
+if found[2] ~= 'uploading' then return found[2] end
 local waiting = 0
 for i = 3, #KEYS, 2 do waiting = waiting + redis.call('LLEN', KEYS[i]) end
 redis.call('HSET', KEYS[1], 'rows', ARGV[1], 'left', waiting, 'keep_seconds', ARGV[4])
@@ -76,7 +105,7 @@ if waiting == 0 then
   redis.call('EXPIRE', KEYS[2] .. ':ended', 604800)
   redis.call('EXPIRE', KEYS[1], ARGV[4])
   redis.call('EXPIRE', KEYS[1] .. ':results', ARGV[4])
-  return 1
+  return 'done'
 end
 redis.call('HSET', KEYS[1], 'state', 'open')
 redis.call('PERSIST', KEYS[1])
@@ -86,7 +115,7 @@ for i = 3, #KEYS, 2 do
   redis.call('PERSIST', KEYS[i])
   redis.call('ZADD', KEYS[i + 1], 0, ARGV[3])
 end
-return 1
+return 'open'
 """
 
 # Make the batch of a run. While rows of it are left, it does not expire.
@@ -162,7 +191,8 @@ return names
 # Rows that wait are dropped. Rows with jobs end as they are stopped.
 _CANCEL = """
 local state = redis.call('HGET', KEYS[1], 'state')
-if state ~= 'open' and state ~= 'cancelling' then return false end
+if state ~= 'uploading' and state ~= 'open' and state ~= 'cancelling' then return false end
+redis.call('HSETNX', KEYS[1], 'cancelling_at', ARGV[2])
 local running = {}
 for i = 3, #KEYS, 3 do
   redis.call('DEL', KEYS[i])
@@ -195,7 +225,7 @@ class BatchState:
 
     Attributes:
         state: uploading, open, cancelling, cancelled, expired or done; of a run also idle, while
-            no row of it is in Redis.
+            no row of it is in Redis; of one over HTTP also failed, if its input is wrong.
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
@@ -284,20 +314,38 @@ class Batch:
         job_timeout: int = JOB_SECONDS,
     ) -> Batch:
         """Make a new batch; fill it with `upload`."""
-        batch = cls(connection, f"batch-{new_run_id()}")
-        now = server_time(connection)
-        created: dict[Any, Any] = {
-            "state": "uploading",
-            WIRE_FIELD: WIRE_VERSION,
-            "priority": priority,
-            "job_timeout": job_timeout,
-            "created_at": now,
-        }
-        with connection.pipeline() as pipe:
-            pipe.hset(batch.key, mapping=created)
-            pipe.expire(batch.key, UPLOAD_SECONDS)
-            pipe.execute()
+        batch = cls.new(connection)
+        batch.begin({"priority": priority, "job_timeout": job_timeout})
         return batch
+
+    @classmethod
+    def new(cls, connection: redis.Redis) -> Batch:
+        """A batch with a new id."""
+        return cls(connection, f"batch-{new_run_id()}")
+
+    def begin(self, fields: Mapping[str, Any]) -> bool:
+        """Make a batch with this id; fill it with `upload`.
+
+        Args:
+            fields: of its hash in Redis.
+
+        Returns:
+            False if there is one, and nothing is changed. An upload that was killed is replaced.
+        """
+        args: list[Any] = [server_time(self.connection), UPLOAD_SECONDS, ALIVE_SECONDS]
+        usual = {WIRE_FIELD: WIRE_VERSION, "priority": "bulk", "job_timeout": JOB_SECONDS}
+        for each in (usual | dict(fields)).items():
+            args += each
+        return bool(self.connection.register_script(_BEGIN)(keys=[self.key], args=args))
+
+    def fail(self, errors: str) -> None:
+        """End a batch that is not uploaded, for its input is wrong.
+
+        Args:
+            errors: what is wrong with it, as JSON.
+        """
+        script = self.connection.register_script(_FAIL)
+        script(keys=[self.key], args=[errors, server_time(self.connection), KEEP_SECONDS])
 
     @property
     def run(self) -> str:
@@ -333,31 +381,41 @@ class Batch:
         leaves behind expires.
 
         Raises:
-            UnknownJob: if the batch has expired meanwhile; no row runs.
+            UnknownJob: if the batch has expired meanwhile, or another upload has its place; no row
+                runs.
+            JobCancelled: if it was cancelled.
         """
         count, queues, windows = 0, dict[str, None](), set[float | None]()
-        priority: Any = str_if_bytes(self.connection.hget(self.key, "priority") or "bulk")
-        with self._kept(queues):
+        stored: Any = self.connection.hmget(self.key, "priority", "created_at")
+        priority: Any = str_if_bytes(stored[0] or "bulk")
+        with self.kept(queues):
             for entries in _in_chunks(rows):
                 for _, row in entries:
                     if isinstance(row, Row):
                         queues[queue_name(row.request.model, priority)] = None
                         windows.add(row.request.window_seconds)
-                count = self._write(entries, count, priority, queues)
+                count = self._write(entries, count, priority, queues, stored[1])
         keys = [self.key, BATCHES_KEY]
         for queue in queues:
             keys += [self.waiting_key(queue), open_key(queue)]
         opened = self.connection.register_script(_OPEN)
         now = server_time(self.connection)
-        if not opened(keys=keys, args=[count, now, self.run, KEEP_SECONDS]):
-            raise UnknownJob(
-                f"{self.id}: the upload made no progress for too long and has expired; run it again"
-            )
+        args = [count, now, self.run, KEEP_SECONDS, stored[1] or ""]
+        self._require_uploaded(opened(keys=keys, args=args))
         self._expire_rows(windows)
         for queue in queues:
             if found := read_queue_name(queue):
                 self.connection.publish(wake_channel(found[0]), count)
         return count
+
+    def _require_uploaded(self, state: Any) -> None:
+        """Check that the batch of an upload is still its own, and was not cancelled."""
+        if state in (None, b"failed"):
+            raise UnknownJob(
+                f"{self.id}: the upload made no progress for too long and has expired; run it again"
+            )
+        if state.startswith(b"cancel"):
+            raise JobCancelled(self.id, "the batch was cancelled during its upload")
 
     def _expire_rows(self, windows: set[float | None]) -> None:
         """Have rows expire that wait for longer than the longest of their completion windows.
@@ -374,16 +432,16 @@ class Batch:
             pipe.execute()
 
     @contextlib.contextmanager
-    def _kept(self, queues: Iterable[str]) -> Iterator[None]:
+    def kept(self, queues: Iterable[str] = ()) -> Iterator[None]:
         """Keep the upload from expiring, from its own thread: reading a row from a pipe may block
         for hours."""
         over = threading.Event()
 
         def keep() -> None:
-            while not over.wait(UPLOAD_SECONDS / 4):
+            while not over.wait(min(UPLOAD_SECONDS, ALIVE_SECONDS) / 4):
                 # The upload itself meets an outage.
                 with contextlib.suppress(RedisError), self.connection.pipeline() as pipe:
-                    self._expire(pipe, list(queues))
+                    self._expire(pipe, list(queues), gt=True)
                     pipe.execute()
 
         thread = threading.Thread(target=keep, daemon=True)
@@ -400,6 +458,7 @@ class Batch:
         count: int,
         priority: Priority,
         queues: Iterable[str],
+        created_at: bytes | None,
     ) -> int:
         """Add numbered rows to ``count`` others; returns how many there are then.
 
@@ -410,7 +469,9 @@ class Batch:
         while True:
             with self.connection.pipeline() as pipe, contextlib.suppress(WatchError):
                 pipe.watch(self.key)  # type: ignore[no-untyped-call]
-                if int(pipe.hget(self.key, "rows") or 0) == end:
+                found: Any = pipe.hmget(self.key, "created_at", "state", "rows")
+                self._require_uploaded(found[1] if found[0] == created_at else None)
+                if int(found[2] or 0) == end:
                     return end
                 pipe.multi()
                 for number, row in entries:
@@ -426,9 +487,9 @@ class Batch:
                 pipe.execute()
                 return end
 
-    def _expire(self, pipe: Pipeline, queues: Iterable[str]) -> None:
+    def _expire(self, pipe: Pipeline, queues: Iterable[str], *, gt: bool = False) -> None:
         for key in (self.key, self.results_key, *map(self.waiting_key, queues)):
-            pipe.expire(key, UPLOAD_SECONDS)
+            pipe.expire(key, UPLOAD_SECONDS, gt=gt)
 
     # The batch of a run
 
@@ -560,8 +621,8 @@ class Batch:
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
 
-        The batch is over when its last running row has ended. Returns False if it is over
-        already, or is not uploaded yet.
+        The batch is over when its last running row has ended; one that is uploaded is at once.
+        Returns False if it is over already.
         """
         state = self.read()
         keys = [self.key, BATCHES_KEY]

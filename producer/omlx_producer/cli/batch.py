@@ -15,12 +15,10 @@ from omlx_producer.bulk.output import real_path
 from omlx_producer.bulk.progress import written_text
 from omlx_producer.bulk.table import TableForm, properties_of
 from omlx_producer.cli.common import (
-    INVALID,
     JOB_ENDED_BADLY,
     NOT_ENDED,
     SectionedCommand,
     csv_safe_option,
-    fail,
     option,
     output_option,
     redis_option,
@@ -133,9 +131,6 @@ def cancel_batch(batch_id: str, url: str | None) -> str:
     """``omlx-submit cancel`` of a batch: waits for its end; returns the outcome."""
     with open_producer(url) as producer:
         batch = Batch(producer.connection, batch_id)
-        state = batch.read().state
-        if state == "uploading":
-            fail(INVALID, f"{batch_id}: its upload is not finished; interrupt the upload instead")
         return _wait_for_the_end(batch) if batch.cancel() else "over"
 
 

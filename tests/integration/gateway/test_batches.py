@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,9 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 from redis import Redis
-from redis.client import Pipeline
-from redis.exceptions import WatchError
 
 from omlx_gateway.limits import Limits
+from omlx_producer.bulk import batch as queue_batch
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
 
@@ -81,7 +83,7 @@ def test_a_batch_runs_from_its_upload_to_its_output(client: OpenAI, tmp_path: Pa
         completion_window="24h",
         metadata={"description": "nightly eval job"},
     )
-    assert batch.status == "validating"
+    assert batch.status in ("in_progress", "completed")
     assert batch.metadata == {"description": "nightly eval job"}
     done = until(client, batch, "completed", "failed")
     assert done.status == "completed", done.errors
@@ -125,7 +127,7 @@ def test_a_wrong_input_fails_with_the_numbers_of_its_lines(
     words = ("custom_id", "url", "temperature", "nobody", "body", "custom_id", "values")
     for error, word in zip(failed.errors.data, words, strict=True):
         assert word in (error.message or "")
-    assert not connection.keys("omlx:batch:*")
+    assert not connection.keys("omlx:batch:*:*")
 
 
 @pytest.mark.usefixtures("known_model")
@@ -151,14 +153,67 @@ def test_a_batch_that_waits_is_cancelled_at_once(client: OpenAI) -> None:
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
-def test_a_batch_is_cancelled_before_its_upload(client: OpenAI, folder: Path) -> None:
-    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch")
-    # So no gateway can upload it.
-    (folder / file.id).unlink()
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint=ENDPOINT, completion_window=WINDOW
-    )
-    assert client.batches.cancel(batch.id).status == "cancelled"
+class Slow:
+    """Lets uploads begin, and go on once it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._upload = queue_batch.Batch.upload
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(queue_batch.Batch, "upload", lambda batch, rows: self(batch, rows))
+
+    def __call__(self, batch: queue_batch.Batch, rows: Iterable[Any]) -> int:
+        self.begun.set()
+        assert self.goes_on.wait(20)
+        return self._upload(batch, rows)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    slow = Slow(monkeypatch)
+    yield slow
+    slow.goes_on.set()
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_batch_is_cancelled_during_its_upload(
+    client: OpenAI, connection: Redis, slow: Slow
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(begin, client, line("a"))
+        assert slow.begun.wait(20)
+        [batch] = client.batches.list().data
+        assert batch.status == "validating"
+        assert client.batches.cancel(batch.id).status == "cancelled"
+        slow.goes_on.set()
+        assert asked.result(20).status == "cancelled"
+    assert not connection.keys("omlx:batch:*:waiting:*")
+    assert not connection.exists("omlx:batches")
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_gateway_answers_others_while_it_uploads_and_makes_no_second_batch(
+    client: OpenAI, slow: Slow
+) -> None:
+    headers = {"Idempotency-Key": "one"}
+    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch").id
+
+    def create() -> Batch:
+        return client.batches.create(
+            input_file_id=file,
+            endpoint=ENDPOINT,
+            completion_window=WINDOW,
+            extra_headers=headers,
+        )
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(create)
+        assert slow.begun.wait(20)
+        with pytest.raises(openai.ConflictError, match="another request with it uploads the batch"):
+            create()
+        assert client.models.list().data
+        slow.goes_on.set()
+        assert asked.result(20).id == create().id
+    assert len(client.batches.list().data) == 1
 
 
 @pytest.mark.slow
@@ -254,46 +309,12 @@ def test_a_client_that_hangs_up_while_it_sends_leaves_nothing(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("known_model")
-def test_a_record_that_cannot_be_read_holds_up_no_others(client: OpenAI, connection: Redis) -> None:
-    for number in range(9):
-        key = f"batch_{number:024}"
-        connection.hset(f"omlx:http_batch:{key}", "created_at", "nonsense")
-        connection.sadd("omlx:http_batches:unfinished", key)
-    until(client, begin(client, line("a")), "in_progress")
-
-
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "..", "a\\b", "ü\u2028", "x" * 1000])
 def test_no_name_of_a_client_is_one_on_disk(client: OpenAI, folder: Path, name: str) -> None:
     file = client.files.create(file=(name, b"{}"), purpose="batch")
     assert [each.name for each in folder.iterdir()] == [file.id]
     assert len(file.filename) <= 255
     assert client.files.content(file.id).content == b"{}"
-
-
-@pytest.mark.usefixtures("known_model")
-@pytest.mark.parametrize("done", [False, True])
-def test_a_batch_is_made_once_though_the_connection_breaks_meanwhile(
-    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch, done: bool
-) -> None:
-    """Before Redis has made its record, or before it has said so."""
-    execute, broken = Pipeline.execute, list[bool]()
-
-    def break_once(pipe: Pipeline[Any], *args: Any) -> Any:
-        if not pipe.watching or broken:
-            return execute(pipe, *args)
-        broken.append(True)
-        if done:
-            execute(pipe, *args)
-            raise WatchError
-        connection.client_kill_filter(_type="normal", skipme=True)
-        return execute(pipe, *args)
-
-    file = client.files.create(file=("x", jsonl(line("a"))), purpose="batch").id
-    monkeypatch.setattr(Pipeline, "execute", break_once)
-    batch = client.batches.create(input_file_id=file, endpoint=ENDPOINT, completion_window=WINDOW)
-    assert broken
-    assert [each.id for each in client.batches.list()] == [batch.id]
 
 
 @pytest.mark.usefixtures("known_model")

@@ -110,7 +110,7 @@ def test_a_full_disk_is_a_507_that_names_the_folder_and_leaves_nothing(
 def test_what_a_killed_upload_left_goes_while_a_gateway_runs(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omlx_gateway.intake.CLEAN_SECONDS", 0)
+    monkeypatch.setattr("omlx_gateway.app.CLEAN_SECONDS", 0)
     part, whole, other = (tmp_path / f"file-{name}" for name in ("a.part", "b", "c.part"))
     with running_gateway(redis_url, files_dir=tmp_path):
         for path in (part, whole, other):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from omlx_gateway import intake, streaming
+from omlx_gateway import streaming
 from omlx_gateway.cli import main as gateway
 from omlx_producer import Producer
-from omlx_producer.bulk import collector
+from omlx_producer.bulk import batch, collector
 from omlx_producer.cli.common import UNREACHABLE
 from omlx_producer.cli.main import main
 from omlx_producer.client import reader
@@ -72,6 +72,5 @@ def _hurry() -> None:
     collector.WAIT_SECONDS = 0.1
     collector.LONGEST_PAUSE = 0.5
     reader.IDLE_SECONDS = 0.5
-    intake.LOOK_SECONDS = 0.1
-    intake.CLAIM_SECONDS = 1.0
+    batch.ALIVE_SECONDS = 1
     streaming.PING_SECONDS = 0.5

@@ -132,7 +132,8 @@ def require_ok(status: int, text: str) -> None:
         Unavailable: for the one that asks to come again.
         AssertionError: for the others.
     """
-    if status == 503 and json.loads(text)["error"]["code"] == "redis_unavailable":
+    error = {} if status == 200 else json.loads(text)["error"]
+    if (status, error.get("code")) in ((503, "redis_unavailable"), (409, "batch_is_uploaded")):
         raise Unavailable
     assert status == 200, f"{status} {text}"
 

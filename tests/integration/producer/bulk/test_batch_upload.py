@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from redis.connection import Connection
 
 from omlx_producer import UnknownJob
 from omlx_producer.bulk import batch as batch_module
-from omlx_producer.bulk.batch import BATCHES_KEY, Batch
+from omlx_producer.bulk.batch import ALIVE_SECONDS, BATCHES_KEY, UPLOAD_SECONDS, Batch
 from omlx_producer.bulk.row import BadRow, Row
 from omlx_producer.connection import connect
 from tests.helpers.workers import wait_for
@@ -57,9 +56,47 @@ def test_an_upload_that_has_expired_is_told_and_leaves_nothing_for_ever(
     with pytest.raises(UnknownJob, match="has expired; run it again"):
         batch.upload(expiring())
     assert connection.zcard(BATCHES_KEY) == 0
-    left = list(connection.scan_iter("omlx:batch:*"))
-    assert left
-    assert all(connection.ttl(key) > 0 for key in left)
+    assert not list(connection.scan_iter("omlx:batch:*"))
+
+
+def test_an_upload_that_slept_adds_nothing_to_the_one_that_has_its_place(
+    connection: redis.Redis,
+) -> None:
+    batch = Batch.create(connection)
+
+    def sleeping() -> Iterator[Row]:
+        yield from rows(1250)
+        assert not Batch(connection, batch.id).begin({}), "it is alive"
+        # As when it has not renewed the batch for that long.
+        connection.expire(batch.key, UPLOAD_SECONDS - ALIVE_SECONDS)
+        assert Batch(connection, batch.id).begin({})
+        yield from rows(1250, start=1250)
+
+    with pytest.raises(UnknownJob, match="run it again"):
+        batch.upload(sleeping())
+    assert batch.read().rows == 0
+    assert batch.upload(rows(5)) == 5
+    waiting = connection.lrange(batch.waiting_key(QUEUE), 0, -1)
+    assert sorted(int(row.split()[0]) for row in waiting) == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_is_made_though_the_answer_is_lost(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, cuts = Connection.send_packed_command, []
+
+    def cut_first_script(self: Connection, command: Any, check_health: bool = True) -> None:
+        send(self, command, check_health)
+        if not cuts and any(b"EVALSHA" in part for part in command):
+            assert self._sock.recv(1 << 16)
+            cuts.append(self._sock.shutdown(socket.SHUT_RDWR))
+
+    with connect(redis_url) as connection:
+        # The server knows the script.
+        Batch.create(connection)
+        monkeypatch.setattr(Connection, "send_packed_command", cut_first_script)
+        assert Batch.new(connection).begin({})
+        assert len(cuts) == 1
 
 
 def test_an_upload_that_is_over_is_no_longer_renewed(
@@ -92,18 +129,6 @@ def test_an_upload_whose_answer_is_lost_counts_each_row_once(
         assert (state.state, state.rows, state.failures) == ("open", 251, {"unparsable": 1})
         waiting = connection.lrange(batch.waiting_key(QUEUE), 0, -1)
         assert sorted(int(row.split()[0]) for row in waiting) == list(range(2, 252))
-
-
-def test_a_kill_while_a_batch_is_made_leaves_nothing_for_ever(
-    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kill(*_args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(connection, "expire", kill)
-    with contextlib.suppress(KeyboardInterrupt):
-        Batch.create(connection)
-    assert all(connection.ttl(key) > 0 for key in connection.scan_iter("omlx:batch:*"))
 
 
 def interrupted() -> Iterator[Row]:
