@@ -97,22 +97,6 @@ class LongCall(ConnectionError):
         return None
 
 
-def broken(*replies: object) -> bool:
-    """Whether a reply says that a key has another type, so that it can never be read.
-
-    Args:
-        replies: of a pipeline that did not raise errors.
-
-    Raises:
-        redis.exceptions.ResponseError: any other error among them.
-    """
-    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
-    for error in errors:
-        if not str(error).startswith("WRONGTYPE"):
-            raise error
-    return bool(errors)
-
-
 def complaint(error: Exception) -> tuple[str, str] | None:
     """What a server means by an error, and the remedy; None if the error says it itself."""
     said = str(error).rpartition(_PIPELINE)[2]

@@ -156,16 +156,11 @@ class Waits:
         """Look at all jobs again. Returns the seconds to wait first."""
         if not self._by_job:
             return 0.0
-        if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
-            # Of some key that was read; the next looks join the groups again.
-            self._after.clear()
-            pause = ALONE_SECONDS
-        else:
-            try:
-                pause = self._outage.failed(error)
-            except RedisError as final:
-                self.end_all(final)
-                return 0.0
+        try:
+            pause = self._outage.failed(error)
+        except RedisError as final:
+            self.end_all(final)
+            return 0.0
         for wait in self._all():
             self._look_at(wait, 0.0)
             wait.go_on()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import redis
 from pydantic import ValidationError
 from redis.client import Pipeline
+from redis.exceptions import ResponseError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
@@ -27,7 +28,6 @@ from omlx_producer.errors import (
     MalformedResult,
     UnknownJob,
 )
-from omlx_producer.outage import broken
 from omlx_producer.wire import (
     CancelledEvent,
     DoneEvent,
@@ -236,8 +236,9 @@ def find_outcome(
         UnknownJob: if the job does not exist, or its result has expired.
         MalformedResult: see `read_outcome`.
     """
-    if broken(status, entries):
-        raise _malformed(job_id, "not written by RQ")
+    for reply in (status, entries):
+        if isinstance(reply, ResponseError):
+            raise reply
     if status is None:
         raise unknown_job(job_id)
     ending = ENDINGS.get(status.decode())

@@ -25,7 +25,7 @@ from omlx_producer.client.ended import Wait, Waits
 from omlx_producer.client.outcome import ENDINGS, WAITING, ask_result, read_outcome, unknown_job
 from omlx_producer.connection import block_seconds
 from omlx_producer.errors import OmlxQueueError
-from omlx_producer.outage import Reconnection, broken
+from omlx_producer.outage import Reconnection
 from omlx_producer.wire import events_key
 
 IDLE_SECONDS = 5.0
@@ -172,8 +172,9 @@ class _Reading:
         for number, each in enumerate(follows):
             found = replies[4 * number : 4 * number + 4]
             try:
-                if broken(*found):
-                    raise next(reply for reply in found if isinstance(reply, ResponseError))
+                for reply in found:
+                    if isinstance(reply, ResponseError):
+                        raise reply
                 over = each.looked(*found)
             except (OmlxQueueError, ResponseError) as error:
                 each.inbox.put_nowait(error)
@@ -215,9 +216,6 @@ class _Reading:
         pause = max(_PAUSE_SECONDS, self.waits.failed(error))
         for each in list(self.follows):
             each.look_at = 0.0
-            # An error of a key's type does not name the key. A look does.
-            if str(error).startswith("WRONGTYPE"):
-                continue
             try:
                 pause = max(pause, each.outage.failed(error))
             except Exception as final:  # noqa: BLE001 (the consumer raises it)

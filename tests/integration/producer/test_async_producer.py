@@ -31,7 +31,7 @@ from omlx_producer import connection as connection_module
 from omlx_producer.client import ended
 from omlx_producer.client.outcome import results_key
 from omlx_producer.outage import Reconnection
-from omlx_producer.wire import GROUP_FIELD, ended_key
+from omlx_producer.wire import GROUP_FIELD
 from tests.helpers.fake_worker import FakeWorker, announce
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.waiting import fetch, queued
@@ -290,29 +290,13 @@ async def test_every_end_has_its_error(
     assert await waiting == body
 
 
-async def test_a_result_of_another_type_ends_its_own_wait_only(
-    connection: redis.Redis, client: AsyncProducer
-) -> None:
-    good, bad = await client.submit(prompt="a"), await client.submit(prompt="b")
-    wait = asyncio.create_task(good.result(timeout=SECONDS))
-    await until(blocked(connection))
-    connection.set(results_key(bad.id), "x")
-    with pytest.raises(MalformedResult, match="is not that of a generation job"):
-        await bad.result(timeout=SECONDS)
-    started(connection, good).finish()
-    assert await wait
-
-
 async def test_waits_go_on_without_a_stream_of_ends(
     connection: redis.Redis, client: AsyncProducer
 ) -> None:
-    """The key is of another type, or the job was submitted without a group."""
+    """Of a job that was submitted without a group."""
     jobs = await client.submit_many([{"prompt": "a"}, {"prompt": "b"}])
     connection.hdel(fetch(connection, jobs[0].id).key, GROUP_FIELD)
-    connection.set(ended_key(client.group), "x")
     waiting = [asyncio.create_task(job.result(timeout=SECONDS)) for job in jobs]
-    await asyncio.sleep(0.1)
-    connection.delete(ended_key(client.group))
     bodies = [started(connection, job).finish() for job in jobs]
     assert await asyncio.gather(*waiting) == bodies
 

@@ -72,7 +72,7 @@ def test_dates_are_written_as_rq_writes_them(connection: Redis, day: str) -> Non
     seconds = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) + 86_399
     prelude = (
         source("claim")
-        .partition("local function run()")[0]
+        .partition("-- Take up to")[0]
         .replace("redis.call('TIME')", f"{{'{seconds}', '42'}}")
     )
     date = connection.eval(prelude + "\nlocal _, date = now()\nreturn date", 0)

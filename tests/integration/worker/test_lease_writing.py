@@ -154,11 +154,6 @@ def test_many_jobs_are_ended_at_once_each_by_itself(connection: Redis) -> None:
     claimed = claim(leases, 5)
     dependent = enqueue(connection, depends_on=jobs[1])
     connection.delete(jobs[2].key)
-    connection.rename(jobs[0].key, "spare")
-    connection.set(jobs[0].key, "of another type")
-    verdicts = leases.commit([(job, done(job.id)) for job in claimed[:3]])
-    assert verdicts == [Commit.BROKEN, Commit.DONE, Commit.LOST]
-    connection.rename("spare", jobs[0].key)
     verdicts = leases.commit([(job, done(job.id)) for job in claimed])
     assert verdicts == [Commit.DONE, Commit.DONE, Commit.LOST, Commit.DONE, Commit.DONE]
     assert {status(job) for job in (*jobs[:2], *jobs[3:])} == {"finished"}
@@ -188,17 +183,6 @@ def test_what_redis_cannot_take_now_is_kept_for_later(
     verdicts = leases.commit([(job, ending(job.id)) for job in claimed])
     assert verdicts == [Commit.DONE, Commit.DONE]
     assert {status(job) for job in jobs} <= {"finished", "failed"}
-
-
-def test_a_workers_record_of_another_type_does_not_keep_a_job_from_ending(
-    connection: Redis,
-) -> None:
-    job = enqueue(connection)
-    leases = table(connection)
-    (claimed,) = claim(leases)
-    connection.set(f"{RQ}:worker:worker-a", "of another type")
-    assert commit(leases, claimed, done(job.id)) is Commit.DONE
-    assert status(job) == "finished"
 
 
 def test_a_failure_is_recorded_with_its_sentence(connection: Redis) -> None:

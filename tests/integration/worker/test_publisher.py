@@ -226,15 +226,3 @@ def test_a_job_that_was_put_back_after_its_cancel_is_not_ended_by_the_worker_tha
     queue(connection).enqueue_job(job)
     leases.lose(claimed)
     assert told(connection, job) == []
-
-
-def test_a_stream_that_is_none_does_not_end_the_thread(connection: Redis) -> None:
-    job, other = enqueue(connection), enqueue(connection)
-    leases = table(connection)
-    with Traffic(leases, claim(leases, 2)) as traffic:
-        connection.set(events_key(job.id), "something else")
-        job.refresh()
-        job.cancel()
-        traffic.step()
-        traffic.step()
-    assert told(connection, other) == [("tokens", 1), ("tokens", 2)]

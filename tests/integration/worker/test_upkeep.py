@@ -16,7 +16,7 @@ from omlx_worker.queue.upkeep import (
     Upkeep,
 )
 from tests.helpers.leases import QUEUES, claim, expire, move_due, sweep, table
-from tests.helpers.workers import ALIAS, enqueue, is_over, running_worker, wait_for
+from tests.helpers.workers import ALIAS, enqueue, running_worker, wait_for
 
 QUEUE = QUEUES[1]
 WIP = f"rq:wip:{QUEUE}"
@@ -107,14 +107,6 @@ def test_a_leader_that_drains_lets_another_lead_at_once(redis_url: str, connecti
     assert connection.keys("omlx:lead:*") == []
 
 
-def test_a_lock_of_another_type_stops_no_job(redis_url: str, connection: Redis) -> None:
-    connection.hset(f"omlx:lead:{QUEUES[0]}", "of another", "type")
-    job = enqueue(connection)
-    with running_worker(redis_url) as worker:
-        wait_for(lambda: is_over(job))
-        assert worker.test_errors == []
-
-
 # Bounds
 
 
@@ -147,14 +139,6 @@ def test_entries_of_stock_workers_hide_no_expired_lease(connection: Redis) -> No
     assert connection.zcard(WIP) == 250
 
 
-def test_jobs_that_cannot_be_put_back_hold_up_no_others(connection: Redis) -> None:
-    ids = abandon(connection, 250)
-    for job_id in ids[130:]:
-        connection.set(f"rq:executions:{job_id}", "of another type")
-    sweep(table(connection))
-    assert waiting(connection) == ids[:130]
-
-
 def test_due_jobs_move_in_bounded_calls(connection: Redis) -> None:
     ids = due(connection, 250)
     assert sizes(Upkeep(table(connection)).move_due()) == [100, 100, 50]
@@ -172,15 +156,6 @@ def test_expired_entries_leave_registries_a_bounded_number_a_call(connection: Re
     assert max(before - after for before, after in itertools.pairwise(left)) == MOST_ENTRIES
     assert [connection.zrange(key, 0, -1) for key in keys] == [[b"endless", b"kept"]] * 2
     assert not connection.exists(f"rq:canceled:{QUEUE}")
-
-
-def test_lost_jobs_are_found_a_bounded_number_a_call(connection: Redis) -> None:
-    ids = abandon(connection, 250)
-    connection.delete(WIP)
-    leases = table(connection)
-    found = [sizes(Upkeep(leases).sweep()) for _ in range(3)]
-    assert max(itertools.chain(*found)) <= MOST_ENTRIES
-    assert sorted(waiting(connection)) == sorted(ids)
 
 
 def test_rows_of_many_batches_are_mended_a_bounded_number_a_call(connection: Redis) -> None:

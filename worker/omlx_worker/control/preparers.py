@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from omlx_producer.outage import passes
 from omlx_worker.engine.rows.interface import PREPARED_AT_ONCE
-from omlx_worker.messages import Crashed, Failed, GivenBack, MainMailbox, Outcome, Prepared
+from omlx_worker.messages import Crashed, GivenBack, MainMailbox, Outcome, Prepared
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.unfit import unfit
 
@@ -62,8 +62,7 @@ class Preparers:
             try:
                 if self._holds(claim):
                     self._main.put(Prepared(claim, self._outcome(claim)))
-            except Exception as error:
-                log.exception("a thread that prepares jobs ends")
+            except Exception as error:  # noqa: BLE001 (the main thread raises it)
                 self._main.put(Crashed(error))
                 return
 
@@ -71,10 +70,7 @@ class Preparers:
         try:
             return self._prepare(claim)
         except RedisError as error:
-            if unfit(error):
+            if unfit(error) or not passes(error):
                 raise
             log.warning("the keys of job %s cannot be read: %s", claim.id, error)
-            if passes(error):
-                return GivenBack()
-            # A key of another type.
-            return Failed(f"Redis refuses the job's keys: {error}")
+            return GivenBack()

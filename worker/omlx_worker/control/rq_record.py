@@ -24,7 +24,6 @@ from rq.worker_registration import clean_worker_registry, register
 
 from omlx_producer.outage import passes
 from omlx_producer.wire import wake_channel
-from omlx_worker.control.extras import Extras
 from omlx_worker.control.lookout import Lookout
 from omlx_worker.messages import MainMailbox, Ring, StopJob
 from omlx_worker.queue.lease import LeaseTable
@@ -65,7 +64,6 @@ class RecordedWorker(Worker):
             # A description holds the prompt.
             log_job_description=False,
         )
-        self.extras = Extras()
         self._bell = wake_channel(model)
         self.lookout = Lookout(connection, model, self.name)
         self._mailbox = mailbox
@@ -218,8 +216,7 @@ class RecordedWorker(Worker):
             register(self)
             self._shown = None
         if self.should_run_maintenance_tasks:
-            with self.extras.attempt("the maintenance of the record of workers and its queues"):
-                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._beat_at = time.monotonic()
         return True
 

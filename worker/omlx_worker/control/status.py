@@ -21,7 +21,6 @@ from omlx_producer.client.workers import (
 )
 from omlx_producer.terminal import counted
 from omlx_producer.wire import MODELS_KEY, ModelInfo
-from omlx_worker.control.extras import Extras
 from omlx_worker.decode.budget import MemoryBudget, in_units
 from omlx_worker.decode.counters import Counters
 from omlx_worker.decode.depth_driver import DepthDriver
@@ -73,7 +72,6 @@ class StatusBoard:
         self._driver = driver
         self._conditions = conditions
         self._clock = clock
-        self._extras = Extras()
         self._started_at = self._told_at = clock()
         self._jobs = jobs
         self._told_jobs = self._told_cut = 0
@@ -91,15 +89,14 @@ class StatusBoard:
 
     def announce(self, info: ModelInfo, *, served: bool = True) -> None:
         """Make the model known to producers, or tell them that it is still served, or no longer."""
-        with self._extras.attempt(f"the model in {MODELS_KEY}"):
-            now = server_time(self._connection) if served else 0.0
-            self._first_announced_at = self._first_announced_at or now
-            if served and self._is_to_compare():
-                forget_gone(self._connection, self._model_alias)
-                self._compare(info)
-                self._compare_claims(self._first_announced_at)
-            told = info.model_copy(update={"announced_at": now})
-            self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
+        now = server_time(self._connection) if served else 0.0
+        self._first_announced_at = self._first_announced_at or now
+        if served and self._is_to_compare():
+            forget_gone(self._connection, self._model_alias)
+            self._compare(info)
+            self._compare_claims(self._first_announced_at)
+        told = info.model_copy(update={"announced_at": now})
+        self._connection.hset(MODELS_KEY, self._model_alias, told.model_dump_json())
 
     def _is_to_compare(self) -> bool:
         now = self._clock()
@@ -166,8 +163,7 @@ class StatusBoard:
         self._written_at, self._written_state = now, state
         self._measure(now)
         figures = self.figures(state, rests_until)
-        with self._extras.attempt(f"the figures in {workers_key(self._model_alias)}"):
-            write_figures(self._connection, self._model_alias, figures)
+        write_figures(self._connection, self._model_alias, figures)
         jobs, cut = self._jobs.finished - self._told_jobs, self._jobs.cut - self._told_cut
         if (figures.rows or jobs) and now - self._told_at >= LINE_SECONDS:
             self._told_at = now
@@ -177,10 +173,9 @@ class StatusBoard:
 
     def sign_off(self, info: ModelInfo) -> None:
         """Delete the figures of this worker, and say so if it was the model's last."""
-        with self._extras.attempt("the end of the figures"):
-            self._connection.hdel(workers_key(self._model_alias), self._name)
-            if not read_workers(self._connection, self._model_alias):
-                self.announce(info, served=False)
+        self._connection.hdel(workers_key(self._model_alias), self._name)
+        if not read_workers(self._connection, self._model_alias):
+            self.announce(info, served=False)
 
     def figures(self, state: str, rests_until: float | None = None) -> WorkerFigures:
         counters, driver = self._counters, self._driver

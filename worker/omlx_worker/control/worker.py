@@ -233,17 +233,14 @@ class GenerationWorker(RecordedWorker):
         if self._outage.seconds:
             self.connection.ping()
         if not self._recorded:
-            with self.extras.attempt("the worker's record"):
-                self.register_birth()
-            with self.extras.attempt("the subscription to RQ's commands"):
-                self.subscribe()
+            self.register_birth()
+            self.subscribe()
             self._recorded = True
         # Jobs first: their users wait.
         goes_on = self._serve(burst)
-        with self.extras.attempt("the worker's record"):
-            self.show(self.leases, self._admission.suspended or not self._most_rows)
-            if self.beat():
-                self._board.announce(self._engine.info)
+        self.show(self.leases, self._admission.suspended or not self._most_rows)
+        if self.beat():
+            self._board.announce(self._engine.info)
         self._board.show(self._condition, self._rests_until)
         if not self._ready:
             self._ready = True
@@ -377,8 +374,7 @@ class GenerationWorker(RecordedWorker):
             self._upkeep.leave()
             self.unsubscribe()
             if self.birth_date is not None:
-                with self.extras.attempt("the end of the worker's record"):
-                    self.register_death()  # type: ignore[no-untyped-call]
+                self.register_death()  # type: ignore[no-untyped-call]
             self._board.sign_off(self._engine.info)
         except RedisError as error:
             log.warning("Redis does not answer (%s); the leases will expire", error)

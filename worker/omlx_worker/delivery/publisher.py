@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty
 from typing import TypeVar
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from omlx_producer.outage import LongCall, Outage, passes
 from omlx_producer.wire import CancelledEvent, FailedEvent, TokensEvent
@@ -111,9 +111,8 @@ class Publisher:
         try:
             while not self._closed:
                 self._work(self._take())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the main thread raises it)
             if not self._give_up.is_set():
-                log.exception("the traffic thread ends")
                 self._main.put(Crashed(error))
 
     def _take(self) -> list[TrafficMessage]:
@@ -187,15 +186,12 @@ class Publisher:
         entries = [(job.claim, event) for job, event in events]
         try:
             refused = self._insist(lambda: self._leases.append(entries))
-        except (ResponseError, LongCall) as error:
+        except LongCall as error:
             if len(events) > 1:
-                # One of them is at fault, by its keys or its length; publish the others.
                 for entry in events:
                     self._append([entry])
-            elif isinstance(error, LongCall):
-                self._fail_long(events[0][0].claim, error)
             else:
-                self._fail(events[0][0].claim, f"Redis refuses the job's tokens: {error}")
+                self._fail_long(events[0][0].claim, error)
             return
         for job in dict.fromkeys(job for job, _ in events):
             match refused.get(job.id):
@@ -287,9 +283,6 @@ class Publisher:
         for (claim, ending), verdict in zip(held, verdicts, strict=True):
             if verdict is Commit.BEHIND:
                 self._finish_again(claim, ending)
-            elif verdict is Commit.BROKEN:
-                # No worker takes it before the key is gone; it goes on from its stream then.
-                self._put_back([claim])
             elif verdict in (Commit.DONE, Commit.RETRIED):
                 status = "retried" if verdict is Commit.RETRIED else ending.status
                 self._leave(claim, status, ending.sentence)
@@ -331,10 +324,7 @@ class Publisher:
                 if refusals == MOST_REFUSALS:
                     raise
             except RedisError as error:
-                if not passes(error):
-                    log.exception("Redis refuses a call")
-                    raise
-                if self._give_up.is_set():
+                if not passes(error) or self._give_up.is_set():
                     raise
                 self._give_up.wait(self.outage.failed(error))
             else:

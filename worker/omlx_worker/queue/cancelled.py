@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 from redis import Redis
 from redis.client import Pipeline
-from redis.exceptions import ResponseError
 from rq.job import Job
 
 from omlx_producer.client.outcome import read_stream_end, write_stream_end
-from omlx_producer.outage import passes
 from omlx_producer.wire import CancelledEvent, events_key
 from omlx_worker.queue.claim import Claim
 from omlx_worker.queue.ending import CANCELLED_WHILE_IT_RAN
-
-log = logging.getLogger("omlx_worker.queue.cancelled")
 
 CANCELED = b"canceled"
 """RQ's status of a cancelled job."""
@@ -27,14 +21,9 @@ def clear_up(connection: Redis, job: Claim, keep_for: int) -> None:
     Args:
         keep_for: seconds until the stream expires.
     """
-    try:
-        # Another worker may be writing to the stream, and a transaction would wait for a pause.
-        if connection.hget(Job.key_for(job.id), "status") == CANCELED:
-            _end_stream(connection, job.id, keep_for)
-    except ResponseError as error:
-        if passes(error):
-            raise
-        log.warning("cannot clear up after job %s: %s", job.id, error)
+    # Another worker may be writing to the stream, and a transaction would wait for a pause.
+    if connection.hget(Job.key_for(job.id), "status") == CANCELED:
+        _end_stream(connection, job.id, keep_for)
 
 
 def _end_stream(connection: Redis, job_id: str, keep_for: int) -> None:

@@ -93,10 +93,8 @@ class Commit(IntEnum):
     DONE = 1
     BEHIND = 2
     RETRIED = 3
-    # A key is of another type.
-    BROKEN = 4
     # Not commit.lua's: Redis refuses the call because of a value in this job's keys.
-    REFUSED = 5
+    REFUSED = 4
 
     @classmethod
     def of(cls, reply: Any) -> Self:

@@ -189,8 +189,8 @@ class LeaseTable:
     def commit(self, endings: Sequence[tuple[Claim, Ending]]) -> list[Commit]:
         """End jobs whose leases hold, each independently, and drop them from the table.
 
-        A call that raised may be repeated; nothing is done twice. A job that is ``BEHIND`` or
-        ``BROKEN`` stays in the table.
+        A call that raised may be repeated; nothing is done twice. A job that is ``BEHIND``
+        stays in the table.
         """
         args: list[str | int | bytes] = [
             self.worker_name,
@@ -207,7 +207,7 @@ class LeaseTable:
             verdict = Commit.of(reply)
             if verdict is Commit.LOST:
                 self.lose(job)
-            elif verdict not in (Commit.BEHIND, Commit.BROKEN):
+            elif verdict is not Commit.BEHIND:
                 self.forget(job)
             verdicts.append(verdict)
         return verdicts

@@ -1,4 +1,4 @@
-"""Servers that answer, but never as the worker needs it: short of rights, or a cluster."""
+"""Servers that never answer as the worker needs it: short of rights, a cluster, other keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from omlx_producer.errors import one_line
+
 _CLUSTER = (MovedError, ClusterCrossSlotError, ClusterDownError, TryAgainError)
 # For scripts, whose errors have no class.
 _CLUSTER_SAYS = ("in a cluster node", "Hash slot not served", "The cluster is down")
-
-
-def says_cluster(error: BaseException) -> bool:
-    """Whether an error of a call is one that only servers of a Redis Cluster have."""
-    return isinstance(error, _CLUSTER) or any(words in str(error) for words in _CLUSTER_SAYS)
 
 
 class RedisUnfit(ConnectionError):
@@ -28,10 +25,14 @@ def unfit(error: BaseException) -> RedisUnfit | None:
     """What an error of a call says about the server; None if it concerns this call only."""
     if isinstance(error, RedisUnfit):
         return error
-    if says_cluster(error):
-        return RedisUnfit("it is a Redis Cluster, and the worker needs all keys on one server")
-    # Redis names the user and the command, in scripts too.
     text = str(error)
+    if isinstance(error, _CLUSTER) or any(words in text for words in _CLUSTER_SAYS):
+        return RedisUnfit("it is a Redis Cluster, and the worker needs all keys on one server")
+    if "WRONGTYPE " in text:
+        return RedisUnfit(
+            f"one of the worker's keys is of another type ({one_line(text)}); delete or rename it"
+        )
+    # Redis names the user and the command, in scripts too.
     _, found, rights = text.partition(" has no permissions ")
     if found:
         user = text.removesuffix(found + rights).rpartition("User ")[2]

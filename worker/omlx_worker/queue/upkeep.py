@@ -1,6 +1,6 @@
 """What one worker does for all that serve its model, while it leads.
 
-It puts back the jobs of dead workers, finds jobs and rows that were lost, fails what has waited
+It puts back the jobs of dead workers, finds rows that were lost, fails what has waited
 longer than its completion window, moves due jobs to their queues and removes what has expired. Each
 call of a script looks at a bounded number of entries.
 """
@@ -31,10 +31,6 @@ CLEAN_SECONDS = 600.0
 TURN_SECONDS = 0.1
 # Of one call, which then takes under 2 ms.
 MOST_ENTRIES = 100
-MOST_KEYS = 500
-# Calls of one sweep for jobs that no registry names.
-MOST_SCANS = 8
-SEARCHED_JOBS = 100
 
 
 class Upkeep:
@@ -54,14 +50,12 @@ class Upkeep:
         self._swept: Iterator[list[str]] = iter(())
         self._name, self._queues = leases.worker_name, leases.queues
         self._lock = f"{LEAD_LOCK}:{leases.queues[0]}"
-        self._place = f"omlx:recovered:{leases.queues[0]}"
         self._bell = wake_channel(leases.queues[0].split(":")[1])
         self._pause = leases.seconds / 4
         connection = leases.connection
         self._lead = load(connection, "lead")
         self._sweep = load(connection, "sweep")
         self._mend = load(connection, "mend")
-        self._recover = load(connection, "recover")
         self._expire = load(connection, "expire")
         self._schedule = load(connection, "schedule")
         self._clean = load(connection, "clean")
@@ -107,10 +101,8 @@ class Upkeep:
                 yield _texts(moved)
 
     def sweep(self) -> Iterator[list[str]]:
-        """Put abandoned jobs and rows back at the front of their queues; remove what has expired.
-
-        Abandoned are jobs with expired leases and, a part of the server's keys at each sweep, jobs
-        that read as started and have lost theirs, or as queued and are in no queue.
+        """Put jobs with expired leases back at the front of their queues, mend the rows of batches,
+        and remove what has expired.
 
         Yields:
             The ids of the jobs that each call put back.
@@ -128,7 +120,6 @@ class Upkeep:
             if expired:
                 log.info("%s had waited longer than the completion window", counted(expired, "job"))
             yield []
-        yield from self._find_lost()
         if self._clock() >= self._clean_at:
             self._clean_at = self._clock() + CLEAN_SECONDS
             for queue in self._queues:
@@ -145,7 +136,7 @@ class Upkeep:
         while more:
             args = [self._name, leases.seconds, GRACE_SECONDS, new_claim_id(), events_key("")]
             reply = self._expire(keys=[EXPIRING_KEY], args=[*args, EXPIRED, MOST_ENTRIES])
-            started, more = reply or ([], False)
+            started, more = reply
             endings = []
             for job_id, execution, queue, tokens in started:
                 event = FailedEvent(job_id=job_id.decode(), n=tokens, error=EXPIRED)
@@ -163,17 +154,9 @@ class Upkeep:
             reply = self._sweep(
                 args=[queue, left, MOST_ENTRIES, GRACE_SECONDS, EXECUTION_PREFIX, events_key("")]
             )
-            returned, leaves, looked = reply or ([], 0, 0)
+            returned, leaves, looked = reply
             left += leaves
             yield _texts(returned)
-
-    def _find_lost(self) -> Iterator[list[str]]:
-        args = [SEARCHED_JOBS, MOST_KEYS, MOST_ENTRIES, events_key(""), *self._queues]
-        for _ in range(MOST_SCANS):
-            returned, over = self._recover(keys=[self._place], args=args) or ([], True)
-            yield _texts(returned)
-            if over:
-                break
 
     def _take_turn(self, started: float, calls: Iterator[list[str]], told: str) -> None:
         for ids in calls:

@@ -1,8 +1,6 @@
-"""What an error says about the server, and what one call may do without."""
+"""What an error says about the server."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 from redis.exceptions import (
@@ -14,10 +12,7 @@ from redis.exceptions import (
 )
 
 from omlx_producer.outage import passes
-from omlx_worker.control.extras import Extras
 from omlx_worker.queue.unfit import unfit
-
-WRONG_TYPE = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +31,7 @@ def test_a_missing_right_is_told_with_user_and_command(message: str) -> None:
     )
 
 
-@pytest.mark.parametrize("error", [WRONG_TYPE, ResponseError("ERR x"), ConnectionError("gone")])
+@pytest.mark.parametrize("error", [ResponseError("ERR x"), ConnectionError("gone")])
 def test_other_errors_say_nothing_about_the_server(error: Exception) -> None:
     assert unfit(error) is None
 
@@ -50,21 +45,16 @@ def test_other_errors_say_nothing_about_the_server(error: Exception) -> None:
         ResponseError("Error running script: @user_script: 1: -CLUSTERDOWN The cluster is down"),
     ],
 )
-def test_a_cluster_half_of_which_is_there_is_no_outage_and_not_done_without(
+def test_a_cluster_half_of_which_is_there_is_no_outage(
     error: ResponseError,
 ) -> None:
-    with pytest.raises(type(error)), Extras().attempt("the record"):
-        raise error
     assert "Redis Cluster" in str(unfit(error))
     assert not passes(error)
 
 
-def test_what_redis_refuses_is_done_without_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    extras = Extras()
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            with extras.attempt("the record"):
-                raise WRONG_TYPE
-    assert caplog.text.count("Redis refuses the record") == 1
+def test_a_key_of_another_type_is_told_with_what_redis_says() -> None:
+    error = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    assert str(unfit(error)) == (
+        "one of the worker's keys is of another type (WRONGTYPE Operation against a key holding "
+        "the wrong kind of value); delete or rename it"
+    )

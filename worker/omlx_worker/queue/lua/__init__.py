@@ -1,15 +1,10 @@
-"""The Lua scripts of this package, as callables of a connection.
-
-Every script is the body of a function that runs after ``lua/prelude.lua``. What it returns is its
-reply; None if it has met a key of another type itself and not in a part of it.
-"""
+"""The Lua scripts of this package, as callables of a connection; each runs after the prelude."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -19,8 +14,6 @@ from rq.defaults import RQ_KEY_PREFIX
 
 from omlx_producer.outage import LongCall
 
-log = logging.getLogger("omlx_worker.queue.lua")
-
 
 @cache
 def source(name: str) -> str:
@@ -29,10 +22,7 @@ def source(name: str) -> str:
     prelude, script = (
         folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name)
     )
-    return (
-        f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\nlocal function run()\n{script}\nend\n"
-        "return {attempt(run) or false, problems}"
-    )
+    return f"local RQ = '{RQ_KEY_PREFIX}:'\n{prelude}\n{script}"
 
 
 def load(connection: Redis, name: str) -> Script:
@@ -40,7 +30,7 @@ def load(connection: Redis, name: str) -> Script:
 
 
 class Script:
-    """A script on a connection. A call returns its reply and logs each key of another type once.
+    """A script on a connection.
 
     Calls go by digest. To a server that does not know it the text goes with the call, unlike in
     redis-py's `Script`: a server may forget a script that was just loaded.
@@ -54,22 +44,13 @@ class Script:
     def __call__(self, keys: Sequence[str] = (), args: Iterable[Any] = ()) -> Any:
         call = (len(keys), *keys, *args)
         try:
-            reply, problems = self._answer(call)
+            return self._answer(call)
         except RedisError as error:
             size = sum(len(part) for part in call if isinstance(part, str | bytes))
             raise LongCall.of(error, size) or error from None
-        for problem in problems:
-            report(problem.decode(errors="backslashreplace"))
-        return reply
 
     def _answer(self, call: Sequence[Any]) -> Any:
         try:
             return self._connection.evalsha(self._digest, *call)
         except NoScriptError:
             return self._connection.eval(self._text, *call)
-
-
-@lru_cache(maxsize=1024)
-def report(problem: str) -> None:
-    """Log a key of another type, once."""
-    log.error(problem)

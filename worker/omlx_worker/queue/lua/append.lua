@@ -8,8 +8,7 @@
 --
 -- Returns {job, reason, job, reason, ...} for refused events: the job's status if the lease is gone,
 -- 'written' if the stream has other entries, the number of its tokens if the server has lost its
--- end. 'stop' means that the event was written and the job is to be stopped. An event that meets a
--- key of another type is left out without a word: the next one finds the stream behind.
+-- end. 'stop' means that the event was written and the job is to be stopped.
 
 local ttl, events, tokens = ARGV[1], ARGV[2], ARGV[3]
 local told = {}
@@ -48,5 +47,5 @@ local function append(queue, job, execution, before, id, event)
   if reason then tell(job, reason) end
 end
 
-for i = 4, #ARGV, 6 do attempt(append, unpack(ARGV, i, i + 5)) end
+for i = 4, #ARGV, 6 do append(unpack(ARGV, i, i + 5)) end
 return told

@@ -47,7 +47,7 @@ local function undo_last()
   local taken = redis.call('LRANGE', last_claim, 0, -1)
   if taken[1] == claim then
     for i = #taken - 2, 2, -3 do
-      attempt(give_back, taken[i], taken[i + 1], taken[i + 2])
+      give_back(taken[i], taken[i + 1], taken[i + 2])
     end
   end
   if taken[1] then redis.call('DEL', last_claim) end
@@ -59,7 +59,7 @@ local function is_paused()
 end
 
 undo_last()
-if redis.call('EXISTS', RQ .. 'suspended') == 1 or attempt(is_paused) then return false end
+if redis.call('EXISTS', RQ .. 'suspended') == 1 or is_paused() then return false end
 
 local function remember(queue, job, execution)
   if #claimed == 0 then
@@ -159,7 +159,6 @@ local function take_row(queue, run, entry)
   local row, created = string.match(entry, '^(%S+) %S+ (%S+) [^\n]+\n')
   if not row then return drop_row(queue, run, entry) end
   local key, job = batch_key(run), row_job(run, row)
-  check_job(job)
   redis.call('HSET', running_key(run, queue), row, entry)
   redis.call('HSET', job_key(job), 'status', 'queued', 'origin', queue, 'enqueued_at', date,
     'created_at', created or date,
@@ -172,7 +171,6 @@ local function take_row(queue, run, entry)
 end
 
 local function take_rows_of(queue, run)
-  check_batch(run, queue)
   local entry = redis.call('LINDEX', waiting_key(run, queue), 0)
   local too_new = is_newer(redis.call('HGET', batch_key(run), WIRE))
   if too_new then newer = run end
@@ -190,7 +188,7 @@ local function take_rows(queue)
     if not run or served[run] then return end
     served[run] = true
     redis.call('ZADD', open_key(queue), number(time), run)
-    attempt(take_rows_of, queue, run)
+    take_rows_of(queue, run)
   end
 end
 
@@ -208,8 +206,6 @@ local function take(queue, job)
       suspect_in = queue
       return false
     end
-    check_job(job)
-    if fields[7] then check_batch(string.match(fields[7], '^%S*'), queue) end
     start(queue, job, fields)
   end
   redis.call('LREM', queue_key(queue), 1, job)
@@ -217,12 +213,11 @@ local function take(queue, job)
 end
 
 local function take_from(queue)
-  check_queue(queue)
   local index = 0
   while has_room() and looks_left > 0 do
     local job = redis.call('LINDEX', queue_key(queue), index)
     if not job then break end
-    if not attempt(take, queue, job) then
+    if not take(queue, job) then
       looks_left, index = looks_left - 1, index + 1
     end
   end
@@ -230,6 +225,6 @@ local function take_from(queue)
 end
 
 for _, queue in ipairs(KEYS) do
-  if has_room() then attempt(take_from, queue) end
+  if has_room() then take_from(queue) end
 end
 return {suspect_in, claimed, newer}

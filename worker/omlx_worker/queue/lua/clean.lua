@@ -33,11 +33,11 @@ end
 local function clean_cancelled(registry)
   local due = redis.call('ZRANGEBYSCORE', registry, '-inf', number(time), 'LIMIT', 0, most)
   for _, job in ipairs(due) do
-    if attempt(look_again, registry, job) then more = more or #due == most end
+    if look_again(registry, job) then more = more or #due == most end
   end
 end
 
-attempt(clean, RQ .. 'finished:' .. queue)
-attempt(clean, RQ .. 'failed:' .. queue)
-attempt(clean_cancelled, RQ .. 'canceled:' .. queue)
+clean(RQ .. 'finished:' .. queue)
+clean(RQ .. 'failed:' .. queue)
+clean_cancelled(RQ .. 'canceled:' .. queue)
 return more

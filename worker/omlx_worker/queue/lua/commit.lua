@@ -14,8 +14,8 @@
 --             of a batch's row: run, number, output line and counts, see `settle_row`; else ''
 --
 -- Returns for each job: 1 if done, also by an earlier call whose answer was lost; 0 if the lease is
--- gone; 2 if the server has lost tokens of the job; 3 if the job is retried; 4 if a key is of another
--- type; or the error of the command that Redis refused. After 2 and 4 nothing is written.
+-- gone; 2 if the server has lost tokens of the job, and nothing is written; 3 if the job is retried; or
+-- the error of the command that Redis refused.
 
 local worker, longest = ARGV[1], ARGV[2]
 local events, channels = ARGV[3], ARGV[4]
@@ -110,12 +110,7 @@ local function release(job, ending, dependent)
   end
   if not met then return end
   local queue = fields[2]
-  redis.call('ZCARD', RQ .. 'deferred:' .. queue)
-  if not attempt(enqueue, queue, dependent, fields[4] == '1', date) then
-    -- schedule.lua enqueues it later.
-    redis.call('ZADD', RQ .. 'ready:' .. queue, number(time), dependent)
-    redis.call('HSET', job_key(dependent), 'status', 'ready_to_enqueue')
-  end
+  enqueue(queue, dependent, fields[4] == '1', date)
   redis.call('ZREM', RQ .. 'deferred:' .. queue, dependent)
   redis.call('SREM', job_key(job) .. ':dependents', dependent)
 end
@@ -123,7 +118,7 @@ end
 local function release_dependents(job, ending, ttl)
   local dependents = job_key(job) .. ':dependents'
   for _, dependent in ipairs(redis.call('SMEMBERS', dependents)) do
-    attempt(release, job, ending, dependent)
+    release(job, ending, dependent)
   end
   -- Those that wait for others, or for this job's requeuing, stay in the set.
   if ttl ~= 0 then expire(dependents, ttl) end
@@ -135,9 +130,7 @@ local function commit(queue, job, execution, ending, payload, default_ttl, id, e
     local done = run ~= '' and redis.call('HEXISTS', results_key(run), row) == 1
     return (done or is_done(job, execution)) and 1 or 0
   end
-  check_queue(queue)
-  local dependent_jobs = check_job(job)
-  if run ~= '' then check_batch(run, queue) end
+  local dependent_jobs = redis.call('SCARD', job_key(job) .. ':dependents')
   if ending == 'retry' then
     if retry(queue, job, execution) then
       failed_count = failed_count + 1
@@ -194,12 +187,12 @@ end
 
 local replies = {}
 for i = 7, #ARGV, 13 do
-  local ran, reply = pcall(attempt, commit, unpack(ARGV, i, i + 12))
+  local ran, reply = pcall(commit, unpack(ARGV, i, i + 12))
   if not ran and type(reply) ~= 'table' then reply = {err = 'ERR ' .. tostring(reply)} end
-  replies[#replies + 1] = reply or 4
+  replies[#replies + 1] = reply
 end
 
--- Figures for `rq info`. The jobs have ended, whatever that key holds.
+-- Figures for `rq info`.
 local worker_key = RQ .. 'worker:' .. worker
 if succeeded_count + failed_count > 0 and redis.call('EXISTS', worker_key) == 1 then
   redis.pcall('HINCRBY', worker_key, 'successful_job_count', succeeded_count)

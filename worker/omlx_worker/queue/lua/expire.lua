@@ -13,7 +13,7 @@
 -- Returns the jobs, each as {job, execution, queue, tokens in its stream}, and whether more is due.
 
 local MOST = tonumber(ARGV[7])
-local AGAIN = 10  -- seconds until the next look at what runs or meets a key of another type
+local AGAIN = 10  -- seconds until the next look at what runs
 local due, worker = KEYS[1], ARGV[1]
 local time, date = now()
 local started, looked = {}, 0
@@ -26,8 +26,6 @@ local function expire_job(entry, job)
   if fields[1] == 'started' then return end
   if waits[fields[1]] and queue then
     local execution = ARGV[4] .. string.format('%04x', #started)
-    check_queue(queue)
-    check_job(job)
     extend(queue, job, execution, time, tonumber(ARGV[2]), tonumber(ARGV[3]),
       'id', execution, 'created_at', number(time), 'worker_name', worker)
     redis.call('HSET', job_key(job), 'status', 'started', 'worker_name', worker,
@@ -45,7 +43,6 @@ end
 
 -- Rows of a queue were uploaded one after another, so the first one is due first.
 local function expire_rows(run, queue, before)
-  check_batch(run, queue)
   local entry = redis.call('LINDEX', waiting_key(run, queue), 0)
   while entry and looked < MOST do
     local row, digest, created, custom_id = string.match(entry, '^(%S+) (%x+) (%S+) ([^\n]*)')
@@ -65,7 +62,7 @@ local function expire_batch(entry, run)
   if window then
     local _, before = now(time - window)
     for queue in string.gmatch(fields[2] or '', '%S+') do
-      attempt(expire_rows, run, queue, before)
+      expire_rows(run, queue, before)
     end
   end
   if not window or not redis.call('ZSCORE', BATCHES, run) then
@@ -80,8 +77,8 @@ for _, entry in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', number(time), 'L
   looked = looked + 1
   redis.call('ZADD', due, number(time + AGAIN), entry)
   local kind, id = string.match(entry, '^(%a+):(.*)$')
-  if kind == 'job' then attempt(expire_job, entry, id)
-  elseif kind == 'batch' then attempt(expire_batch, entry, id)
+  if kind == 'job' then expire_job(entry, id)
+  elseif kind == 'batch' then expire_batch(entry, id)
   else redis.call('ZREM', due, entry) end
 end
 return {started, looked >= MOST and 1 or 0}

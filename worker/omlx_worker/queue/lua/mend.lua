@@ -35,14 +35,14 @@ end
 local function mend_batch(run)
   local cancelling = redis.call('HGET', batch_key(run), 'state') == 'cancelling'
   local rows = redis.call('HRANDFIELD', running_key(run, queue), most)
-  for _, row in ipairs(rows) do attempt(mend_row, run, row, cancelling) end
+  for _, row in ipairs(rows) do mend_row(run, row, cancelling) end
   return #rows
 end
 
 local looked = 0
 local runs = redis.call('ZRANGE', BATCHES, first, first + most - 1)
 for i, run in ipairs(runs) do
-  looked = looked + 1 + (attempt(mend_batch, run) or 0)
+  looked = looked + 1 + (mend_batch(run) or 0)
   if looked >= most then return first + i end
 end
 return false

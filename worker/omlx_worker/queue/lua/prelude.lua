@@ -3,41 +3,6 @@
 --
 -- Scripts check first and remove last. Redis does not roll back a script that fails half way (out
 -- of memory, read only). So a job leaves one place only after it was written to the next.
---
--- Anybody can write a key of another type in the place of RQ's or ours. What meets it fails before it
--- has written anything, with a sentence that names the key, and waits until the key is gone. It is
--- one part of a script, see `attempt`: other jobs, queues and batches go on.
-
-local server = redis
-local redis = {pcall = server.pcall}
-
--- Run a command. Of a key of another type the error says which; Redis's does not.
-function redis.call(...)
-  local reply = server.pcall(...)
-  if type(reply) ~= 'table' or not reply.err then return reply end
-  local _, key = ...
-  if string.find(reply.err, 'WRONGTYPE', 1, true) then
-    local kind = server.call('TYPE', key).ok
-    reply = {err = 'WRONGTYPE the Redis key ' .. key .. ' is a ' .. kind
-      .. ', which it must not be; what needs it waits; delete it with DEL, or rename it'}
-  end
-  error(reply, 0)
-end
-
-local problems = {}
-
--- Do a part of a script. If it meets a key of another type, it returns nil and the answer says so.
-local function attempt(part, ...)
-  local ran, reply = pcall(part, ...)
-  if ran then return reply end
-  -- Some servers make a text of an error's table.
-  local problem = tostring(type(reply) == 'table' and reply.err or reply)
-  if string.sub(problem, 1, 9) ~= 'WRONGTYPE' then error(reply, 0) end
-  if not problems[problem] then
-    problems[problem] = true
-    problems[#problems + 1] = problem
-  end
-end
 
 local function job_key(job) return RQ .. 'job:' .. job end
 local function queue_key(queue) return RQ .. 'queue:' .. queue end
@@ -120,34 +85,6 @@ local function is_behind(stream, written)
   return tonumber(written) > 0 and tokens_in(stream) < tonumber(written)
 end
 
-local checked = {}
-
--- Fail if a key that each job of a queue needs until it ends is of another type.
-local function check_queue(queue)
-  if checked[queue] then return end
-  redis.call('LLEN', queue_key(queue))
-  for _, registry in ipairs({'wip:', 'finished:', 'failed:', 'scheduled:'}) do
-    redis.call('ZCARD', RQ .. registry .. queue)
-  end
-  checked[queue] = true
-end
-
--- Likewise for the keys of one job beside its hash. Returns the number of its dependents.
-local function check_job(job)
-  redis.call('ZCARD', executions_key(job))
-  redis.call('XLEN', RQ .. 'results:' .. job)
-  return redis.call('SCARD', job_key(job) .. ':dependents')
-end
-
--- Likewise for a row of a batch.
-local function check_batch(run, queue)
-  redis.call('HLEN', batch_key(run))
-  redis.call('HLEN', running_key(run, queue))
-  redis.call('HLEN', results_key(run))
-  redis.call('XLEN', batch_key(run) .. ':ended')
-  redis.call('ZCARD', BATCHES)
-end
-
 -- Write or renew the end of a lease, and more fields of the execution. RQ's clean-up, which even
 -- `rq info` runs, fails started jobs whose score has passed. So the score is `grace` seconds later,
 -- and sweep.lua subtracts them.
@@ -178,9 +115,6 @@ end
 
 -- Put a job back at the front of its queue, unless it was deleted or has ended.
 local function put_back(queue, job, execution)
-  redis.call('LLEN', queue_key(queue))
-  redis.call('ZCARD', started_key(queue))
-  redis.call('ZCARD', executions_key(job))
   local returned = status(job) == 'started'
   if returned then
     redis.call('LPUSH', queue_key(queue), job)
@@ -231,12 +165,9 @@ local function settle_row(queue, run, row, line, counts)
       or redis.call('HEXISTS', key, 'failed:expired') == 1 and 'expired' or 'done'
     local time = now()
     redis.call('HSET', key, 'state', state, 'ended_at', number(time))
-    -- For metrics; the batch has ended, whatever that key is.
-    attempt(function()
-      redis.call('ZADD', BATCHES .. ':ended', number(time), run)
-      redis.call('ZREMRANGEBYSCORE', BATCHES .. ':ended', '-inf', number(time - 604800))
-      redis.call('EXPIRE', BATCHES .. ':ended', 604800)
-    end)
+    redis.call('ZADD', BATCHES .. ':ended', number(time), run)
+    redis.call('ZREMRANGEBYSCORE', BATCHES .. ':ended', '-inf', number(time - 604800))
+    redis.call('EXPIRE', BATCHES .. ':ended', 604800)
   end
   local keep = redis.call('HGET', key, 'keep_seconds') or 604800
   for _, part in ipairs({'', ':results', ':rows', ':ended'}) do

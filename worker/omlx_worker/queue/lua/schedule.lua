@@ -26,13 +26,13 @@ end
 
 local function move_all(registry, latest)
   local jobs = redis.call('ZRANGEBYSCORE', registry, '-inf', latest, 'LIMIT', 0, most)
-  for _, job in ipairs(jobs) do attempt(move, registry, job) end
+  for _, job in ipairs(jobs) do move(registry, job) end
   looked = looked + #jobs
 end
 
 if redis.call('EXISTS', RQ .. 'scheduler-lock:' .. queue) == 0 then
-  attempt(move_all, RQ .. 'scheduled:' .. queue, number(time))
+  move_all(RQ .. 'scheduled:' .. queue, number(time))
 end
 -- RQ enqueues them after the transaction that made them ready, and may have been interrupted.
-attempt(move_all, RQ .. 'ready:' .. queue, '+inf')
+move_all(RQ .. 'ready:' .. queue, '+inf')
 return {moved, looked}

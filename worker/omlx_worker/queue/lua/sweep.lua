@@ -28,8 +28,6 @@ end
 table.sort(ours, function(a, b) return a[2] > b[2] end)
 for _, entry in ipairs(ours) do
   local job = entry[1]
-  local done = attempt(put_back_dead, queue, job, entry[2], ARGV[6] .. job)
-  if done then returned[#returned + 1] = job end
-  if done == nil then left = left + 1 end
+  if put_back_dead(queue, job, entry[2], ARGV[6] .. job) then returned[#returned + 1] = job end
 end
 return {returned, left, #expired}
