@@ -20,7 +20,6 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.keys import KeyFile
 from omlx_gateway.limits import Limits
 from omlx_gateway.routes import routes
-from omlx_gateway.senders import BodyDeadline
 from omlx_producer.connection import redis_url
 
 CLEAN_SECONDS = 600
@@ -44,12 +43,10 @@ def create_app(
     Raises:
         InvalidRequest: if it is not the URL of a Redis server.
     """
-    limits = limits or Limits()
-    gateway = Gateway.connect(redis_url(url), files_dir, limits)
+    gateway = Gateway.connect(redis_url(url), files_dir, limits or Limits())
     middleware = [
         Middleware(ErrorAnswers),
         Middleware(SiteCheck, hosts) if keys is None else Middleware(KeyCheck, keys),
-        Middleware(BodyDeadline, limits.patience),
     ]
 
     @asynccontextmanager

@@ -12,13 +12,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from omlx_gateway.keys import KeyFile, KeyFileError, add_key, read_keys
-from omlx_gateway.limits import (
-    MAX_BODY_BYTES,
-    MAX_CONNECTIONS,
-    MAX_QUEUED,
-    PATIENCE_SECONDS,
-    Limits,
-)
+from omlx_gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, Limits
 from omlx_producer import connection
 from omlx_producer.cli.common import INVALID, UNREACHABLE, fail, port_error, say
 from omlx_producer.cli.program import Program
@@ -74,20 +68,6 @@ _file_option = click.option(
     help="A folder of uploads, which gateways share; else Redis.",
 )
 @click.option(
-    "--max-connections",
-    default=MAX_CONNECTIONS,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Open connections; then 503.",
-)
-@click.option(
-    "--patience",
-    default=PATIENCE_SECONDS,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds for a client that sends or reads nothing.",
-)
-@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
     help="Serve metrics for Prometheus there; 0: any.",
@@ -110,8 +90,6 @@ def main(
     max_queued: int,
     max_body: int,
     files_dir: Path | None,
-    max_connections: int,
-    patience: float,
     metrics_port: int | None,
     metrics_host: str,
 ) -> None:
@@ -121,8 +99,7 @@ def main(
     try:
         from omlx_gateway.app import create_app
         from omlx_gateway.metrics import MeasuredApp, serve_metrics
-        from omlx_gateway.open_files import FILES_PER_CONNECTION, allow_files, backlog_of
-        from omlx_gateway.server import listen, make_server
+        from omlx_gateway.server import allow_open_files, listen, make_server
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"{error.name} is missing; install it with pip install 'omlx-queue[gateway]'"
@@ -132,16 +109,8 @@ def main(
             f"--host: got {host!r}, which other machines reach, and there are no keys; "
             "give --api-keys FILE, or 127.0.0.1"
         )
-    files = allow_files(max_connections)
-    if (allowed := files // FILES_PER_CONNECTION) < max_connections:
-        click.echo(
-            f"--max-connections: got {max_connections}, and this system allows {files} open files, "
-            f"enough for {allowed}; raise its hard limit (ulimit -Hn) for more",
-            err=True,
-        )
-    limits = Limits(
-        max_body, max_queued, connections=min(allowed, max_connections), patience=patience
-    )
+    allow_open_files()
+    limits = Limits(max_body, max_queued)
     try:
         url = connection.redis_url(redis_url)
         keys = KeyFile(api_keys) if api_keys else None
@@ -164,9 +133,8 @@ def main(
             fail(INVALID, port_error(f"--host {host} --port {port}", error))
         page = f"http://{_in_url(host)}:{sockets[0].getsockname()[1]}/"
         say(f"ready at {page}v1, with a page at {page}")
-        server = make_server(app, limits, backlog=backlog_of(files))
         with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets)
+            make_server(app).run(sockets)
 
 
 @main.group()

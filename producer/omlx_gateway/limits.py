@@ -10,10 +10,6 @@ SMALL_BODY_BYTES = 64 * 2**10
 MAX_QUEUED = 10_000
 MAX_FILE_BYTES = 200 * 2**20
 MAX_REDIS_FILE_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 1024
-PATIENCE_SECONDS = 60.0
-SLOWEST_BYTES = 16 * 2**10
-"""A second, of a body that is longer than the patience."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +20,11 @@ class Limits:
         body_bytes: of a request, at most.
         queued: jobs that wait for a model, at most; further requests are told to come again.
         file_bytes: of an upload, at most.
-        connections: that are open at the same time.
-        patience: seconds for a client that sends nothing of a body, or reads nothing.
     """
 
     body_bytes: int = MAX_BODY_BYTES
     queued: int = MAX_QUEUED
     file_bytes: int = MAX_FILE_BYTES
-    connections: int = MAX_CONNECTIONS
-    patience: float = PATIENCE_SECONDS
 
     @property
     def held_bytes(self) -> int:

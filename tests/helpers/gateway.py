@@ -39,12 +39,8 @@ def running_gateway(
     """
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    # So that a client who does not read is noticed soon.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 2**10)
-    limits = limits or Limits()
     server = make_server(
         app or create_app(redis_url, limits, files_dir, keys, hosts),
-        limits,
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
@@ -69,11 +65,12 @@ def gateway_process(
     """A gateway as a process of its own, killed when the block ends.
 
     Args:
-        files: that it may open, at most.
+        files: that it may open, until it allows itself more.
     """
     code = "from omlx_gateway.cli import main; main()"
     if files is not None:
-        limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files // 2}, {files}))"
+        hard = "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
+        limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {hard}))"
         code = f"import resource; {limit}; {code}"
     arguments = ["--port", str(port), "--redis-url", url, *options]
     process = subprocess.Popen(

@@ -30,11 +30,10 @@ from tests.system.gateway.attacks import BODY_LIMIT, INJECTED, KEY_MARK, Attack,
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 WARM_UP, REQUESTS, THREADS = 300, 1000, 16
-PATIENCE, ANSWER_SECONDS = 1.0, 60.0
-CONNECTIONS = 64
+ANSWER_SECONDS = 10.0
 MEMORY_GROWTH = 32 * 2**20
+NO_HTTP = (400, b"Invalid HTTP request received.")
 SECRET = "what no request may read"
-DOCUMENTED_503 = {"too_many_connections", "redis_unavailable"}
 # RQ's lists and registries, and the models that workers announced: they never expire.
 PERMANENT = re.compile(r"rq:(queues|workers.*|(finished|failed|canceled):.*)|omlx:models")
 
@@ -71,8 +70,6 @@ class Attacker:
             received = Received(self._exchange(data, attack.manner))
             for answer in received.answers("HEAD" if data.startswith(b"HEAD ") else "GET"):
                 problem = problem or problem_of(*answer)
-        except TimeoutError:
-            problem = f"is neither answered nor hung up after {ANSWER_SECONDS:g} s"
         except HTTPException as error:
             problem = f"{error!r}: {received.getvalue()[:300]!r}"
         if problem:
@@ -95,19 +92,17 @@ class Attacker:
             with contextlib.suppress(ConnectionError):
                 for piece in pieces:
                     client.sendall(piece)
-                    time.sleep(PATIENCE / 10 if manner is Manner.DRIP else 0)
-            if manner in (Manner.LEAVE, Manner.DEAF):
+                    time.sleep(0.1 if manner is Manner.DRIP else 0)
+            if manner in (Manner.LEAVE, Manner.DEAF, Manner.STOP):
                 time.sleep(0.5 if manner is Manner.DEAF else 0.05)
                 return b""
             if b"\r\n\r\n" not in b"".join(pieces):
-                # Half of the headers is no request, and waits until others need its connection.
+                # Half of the headers is no request, and waits for the rest.
                 return b""
-            until = time.monotonic() + ANSWER_SECONDS
-            while part := client.recv(65_536):
-                received += part
-                # Comments in a stream that waits do not count.
-                if time.monotonic() > until:
-                    raise TimeoutError
+            # A body that is not whole is waited for.
+            with contextlib.suppress(TimeoutError):
+                while part := client.recv(65_536):
+                    received += part
         return received
 
 
@@ -118,7 +113,7 @@ def problem_of(status: int, headers: dict[str, str], body: bytes) -> str:
         return f"tells a secret: {shown}"
     if INJECTED in headers:
         return f"has a header of the request's making: {shown}"
-    if status < 400 or not body:
+    if status < 400 or not body or (status, body) == NO_HTTP:
         return "" if status < 500 else shown
     try:
         error = json.loads(body)["error"]
@@ -127,7 +122,7 @@ def problem_of(status: int, headers: dict[str, str], body: bytes) -> str:
         return f"is no error of OpenAI's: {shown}"
     if names != {"message", "type", "param", "code"} or "Traceback" in error["message"]:
         return f"is no error of OpenAI's: {shown}"
-    if status >= 500 and not (status == 503 and error["code"] in DOCUMENTED_503):
+    if status >= 500 and not (status == 503 and error["code"] == "redis_unavailable"):
         return f"is the gateway's fault: {shown}"
     return ""
 
@@ -158,7 +153,6 @@ def test_hostile_requests_are_refused_and_leave_nothing(
     key = add_key(keys, "eve")
     random = Random(request.config.getoption("--chaos-seed"))
     options = [f"--files-dir={folder}", f"--api-keys={keys}", f"--max-body={BODY_LIMIT}"]
-    options += [f"--max-connections={CONNECTIONS}", f"--patience={PATIENCE}"]
     attacker = Attacker(port, key)
     with (
         worker_process(redis_url, max_rows=32, step_seconds=0.001) as worker,
@@ -189,8 +183,3 @@ def test_hostile_requests_are_refused_and_leave_nothing(
         assert list(folder.iterdir()) == []
         assert clients_after <= clients + THREADS
         assert memory_after - memory < MEMORY_GROWTH
-        # No connection still counts that nobody has.
-        with contextlib.ExitStack() as stack:
-            for _ in range(CONNECTIONS - 8):
-                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            assert honest_chat(client)
