@@ -30,7 +30,7 @@ from omlx_gateway.gateway import Gateway
 from omlx_gateway.outputs import output_ids
 from omlx_gateway.pages import page_of
 from omlx_producer.bulk.batch import Batch, BatchState
-from omlx_producer.errors import InvalidRequest, JobCancelled, describe
+from omlx_producer.errors import InvalidRequest, JobCancelled, MalformedResult, describe
 from omlx_producer.wire import GenerationRequest
 
 BATCHES_KEY = "omlx:http_batches"
@@ -104,7 +104,20 @@ def find(connection: Redis, batch_id: str, owner: str | None) -> tuple[Batch, di
 
 
 def _document(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
-    """A batch in OpenAI's form."""
+    """A batch in OpenAI's form; one that cannot be read has failed."""
+    try:
+        return _read(batch, found)
+    except (KeyError, ValueError, MalformedResult) as error:
+        errors = [batch_error("broken", f"its record in Redis cannot be read: {error}")]
+        return {
+            "id": f"batch_{batch.run}",
+            "object": "batch",
+            "status": "failed",
+            "errors": {"object": "list", "data": errors},
+        }
+
+
+def _read(batch: Batch, found: dict[str, str]) -> dict[str, Any]:
     state = BatchState.of(batch.id, found)
     status = _STATUSES.get(state.state, state.state)
     times = dict[str, int | None].fromkeys(_TIMES)

@@ -48,7 +48,7 @@ class OutputFile:
         Raises:
             UnknownJob: if the batch has expired, or the file was deleted.
         """
-        state = self.batch.read()
+        state = self.batch.look()
         names = ("owner", f"{self._kind}_bytes", f"{self._kind}_deleted")
         stored: Any = self.batch.connection.hmget(self.batch.key, names)
         owner, size, deleted = (each and str_if_bytes(each) for each in stored)
@@ -69,10 +69,13 @@ class OutputFile:
         """Its lines, in the order of the input.
 
         Raises:
-            UnknownJob: at once, if the batch has expired.
+            UnknownJob: at once if the batch has expired or results of it are missing; after the
+                last line if some went meanwhile.
         """
-        rows = self.batch.read().rows
-        return (line for line in self.batch.results(rows) if is_error(line) == self.errors)
+        state = self.batch.read()
+        if self.batch.connection.hlen(self.batch.results_key) < state.ok + state.failed:
+            raise UnknownJob(f"results of {self.batch.id} were deleted, or have expired")
+        return (line for line in self.batch.results(state) if is_error(line) == self.errors)
 
     def delete(self) -> None:
         """Forget the file. Its lines expire with the batch."""

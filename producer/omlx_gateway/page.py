@@ -93,7 +93,7 @@ def read_latest_batches(connection: redis.Redis) -> list[dict[str, Any]]:
     for run in list(dict.fromkeys(map(str_if_bytes, runs)))[:BATCHES_SHOWN]:
         # It may expire meanwhile.
         with contextlib.suppress(UnknownJob):
-            state = Batch(connection, f"batch-{run}").read()
+            state = Batch(connection, f"batch-{run}").look()
             told = state.as_dict()
             found.append({**{name: told[name] for name in _BATCH_FIELDS}, "models": state.models})
     return found

@@ -9,7 +9,7 @@
   · JobError              the job is over and has no result
     · JobFailed
     · JobCancelled
-    · MalformedResult     its result in Redis is not that of a generation job
+    · MalformedResult     its result in Redis is not that of a generation job; or a batch is broken
   · JobTimeout            also a TimeoutError: the wait ended, the job goes on
 
 Errors of Redis itself stay redis-py's ``redis.exceptions.RedisError``.
@@ -164,6 +164,8 @@ class JobCancelled(JobError):
 
 class MalformedResult(JobError):
     """The job finished, but its result is not a response body; the message says what is wrong.
+
+    Or a batch has a field in Redis that cannot be read.
 
     >>> job = producer.submit(prompt="def f(x):")
     >>> try:

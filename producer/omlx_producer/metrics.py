@@ -27,7 +27,7 @@ from omlx_producer.client.models import read_models
 from omlx_producer.client.waiting import date_seconds, queued_models, read_waiting
 from omlx_producer.client.workers import living, server_time, workers_key
 from omlx_producer.connection import connect
-from omlx_producer.errors import OmlxQueueError, UnknownJob
+from omlx_producer.errors import MalformedResult, OmlxQueueError, UnknownJob
 from omlx_producer.wire import PRIORITIES, read_queue_name
 
 STATUSES = {"done": "completed", "expired": "expired", "cancelled": "cancelled"}
@@ -164,7 +164,7 @@ class QueueCollector(Collector):
     def _state(self, run: bytes) -> BatchState | None:
         """The state of a batch; None if it has gone or is broken."""
         batch = Batch.of_run(self._connection, str_if_bytes(run))
-        with contextlib.suppress(UnknownJob, KeyError, ValueError):
+        with contextlib.suppress(UnknownJob, MalformedResult):
             return batch.read()
         return None
 

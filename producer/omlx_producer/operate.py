@@ -210,7 +210,7 @@ def read_batches(connection: redis.Redis) -> list[ListedBatch]:
         batch = Batch(connection, f"batch-{run}")
         # It may expire meanwhile.
         with contextlib.suppress(UnknownJob):
-            state = batch.read()
+            state = batch.look()
             batches.append(
                 ListedBatch(state, max(0.0, now - state.created_at), _size(batch, state))
             )
@@ -331,7 +331,7 @@ def delete_by_id(connection: redis.Redis, job_id: str) -> None:
 
 
 def _delete_batch(batch: Batch) -> None:
-    state = batch.read()
+    state = batch.look()
     # Its running rows stop at once, not when their worker renews its leases.
     batch.cancel()
     keys = [batch.key, batch.results_key, BATCHES_KEY]

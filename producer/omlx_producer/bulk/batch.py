@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import threading
 import zlib
@@ -41,7 +42,7 @@ from omlx_producer.bulk.runfile import new_run_id
 from omlx_producer.client.cancel import STOP_FIELD
 from omlx_producer.client.enqueue import JOB_SECONDS
 from omlx_producer.client.workers import server_time
-from omlx_producer.errors import JobCancelled, UnknownJob
+from omlx_producer.errors import JobCancelled, MalformedResult, UnknownJob
 from omlx_producer.wire import (
     EXPIRING_KEY,
     WIRE_FIELD,
@@ -225,7 +226,8 @@ class BatchState:
 
     Attributes:
         state: uploading, open, cancelling, cancelled, expired or done; of a run also idle, while
-            no row of it is in Redis; of one over HTTP also failed, if its input is wrong.
+            no row of it is in Redis; of one over HTTP also failed, if its input is wrong;
+            in a list also broken, if its hash cannot be read.
         failures: failed rows by code.
         left: rows without a result; 0 while it is uploaded.
         queues: of its rows.
@@ -272,28 +274,41 @@ class BatchState:
         """Read the fields of its hash in Redis.
 
         Raises:
-            KeyError, ValueError: if a field is missing or broken.
+            MalformedResult: if a field is missing or broken.
         """
 
-        def number(name: str) -> int:
-            return int(found.get(name, 0))
+        def number(name: str, usual: str = "0") -> float:
+            text = found.get(name, usual)
+            with contextlib.suppress(ValueError):
+                if math.isfinite(value := float(text)):
+                    return value
+            raise MalformedResult(
+                batch_id,
+                f"{batch_id}: {name}: got {text!r:.60} in Redis; set a number, or delete the batch",
+            )
+
+        def count(name: str) -> int:
+            return int(number(name))
+
+        def moment(name: str) -> float | None:
+            return number(name) if name in found else None
 
         return cls(
             id=batch_id,
-            state="idle" if "home" in found and number("left") <= 0 else found["state"],
-            rows=number("rows"),
-            ok=number("ok"),
+            state="idle" if "home" in found and count("left") <= 0 else found.get("state", ""),
+            rows=count("rows"),
+            ok=count("ok"),
             failures={
-                name.removeprefix("failed:"): int(value)
-                for name, value in sorted(found.items())
+                name.removeprefix("failed:"): count(name)
+                for name in sorted(found)
                 if name.startswith("failed:")
             },
-            left=number("left"),
-            usage=RowUsage(*(number(each.name) for each in fields(RowUsage))),
+            left=count("left"),
+            usage=RowUsage(*(count(each.name) for each in fields(RowUsage))),
             queues=tuple(found.get("queues", "").split()),
-            created_at=float(found["created_at"]),
-            ended_at=float(found["ended_at"]) if "ended_at" in found else None,
-            fetched_at=float(found["fetched_at"]) if "fetched_at" in found else None,
+            created_at=number("created_at", ""),
+            ended_at=moment("ended_at"),
+            fetched_at=moment("fetched_at"),
             fetched_to=found.get("fetched_to", ""),
         )
 
@@ -586,19 +601,39 @@ class Batch:
                 pipe.xdel(self.ended_key, *ids)
             pipe.execute()
 
-    def results(self, rows: int) -> Iterator[bytes]:
-        """The output lines so far, in the order of the input."""
-        for start in range(1, rows + 1, ROWS_AT_ONCE):
-            numbers = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, rows + 1))]
+    def results(self, state: BatchState) -> Iterator[bytes]:
+        """The output lines so far, in the order of the input.
+
+        Args:
+            state: of the batch, read before.
+
+        Raises, after the last line:
+            UnknownJob: if some of the rows that have ended by then have no line.
+        """
+        missing = state.ok + state.failed
+        for start in range(1, state.rows + 1, ROWS_AT_ONCE):
+            numbers = [str(n) for n in range(start, min(start + ROWS_AT_ONCE, state.rows + 1))]
             packed: Any = self.connection.hmget(self.results_key, numbers)
-            yield from (_line(line) for line in packed if line is not None)
+            lines = [_line(line) for line in packed if line is not None]
+            missing -= len(lines)
+            yield from lines
+        if missing > 0:
+            raise UnknownJob(
+                f"{self.id}: {missing} of {state.ok + state.failed} results are not in Redis any "
+                f"more: they were fetched meanwhile, have expired or were deleted; see: "
+                f"omlx-submit status {self.id}"
+            )
 
     def drop_results(self, fetched_to: str) -> None:
         """Drop the results of a batch that is over and whose results are durable elsewhere.
 
+        Those of a batch over HTTP stay until they expire, for the client who made it.
+
         Args:
             fetched_to: where they are, for whoever asks for them again.
         """
+        if self.connection.hexists(self.key, "input_file_id"):
+            return
         fetched: dict[Any, Any] = {"fetched_at": server_time(self.connection)}
         fetched["fetched_to"] = fetched_to
         with self.connection.pipeline() as pipe:
@@ -611,6 +646,7 @@ class Batch:
 
         Raises:
             UnknownJob: if it does not exist.
+            MalformedResult: if a field of its hash is missing or broken.
         """
         raw: Any = self.connection.hgetall(self.key) if is_batch_id(self.id) else {}
         found = {str_if_bytes(name): str_if_bytes(value) for name, value in raw.items()}
@@ -618,13 +654,26 @@ class Batch:
             raise UnknownJob(f"no batch has the id {self.id!r}: check the id, or it has expired")
         return BatchState.of(self.id, found)
 
+    def look(self) -> BatchState:
+        """The state of the batch, for a list; that of a broken one is ``broken``.
+
+        Raises:
+            UnknownJob: if it does not exist.
+        """
+        try:
+            return self.read()
+        except MalformedResult:
+            queues = str_if_bytes(self.connection.hget(self.key, "queues") or "")
+            now = str(server_time(self.connection))
+            return BatchState.of(self.id, {"state": "broken", "created_at": now, "queues": queues})
+
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
 
         The batch is over when its last running row has ended; one that is uploaded is at once.
         Returns False if it is over already.
         """
-        state = self.read()
+        state = self.look()
         keys = [self.key, BATCHES_KEY]
         for queue in state.queues:
             keys += [self.waiting_key(queue), open_key(queue), self.running_key(queue)]

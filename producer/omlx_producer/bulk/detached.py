@@ -70,10 +70,11 @@ class BatchHandle:
 
         Raises:
             InvalidRequest: if they have left Redis for a file.
+            UnknownJob: after the last one, if some are missing in Redis.
         """
         state = self.status()
         require_in_redis(state)
-        for line in self._batch.results(state.rows):
+        for line in self._batch.results(state):
             yield BulkResult.of(json.loads(line))
 
     def download(
@@ -81,32 +82,38 @@ class BatchHandle:
         out: Path | str,
         *,
         keep: bool = False,
+        partial: bool = False,
         with_body: bool = False,
         csv_safe: bool = True,
         response_format: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the results so far into files, as ``omlx-submit results -o`` does.
+        """Write the results of a batch that is over into files, as ``omlx-submit results -o`` does.
 
-        Those of a batch that is over leave Redis then. A second call for the same file changes
-        nothing.
+        They leave Redis then. A second call for the same file changes nothing.
 
         Args:
             out: a name in ``.jsonl``, ``.csv`` or ``.parquet``.
             keep: leave the results in Redis, too.
+            partial: write the results so far of one that is not over, and keep them.
             with_body: add the whole response to a table.
             csv_safe: put ``'`` before cells of a CSV that look like formulas.
             response_format: a table gets a column for each of its properties.
 
         Raises:
-            InvalidRequest: if the file holds something else, or the results have left Redis for
-                another one.
+            InvalidRequest: if the file has another suffix or holds something else, or the results
+                have left Redis for another one.
+            JobTimeout: if the batch is not over.
+            UnknownJob: if results are missing in Redis; nothing is written then.
             OSError: if a file cannot be written.
         """
-        path = real_path(Path(out))
-        if not was_fetched(self.status(), path):
-            require_free(path, self._batch)
-            form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
-            fetch(self._batch, self.status(), path, form, keep=keep)
+        path, state = real_path(Path(out)), self.status()
+        if was_fetched(state, path):
+            return
+        if not (state.over or partial):
+            raise JobTimeout(f"{self.id} is not over; wait for it, or give partial=True")
+        require_free(path, self._batch)
+        form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)
+        fetch(self._batch, state, path, form, keep=keep)
 
     def cancel(self) -> bool:
         """Drop the rows that wait, and stop those that run. Results so far are kept.
@@ -184,7 +191,7 @@ def require_free(output: Path, batch: Batch) -> None:
         raise InvalidRequest(f"output: {output} belongs to an omlx-submit run; give another")
     require_output(output)
     require_own_table(output)
-    require_batch_output(output, batch.run, batch.results(batch.read().rows))
+    require_batch_output(output, batch.run, batch.results(batch.read()))
 
 
 def fetch(
@@ -194,8 +201,11 @@ def fetch(
 
     Returns:
         How many rows are in each file.
+
+    Raises:
+        UnknownJob: if some are missing in Redis. Files and results are as they were.
     """
-    files = write_results(batch.results(state.rows), output, form)
+    files = write_results(batch.results(state), output, form)
     if state.over and not keep:
         batch.drop_results(place_of(output))
     return files

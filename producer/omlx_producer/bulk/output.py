@@ -24,6 +24,8 @@ from omlx_producer.errors import InvalidRequest
 from omlx_producer.terminal import counted, write
 from omlx_producer.wire import Constraint, row_job_id
 
+OUTPUT_SUFFIXES = (".jsonl", ".csv", ".parquet")
+
 
 def real_path(output: Path) -> Path:
     """The file that a link names, so that the files beside it are found by every name.
@@ -49,6 +51,10 @@ def require_output(output: Path) -> None:
     Raises:
         InvalidRequest: with the remedy.
     """
+    if output.suffix.lower() not in OUTPUT_SUFFIXES:
+        raise InvalidRequest(
+            f"output: got {str(output)!r}; give a file whose name ends in .jsonl, .csv or .parquet"
+        )
     if output.suffix.lower() == ".parquet":
         import_pyarrow()
     if not output.parent.is_dir():

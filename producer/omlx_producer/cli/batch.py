@@ -75,7 +75,7 @@ def results(
                 require_free(output, batch)
             state = follow(batch, "auto") if wait else batch.read()
             if output is None:
-                for line in batch.results(state.rows):
+                for line in batch.results(state):
                     write(line.decode("utf-8", "replace"))
             else:
                 form = TableForm(with_body, properties_of(response_format), csv_safe=csv_safe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 JOB_ENDED_BADLY, INVALID, UNREACHABLE, NOT_ENDED = 1, 2, 3, 4
 INTERRUPTED, BROKEN_PIPE = 130, 141
-OUTPUT_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 class SectionedCommand(click.Command):
@@ -60,22 +58,11 @@ job_argument = click.argument("job_id")
 json_option = option("--json", "as_json", section="Output", is_flag=True, help="Print JSON.")
 
 
-def _require_suffix(
-    _context: click.Context, _parameter: click.Parameter, path: Path | None
-) -> Path | None:
-    if path is not None and not os.path.realpath(path).lower().endswith(OUTPUT_SUFFIXES):
-        raise click.BadParameter(
-            f"got {str(path)!r}; give a file whose name ends in .jsonl, .csv or .parquet"
-        )
-    return path
-
-
 output_option = option(
     "-o",
     "--output",
     section="Output",
     type=click.Path(dir_okay=False, path_type=Path),
-    callback=_require_suffix,
     help="Results (.jsonl, .csv, .parquet); errors beside them.",
 )
 with_body_option = option(

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from omlx_producer.bulk.batch import is_batch_id
+from omlx_producer.bulk.output import OUTPUT_SUFFIXES
 from omlx_producer.cli.batch import watch_batch
 from omlx_producer.cli.common import (
     INVALID,
-    OUTPUT_SUFFIXES,
     SectionedCommand,
     fail,
     job_argument,

@@ -17,7 +17,9 @@ from openai import OpenAI
 from openai.types import Batch
 from redis import Redis
 
+from omlx_gateway import outputs
 from omlx_gateway.limits import Limits
+from omlx_producer import Producer
 from omlx_producer.bulk import batch as queue_batch
 from tests.helpers.gateway import running_gateway
 from tests.helpers.workers import ALIAS, running_worker, wait_for
@@ -231,6 +233,53 @@ def test_rows_that_wait_too_long_expire_into_the_error_file(
     assert [each["custom_id"] for each in errors] == ["a", "b"]
     assert {each["error"]["code"] for each in errors} == {"expired"}
     assert [each["custom_id"] for each in content(client, expired.output_file_id)] == ["c"]
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_output_that_cannot_be_completed_breaks_off(
+    client: OpenAI, connection: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_batch, "ROWS_AT_ONCE", 2)
+    done = until(client, begin(client, *(line(f"r{n}") for n in range(9))), "completed")
+    output = client.files.retrieve(done.output_file_id or "").id
+    results = done.id.replace("batch_", "omlx:batch:") + ":results"
+    is_error = outputs.is_error
+
+    def expiring(line: bytes) -> bool:
+        connection.delete(results)
+        return is_error(line)
+
+    monkeypatch.setattr(outputs, "is_error", expiring)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.get(f"{client.base_url}files/{output}/content")
+    with pytest.raises(openai.NotFoundError, match="were deleted, or have expired"):
+        client.files.content(output)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_batch_that_an_operator_fetches_stays_readable_to_its_client(
+    client: OpenAI, redis_url: str, tmp_path: Path
+) -> None:
+    done = until(client, begin(client, line("a"), line("b")), "completed")
+    with Producer(redis_url) as producer:
+        batch = producer.find_batch(done.id.replace("_", "-"))
+        batch.download(tmp_path / "out.jsonl")
+        assert len(list(batch.results())) == 2
+    assert len(content(client, done.output_file_id)) == 2
+
+
+@pytest.mark.usefixtures("known_model")
+def test_a_batch_with_a_broken_field_is_told_and_holds_up_no_others(
+    client: OpenAI, connection: Redis
+) -> None:
+    good, broken = begin(client, line("a")), begin(client, line("b"))
+    connection.hset(broken.id.replace("batch_", "omlx:batch:"), "rows", "many")
+    listed = {each.id: each for each in client.batches.list()}
+    assert listed[good.id].status == "in_progress"
+    assert listed[broken.id].status == "failed"
+    assert "rows: got 'many'" in str(listed[broken.id].errors)
+    page = httpx2.get(f"{str(client.base_url).removesuffix('/v1/')}/status").json()
+    assert {each["state"] for each in page["batches"]} == {"open", "broken"}
 
 
 @pytest.mark.usefixtures("known_model")

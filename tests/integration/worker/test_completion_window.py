@@ -82,7 +82,7 @@ def test_rows_that_nobody_serves_expire_and_end_their_batch(connection: Redis) -
     state = batch.read()
     assert (state.state, state.failures, state.left) == ("expired", {"expired": 250}, 0)
     assert state.over
-    errors = [json.loads(line) for line in batch.results(250)]
+    errors = [json.loads(line) for line in batch.results(batch.read())]
     assert [error["custom_id"] for error in errors] == [f"r{n}" for n in range(250)]
     assert all(EXPIRED in error["error"]["message"] for error in errors)
     assert connection.zcard(BATCHES_KEY) == 0

@@ -95,7 +95,7 @@ class DetachedBatch(BulkRows):
     def check(self, connection: Redis) -> list[str]:
         batch = Batch(connection, self._id)
         state = batch.read()
-        found = self.problems("batch", [json.loads(line) for line in batch.results(state.rows)])
+        found = self.problems("batch", [json.loads(line) for line in batch.results(state)])
         if (state.state, state.ok) != ("done", len(self.texts)):
             found.append(f"batch: is {state.state} with {state.ok} of {len(self.texts)} rows")
         return found

@@ -41,7 +41,7 @@ def batch_of(connection: redis.Redis, count: int, **fields: Any) -> Batch:
 
 
 def custom_ids(batch: Batch) -> list[str]:
-    return [json.loads(line)["custom_id"] for line in batch.results(batch.read().rows)]
+    return [json.loads(line)["custom_id"] for line in batch.results(batch.read())]
 
 
 def test_workers_alone_bring_a_batch_to_its_end(redis_url: str, connection: redis.Redis) -> None:
@@ -115,7 +115,9 @@ def test_a_failed_row_has_its_code_and_sentence_and_the_others_run(
     run_burst(redis_url)
     state = batch.read()
     assert (state.state, state.ok, state.failures) == ("done", 2, {"invalid_request": 1})
-    [line] = [json.loads(line) for line in batch.results(3) if b'"response": null' in line]
+    [line] = [
+        json.loads(line) for line in batch.results(batch.read()) if b'"response": null' in line
+    ]
     assert line["custom_id"] == "r1"
     assert "tokens; at most" in line["error"]["message"]
 
@@ -127,7 +129,7 @@ def test_a_commit_that_is_repeated_counts_its_row_once(connection: redis.Redis) 
         commit(leases, claimed, done(claimed.id))
     state = batch.read()
     assert (state.ok + state.failed, state.left, state.state) == (1, 1, "open")
-    assert len(list(batch.results(2))) == 1
+    assert len(list(batch.results(batch.read()))) == 1
 
 
 def test_a_row_of_a_dead_worker_goes_on_and_ends_once(
@@ -165,7 +167,9 @@ def test_a_row_whose_job_is_cancelled_by_hand_fails_and_the_batch_ends(
         wait_for(lambda: batch.read().over)
     state = batch.read()
     assert (state.ok, state.failures) == (1, {"cancelled": 1})
-    [line] = [json.loads(line) for line in batch.results(2) if b'"response": null' in line]
+    [line] = [
+        json.loads(line) for line in batch.results(batch.read()) if b'"response": null' in line
+    ]
     assert line["error"]["code"] == "cancelled"
     assert line["custom_id"] == claimed.row.custom_id
 

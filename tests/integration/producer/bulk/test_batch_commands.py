@@ -129,6 +129,49 @@ def test_results_leave_redis_once_they_are_in_a_file(
     assert "fetched_to" in run("status", batch.id).stdout
 
 
+def test_results_of_which_some_are_missing_are_not_written_nor_dropped(
+    run: Run, connection: redis.Redis, tmp_path: Path
+) -> None:
+    batch, output = batch_of(connection, 3), tmp_path / "out.jsonl"
+    settle(batch, body())
+    connection.hdel(batch.results_key, "2")
+    fetched = run("results", batch.id, "-o", str(output))
+    assert fetched.exit_code == 2
+    assert "1 of 3 results are not in Redis any more" in fetched.stderr
+    assert not output.exists()
+    assert connection.hlen(batch.results_key) == 2
+    assert batch.read().fetched_to == ""
+    shown = run("results", batch.id)
+    assert (shown.exit_code, len(shown.stdout.splitlines())) == (2, 2)
+
+
+def test_results_that_another_command_fetches_meanwhile_are_told(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omlx_producer.bulk.batch.ROWS_AT_ONCE", 2)
+    batch = batch_of(connection, 5)
+    settle(batch, body())
+    lines = batch.results(batch.read())
+    next(lines)
+    batch.drop_results("another")
+    with pytest.raises(UnknownJob, match="3 of 5 results are not in Redis any more: they were"):
+        list(lines)
+
+
+def test_a_batch_with_a_broken_field_is_told_and_holds_up_no_others(
+    connection: redis.Redis, run: Run
+) -> None:
+    broken, good = batch_of(connection, 2), batch_of(connection, 2)
+    connection.hset(broken.key, "rows", "many")
+    listed = map(json.loads, run("batches", "--json").stdout.splitlines())
+    assert {each["id"]: each["state"] for each in listed} == {broken.id: "broken", good.id: "open"}
+    told = run("status", broken.id)
+    assert told.exit_code != 0
+    assert "rows: got 'many' in Redis; set a number, or delete the batch" in told.stderr
+    assert run("delete", broken.id).exit_code == 0
+    assert not connection.keys(f"{broken.key}*")
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_results_of_another_batch_are_not_replaced(
     connection: redis.Redis, run: Run, tmp_path: Path, name: str

@@ -310,6 +310,11 @@ def test_a_batch_is_left_to_the_workers(redis_url: str, producer: Producer, tmp_
     assert (batch.status().state, batch.status().rows) == ("open", 21)
     with pytest.raises(JobTimeout, match=f"{batch.id} did not end within 0.1 s"):
         batch.wait(timeout=0.1)
+    with pytest.raises(JobTimeout, match="is not over; wait for it, or give partial=True"):
+        batch.download(tmp_path / "out.jsonl")
+    batch.download(tmp_path / "out.jsonl", partial=True)
+    with pytest.raises(InvalidRequest, match=r"give a file whose name ends in \.jsonl, \.csv or"):
+        batch.download(tmp_path / "out.txt", partial=True)
     run_burst(redis_url)
     told: list[tuple[int, int | None]] = []
     state = producer.find_batch(batch.id).wait(progress=lambda *counts: told.append(counts))

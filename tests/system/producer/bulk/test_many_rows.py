@@ -153,7 +153,7 @@ def test_a_detached_batch_needs_workers_alone_for_2000_results_each_once(
         assert (state.state, state.ok, state.failed) == ("done", ROWS, 0)
         assert jobs_in_redis(connection) == 0
         assert crew.killed > 2
-        check([json.loads(line) for line in batch.results(ROWS)])
+        check([json.loads(line) for line in batch.results(batch.read())])
 
 
 OTHER, ASLEEP = "other", "asleep"
@@ -214,7 +214,7 @@ def test_two_batches_share_a_worker_and_a_model_that_nobody_serves_holds_up_no_o
         assert (state.state, state.failed, state.left) == ("open", 0, 100)
         assert connection.llen(file.waiting_key(queue_name(ASLEEP, "bulk"))) == 100
         ended = Counter(
-            json.loads(line)["custom_id"].split()[0] for line in file.results(len(rows))
+            json.loads(line)["custom_id"].split()[0] for line in file.results(file.read())
         )
         assert ended == {ALIAS: 100, OTHER: 100}
 
